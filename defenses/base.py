@@ -1,0 +1,216 @@
+"""What a defense is: hooks around one client's local training and its upload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+from torch import Generator, Tensor, nn
+from torch.func import functional_call, grad
+
+Update = dict[str, Tensor]
+"""What a client uploads: one tensor per parameter, by the parameter's name."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Mean loss of a batch of model outputs against its targets."""
+
+
+class Batch(NamedTuple):
+    """Private examples and their labels, stacked along the first axis."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often a defense is applied to one client's records, for privacy accounting.
+
+    Attributes:
+        steps: Local steps (gradients) in which the client takes part, over all rounds.
+        sample_rate: Probability that one record is in a step, by secret Poisson sampling; 1 if
+            the adversary may know who is in it, or if batches are not Poisson samples.
+        delta: The delta at which epsilon is stated.
+    """
+
+    steps: int
+    sample_rate: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not self.steps >= 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A differential-privacy statement, with everything that it is relative to.
+
+    Attributes:
+        epsilon: Privacy loss; infinite where the mechanism bounds nothing.
+        delta: Failure probability.
+        unit: What one neighbouring dataset lacks: `record` or `client`.
+        adjacency: `add/remove` or `replace`.
+        accountant: How epsilon was computed.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    accountant: str
+
+
+@dataclass
+class Defense:
+    """The undefended client; subclasses override the hooks at which they act.
+
+    The harness calls `on_model` once, when the architecture is agreed on; a client calls
+    `on_batch` and `gradient` at every local step and `on_update` once per upload; `on_round` is
+    what the server can see of all the clients of a round. Hooks return new values and leave
+    their arguments alone; all randomness comes from `rng`.
+
+    Fields are hyper-parameters, so that `repr(defense)` is its configuration. State between
+    rounds lives in `field(init=False, repr=False)`; `dataclasses.replace(defense)` is a fresh
+    copy, and the harness makes one for each client.
+
+    """
+
+    @property
+    def stochastic(self) -> bool:
+        """Return whether two uploads for the same batch differ."""
+        return False
+
+    @property
+    def strength(self) -> float | None:
+        """Return how strongly it defends, on a scale of its own; None without a single knob."""
+        return None
+
+    def on_model(self, model: nn.Module) -> nn.Module:
+        """Return the model that is trained, e.g. with a layer added."""
+        return model
+
+    def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        """Return the examples that are trained on, e.g. augmented."""
+        return batch
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        """Return the gradient of one local step, e.g. clipped per example.
+
+        It is differentiable in the batch and in the parameters where these require gradients,
+        and can be vectorised by `torch.func.vmap`: an adversary replays this very code.
+        """
+        return batch_gradient(model, loss, batch)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        """Return what is uploaded, e.g. with noise added."""
+        return update
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        """Return what the server can see: one upload per client, or their sum alone."""
+        return list(updates)
+
+    def replay(self, observed: Mapping[str, Tensor]) -> Defense:
+        """Return the part of the defense that an informed adversary can apply to a guess.
+
+        No secret noise; rounding straight through, so that gradients pass; whatever the
+        observed upload reveals of the defense's choices (such as which entries were kept).
+        """
+        return self
+
+    def log_likelihood(
+        self, observed: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+    ) -> Tensor | None:
+        """Return log p(observed upload | replayed upload), up to a constant, if there is one."""
+        return None
+
+    def guarantee(self, plan: Plan) -> Guarantee | None:
+        """Return the formal guarantee under a plan of training; None makes no claim."""
+        return None
+
+
+@dataclass
+class Chain(Defense):
+    """Several defenses, each applied to what the one before it gives.
+
+    `on_model`, `on_batch`, `on_update` and `on_round` are composed in the order of the list.
+    A gradient can be computed in one way only, so at most one link may override `gradient`.
+
+    Attributes:
+        links: The defenses, first applied first.
+    """
+
+    links: tuple[Defense, ...]
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(link, Defense) for link in self.links):
+            raise ValueError(f"links must be Defense objects, got {self.links}")
+        self.links = tuple(replace(link) for link in self.links)  # state is never shared
+        computing = [link for link in self.links if _overrides(link, "gradient")]
+        if len(computing) > 1:
+            names = ", ".join(type(link).__name__ for link in computing)
+            raise ValueError(f"at most one link may compute the gradient, got {names}")
+        self._computing = computing[0] if computing else Defense()
+
+    @property
+    def stochastic(self) -> bool:
+        """Return whether any link is."""
+        return any(link.stochastic for link in self.links)
+
+    def on_model(self, model: nn.Module) -> nn.Module:
+        """Apply every link's `on_model`."""
+        for link in self.links:
+            model = link.on_model(model)
+        return model
+
+    def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        """Apply every link's `on_batch`."""
+        for link in self.links:
+            batch = link.on_batch(batch, rng)
+        return batch
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        """Return the gradient as the one link that computes it does."""
+        return self._computing.gradient(model, loss, batch, rng)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        """Apply every link's `on_update`."""
+        for link in self.links:
+            update = link.on_update(update, rng)
+        return update
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        """Apply every link's `on_round`."""
+        for link in self.links:
+            updates = link.on_round(updates, rng)
+        return list(updates)
+
+    def replay(self, observed: Mapping[str, Tensor]) -> Defense:
+        """Return the chain of what can be replayed of each link."""
+        return Chain(tuple(link.replay(observed) for link in self.links))
+
+    def guarantee(self, plan: Plan) -> Guarantee | None:
+        """Return the gradient's guarantee if all else is post-processing; otherwise no claim."""
+        others = [link for link in self.links if link is not self._computing]
+        if any(_overrides(link, "on_batch") or _overrides(link, "on_model") for link in others):
+            return None
+        return self._computing.guarantee(plan)
+
+
+def batch_gradient(model: nn.Module, loss: Loss, batch: Batch) -> Update:
+    """Return the gradient of the mean loss of a batch at the model's parameters."""
+    parameters = dict(model.named_parameters())
+
+    def objective(parameters: Update) -> Tensor:
+        return loss(functional_call(model, parameters, (batch.inputs,)), batch.targets)
+
+    return cast(Update, grad(objective)(parameters))
+
+
+def _overrides(defense: Defense, hook: str) -> bool:
+    return getattr(type(defense), hook) is not getattr(Defense, hook)

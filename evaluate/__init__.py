@@ -1,0 +1,1 @@
+"""The harness: runs clients under defenses, attacks what they upload, scores and records."""
