@@ -1,0 +1,215 @@
+"""Results on disk: one SQLite file per run, one transaction per cell."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .rows import AttackRow, Cell, Outcome, Picture, UtilityRow
+
+FILE_NAME = "results.sqlite"
+_APPLICATION_ID = 0x4C46524F  # marks the file as ours
+_FORMAT = 1
+
+_TABLES = {"attacks": AttackRow, "utility": UtilityRow, "pictures": Picture}
+_FLAGS = ["identified", "counterfactual", "label_correct", "labels_granted"]
+_NUMBERS = ["psnr", "ssim", "candidates", "objective", "objective_at_truth", "seconds"]
+
+
+class StoreError(ValueError):
+    """The results file cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that a run's reports are derived from.
+
+    Attributes:
+        config: The configuration of the run.
+        panel: Version of the adversary panel.
+        cells: One row per planned cell: its labels, `kind`, `status` (`ok`, `error`, `timeout`,
+            `crash` or `missing`), `error`, `seconds` and `busy`.
+        attacks: One row per cell, observation and victim: labels and the fields of `AttackRow`.
+        utility: One row per cell and evaluated round: labels and the fields of `UtilityRow`.
+        pictures: One row per pictured victim: labels and the fields of `Picture`.
+    """
+
+    config: Mapping[str, Any]
+    panel: str
+    cells: pd.DataFrame
+    attacks: pd.DataFrame
+    utility: pd.DataFrame
+    pictures: pd.DataFrame
+
+
+class Store:
+    """The results of one run, in `results.sqlite` of its folder.
+
+    Rows of a cell are written once, in one transaction, by one process: a run that is killed at
+    any moment leaves whole cells only.
+    """
+
+    def __init__(self, folder: Path, *, create: bool = False) -> None:
+        self.path = folder / FILE_NAME
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
+        elif not self.path.exists():
+            raise StoreError(f"{folder} has no {FILE_NAME}: `leakfrontier run --out` makes one")
+        with self._connect() as database:
+            if create and self._is_empty(database):
+                self._create(database)
+            self._check(database)
+
+    def begin(self, panel: str, config: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+        """Record what is about to run; refuse a folder that another panel version made."""
+        with self._connect() as database:
+            known = self._meta(database).get("panel")
+            if known not in (None, panel):
+                raise StoreError(
+                    f"{self.path} was made with panel {known!r}, this is panel {panel!r}: "
+                    "rates of different panels cannot be mixed; choose another --out folder"
+                )
+            meta = {"panel": panel, "config": config, "plan": [cell.key for cell in cells]}
+            database.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                [(name, json.dumps(value)) for name, value in meta.items()],
+            )
+            database.executemany(
+                "INSERT OR REPLACE INTO plan VALUES (?, ?, ?, ?)",
+                [
+                    (cell.key, cell.kind, json.dumps(cell.config), json.dumps(cell.labels))
+                    for cell in cells
+                ],
+            )
+
+    def finished(self, *, failed: bool = True) -> set[str]:
+        """Return the keys of the cells that need not run again.
+
+        Args:
+            failed: Whether cells that ended in an error, a crash or a time-out count.
+        """
+        with self._connect() as database:
+            query = "SELECT cell FROM outcomes" + ("" if failed else " WHERE status = 'ok'")
+            return {key for (key,) in database.execute(query)}
+
+    def write(self, key: str, outcome: Outcome, seconds: float) -> None:
+        """Write all rows of a cell, in place of those of an earlier failure."""
+        with self._connect() as database:
+            for table in ("outcomes", *_TABLES):
+                database.execute(f"DELETE FROM {table} WHERE cell = ?", (key,))
+            database.execute(
+                "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?)",
+                (key, outcome.status, outcome.error, seconds, outcome.busy),
+            )
+            for table, row_type in _TABLES.items():
+                self._insert(database, table, row_type, key, getattr(outcome, table))
+
+    def results(self) -> Results:
+        """Return the rows of the cells that the last run planned, with their labels."""
+        with self._connect() as database:
+            meta = self._meta(database)
+            if "plan" not in meta:
+                raise StoreError(f"{self.path} holds no run yet: start one with `leakfrontier run`")
+            labels = self._labels(database, meta["plan"])
+            outcomes = pd.read_sql_query("SELECT * FROM outcomes", database)
+            cells = labels.merge(outcomes, on="cell", how="left")
+            cells["status"] = cells["status"].fillna("missing")
+            cells["error"] = cells["error"].fillna("")
+            frames = {
+                table: labels.merge(self._frame(database, table, row_type), on="cell")
+                for table, row_type in _TABLES.items()
+            }
+        return Results(meta["config"], meta["panel"], cells, **frames)
+
+    @staticmethod
+    def _labels(database: sqlite3.Connection, plan: Iterable[str]) -> pd.DataFrame:
+        found = {
+            key: {"cell": key, "kind": kind, **json.loads(labels)}
+            for key, kind, labels in database.execute("SELECT cell, kind, labels FROM plan")
+        }
+        return pd.DataFrame([found[key] for key in plan])
+
+    @staticmethod
+    def _frame(database: sqlite3.Connection, table: str, row_type: type) -> pd.DataFrame:
+        frame = pd.read_sql_query(
+            f"SELECT * FROM {table} ORDER BY cell, {_columns(row_type)[0]}", database
+        )
+        for name in frame.columns.intersection(_NUMBERS):
+            frame[name] = pd.to_numeric(frame[name])  # a column of nothing but NULL is an object
+        for name in frame.columns.intersection(_FLAGS):
+            frame[name] = frame[name].astype("boolean")
+        if "shape" in frame:
+            frame["shape"] = frame["shape"].map(lambda text: tuple(json.loads(text)))
+        return frame
+
+    @staticmethod
+    def _insert(
+        database: sqlite3.Connection, table: str, row_type: type, key: str, rows: Sequence[Any]
+    ) -> None:
+        names = _columns(row_type)
+        marks = ", ".join("?" * (len(names) + 1))
+        values = [
+            (key, *(json.dumps(v) if isinstance(v, tuple) else v for v in asdict(row).values()))
+            for row in rows
+        ]
+        database.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """Open the file for one transaction: all of it is kept, or nothing."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
+                yield database
+        except sqlite3.DatabaseError as error:
+            raise StoreError(
+                f"{self.path} cannot be read as a results file ({error}): if it is damaged, move "
+                "it away and run again"
+            ) from error
+
+    @staticmethod
+    def _is_empty(database: sqlite3.Connection) -> bool:
+        return not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+
+    @staticmethod
+    def _create(database: sqlite3.Connection) -> None:
+        database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {_FORMAT}")
+        database.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT)")
+        database.execute(
+            "CREATE TABLE plan (cell TEXT PRIMARY KEY, kind TEXT, config TEXT, labels TEXT)"
+        )
+        database.execute(
+            "CREATE TABLE outcomes"
+            " (cell TEXT PRIMARY KEY, status TEXT, error TEXT, seconds REAL, busy REAL)"
+        )
+        for table, row_type in _TABLES.items():
+            database.execute(f"CREATE TABLE {table} (cell TEXT, {', '.join(_columns(row_type))})")
+            database.execute(f"CREATE INDEX {table}_cell ON {table} (cell)")
+
+    def _check(self, database: sqlite3.Connection) -> None:
+        application = database.execute("PRAGMA application_id").fetchone()[0]
+        if application != _APPLICATION_ID:
+            raise StoreError(
+                f"{self.path} is a database of another program: choose another --out folder"
+            )
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version != _FORMAT:
+            raise StoreError(
+                f"{self.path} has format {version}, this version of leakfrontier reads format "
+                f"{_FORMAT}: choose another --out folder"
+            )
+
+    @staticmethod
+    def _meta(database: sqlite3.Connection) -> dict[str, Any]:
+        return {name: json.loads(value) for name, value in database.execute("SELECT * FROM meta")}
+
+
+def _columns(row_type: type) -> list[str]:
+    return [field.name for field in fields(row_type)]
