@@ -136,9 +136,9 @@ class Observation:
     batch_size: int
     replay: Callable[[Tensor, Tensor, Mapping[str, Tensor]], Mapping[str, Tensor]]
     targets: Tensor | None = None
-    log_likelihood: (
-        Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor | None] | None
-    ) = None
+    log_likelihood: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor | None] | None = (
+        None
+    )
     public: PublicData | None = None
 
     def simulate(self, inputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
@@ -174,9 +174,7 @@ class Adversary(ABC):
     threat: ClassVar[Threat] = Threat.PASSIVE
     simulates: ClassVar[bool] = False
 
-    def craft(
-        self, model: nn.Module, space: InputSpace, client: int, rng: Generator
-    ) -> nn.Module:
+    def craft(self, model: nn.Module, space: InputSpace, client: int, rng: Generator) -> nn.Module:
         """Return the model that a malicious server sends to a client; an honest one is passive."""
         return model
 

@@ -204,7 +204,7 @@ class Chain(Defense):
 
 def batch_gradient(model: nn.Module, loss: Loss, batch: Batch) -> Update:
     """Return the gradient of the mean loss of a batch at the model's parameters."""
-    parameters = dict(model.named_parameters())
+    parameters: Update = dict(model.named_parameters())
 
     def objective(parameters: Update) -> Tensor:
         return loss(functional_call(model, parameters, (batch.inputs,)), batch.targets)

@@ -1,0 +1,177 @@
+"""Inverting Gradients: matching the direction of the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import Generator, Tensor
+from torch.func import vmap
+
+from .base import Adversary, InputSpace, NotApplicable, Observation, Reconstruction
+from .label_inference import infer_targets
+
+_FLOATS_AT_ONCE = 2**25  # gradient entries held at once while vectorising over guesses
+
+
+@dataclass(frozen=True)
+class InvertingGradients(Adversary):
+    """Search for inputs whose replayed update points the way of the observed one.
+
+    Minimises 1 - cos(update(x), observed) + `total_variation` * TV(x) within the range of the
+    data, by Adam on the sign of the gradient, with the step size divided by ten after 3/8, 5/8
+    and 7/8 of the iterations. The update is replayed by the client's own code, so that one
+    local step or many, and a known defense, are the same to the attack. Labels are inferred
+    unless granted. All observations and restarts are optimised at once.
+
+    Attributes:
+        iterations: Optimisation steps.
+        restarts: Random starts; the one with the lowest objective is kept.
+        lr: Initial step size of Adam.
+        total_variation: Weight of the total-variation prior.
+
+    References:
+        Geiping, Bauermeister, Droege, Moeller. "Inverting Gradients: How easy is it to break
+        privacy in federated learning?" NeurIPS 2020. https://arxiv.org/abs/2003.14053
+    """
+
+    simulates: ClassVar[bool] = True
+
+    iterations: int = 24_000
+    restarts: int = 1
+    lr: float = 0.1
+    total_variation: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "restarts"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be positive and finite, got {self.lr}")
+        if not 0 <= self.total_variation < math.inf:
+            raise ValueError(f"total_variation must be >= 0, got {self.total_variation}")
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return the best guess of all iterations and restarts, by the attack's objective."""
+        (result,) = self.reconstruct_all([observation], [rng])
+        if isinstance(result, NotApplicable):
+            raise result
+        return result
+
+    def reconstruct_all(
+        self, observations: Sequence[Observation], rngs: Sequence[Generator]
+    ) -> list[Reconstruction | NotApplicable]:
+        """Attack observations together where they replay the same client on as many examples."""
+        results: list[Reconstruction | NotApplicable | None] = [None] * len(observations)
+        groups: dict[tuple[object, int], list[int]] = {}
+        targets: dict[int, Tensor] = {}
+        for index, observation in enumerate(observations):
+            try:
+                targets[index] = _targets(observation)
+            except NotApplicable as reason:
+                results[index] = reason
+            else:
+                alike = (observation.replay, observation.batch_size)
+                groups.setdefault(alike, []).append(index)
+        for group in groups.values():
+            size = self._at_once(observations[group[0]])
+            for part in (group[i : i + size] for i in range(0, len(group), size)):
+                guesses = self._search(
+                    [observations[i] for i in part],
+                    torch.stack([targets[i] for i in part]),
+                    [rngs[i] for i in part],
+                )
+                for index, guess in zip(part, guesses, strict=True):
+                    results[index] = guess
+        return cast("list[Reconstruction | NotApplicable]", results)
+
+    def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
+        """Return the matching loss and the prior at a guess."""
+        loss = self._objective(observation, inputs, targets, dict(observation.update))
+        return float(loss.detach())
+
+    def _at_once(self, observation: Observation) -> int:
+        entries = sum(value.numel() for value in observation.update.values())
+        return max(1, _FLOATS_AT_ONCE // (entries * self.restarts))
+
+    def _objective(
+        self,
+        observation: Observation,
+        inputs: Tensor,
+        targets: Tensor,
+        observed: Mapping[str, Tensor],
+    ) -> Tensor:
+        replayed = observation.replay(inputs, targets, observed)
+        return 1 - _cosine(replayed, observed) + self.total_variation * _total_variation(inputs)
+
+    def _search(
+        self, observations: Sequence[Observation], targets: Tensor, rngs: Sequence[Generator]
+    ) -> list[Reconstruction]:
+        """Optimise guesses of shape (observations x restarts, batch, ...) in one loop."""
+        first = observations[0]
+        shape = (self.restarts, first.batch_size, *first.space.shape)
+        guess = torch.cat([torch.randn(shape, generator=rng) for rng in rngs])
+        guess = first.space.clamp(guess).requires_grad_()
+        labels = targets.repeat_interleave(self.restarts, 0)
+        observed = {
+            name: torch.stack([o.update[name] for o in observations]).repeat_interleave(
+                self.restarts, 0
+            )
+            for name in first.update
+        }
+
+        def objectives(guess: Tensor) -> Tensor:
+            each = vmap(lambda x, y, u: self._objective(first, x, y, u), randomness="different")
+            return each(guess, labels, observed)
+
+        best, lowest = self._minimise(objectives, guess, first.space)
+        return [
+            Reconstruction(guesses[values.argmin()], labels, float(values.min()))
+            for guesses, values, labels in zip(
+                best.split(self.restarts), lowest.split(self.restarts), targets, strict=True
+            )
+        ]
+
+    def _minimise(
+        self, objectives: Callable[[Tensor], Tensor], guess: Tensor, space: InputSpace
+    ) -> tuple[Tensor, Tensor]:
+        """Return each guess's best iterate and its objective."""
+        optimizer = torch.optim.Adam([guess], lr=self.lr)
+        milestones = [self.iterations * eighths // 8 for eighths in (3, 5, 7)]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+        best = guess.detach().clone()
+        lowest = torch.full((len(guess),), math.inf)
+        for _ in range(self.iterations):
+            values = objectives(guess)
+            better = values.detach() < lowest
+            lowest = torch.where(better, values.detach(), lowest)
+            best[better] = guess.detach()[better]
+            (gradient,) = torch.autograd.grad(values.sum(), guess)
+            guess.grad = gradient.sign()
+            optimizer.step()
+            schedule.step()
+            with torch.no_grad():
+                guess.copy_(space.clamp(guess))
+        return best, lowest
+
+
+def _targets(observation: Observation) -> Tensor:
+    if observation.space.vocabulary is not None:
+        raise NotApplicable("tokens cannot be optimised by gradient descent")
+    return infer_targets(observation)
+
+
+def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Return the cosine between two updates, over all parameters together."""
+    product = torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
+    squares = [torch.stack([v.square().sum() for v in u.values()]).sum() for u in (a, b)]
+    return product / (squares[0] * squares[1]).clamp(min=1e-30).sqrt()
+
+
+def _total_variation(inputs: Tensor) -> Tensor:
+    """Return the mean absolute difference of neighbouring values, along the spatial axes."""
+    differences = [inputs.diff(dim=axis).abs().mean() for axis in range(2, inputs.dim())]
+    return torch.stack(differences).sum() if differences else inputs.new_zeros(())

@@ -1,0 +1,35 @@
+"""The fixed panel: named, versioned, frozen. Never edited, only succeeded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .base import Adversary
+from .inverting_gradients import InvertingGradients
+from .linear_leakage import LinearLeakage
+from .prior_guess import PriorGuess
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Adversaries with fixed hyper-parameters, so that rates of different runs compare.
+
+    Attributes:
+        version: Recorded with every result.
+        members: The adversaries by name.
+    """
+
+    version: str
+    members: Mapping[str, Adversary]
+
+
+PANEL = Panel(
+    version="2026.1",
+    members=MappingProxyType(
+        {
+            "PriorGuess": PriorGuess(),
+            "LinearLeakage": LinearLeakage(),
+            "InvertingGradients": InvertingGradients(iterations=300),
+        }
+    ),
+)

@@ -1,0 +1,197 @@
+"""One client's local training under a defense, and what the server sees of it.
+
+`release` is the one path: training for utility, the observation that is attacked and the
+adversary's own replay all go through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from leakfrontier.adversaries import (
+    FedAvg,
+    FedSGD,
+    InputSpace,
+    Observation,
+    Protocol,
+    PublicData,
+)
+from leakfrontier.defenses import Batch, Defense, Loss, Update
+
+from .contract import Checked
+
+Replay = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""From guessed inputs, guessed targets and the observed update to a replayed update."""
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the adversary is granted beyond the model and the update.
+
+    Attributes:
+        knows_targets: The private labels.
+        knows_defense: The defense and its parameters, but never its random draws.
+        public: Auxiliary data of the same distribution.
+    """
+
+    knows_targets: bool = False
+    knows_defense: bool = True
+    public: PublicData | None = None
+
+
+def release(
+    model: nn.Module,
+    loss: Loss,
+    shares: Sequence[Batch],
+    defenses: Sequence[Defense],
+    protocol: Protocol,
+    rng: Generator,
+    *,
+    shuffle: bool = True,
+) -> list[Update]:
+    """Return what the server sees of the clients of one round.
+
+    Args:
+        model: The model that the clients received, after the defense's `on_model`.
+        loss: Mean loss of a batch.
+        shares: Each client's private examples.
+        defenses: Each client's own defense.
+        protocol: How a client makes an update of its examples.
+        rng: Source of all the clients' randomness.
+        shuffle: Whether local steps see the examples in random order; a replay keeps the order.
+
+    Returns:
+        One update per client, or fewer where the defense aggregates.
+    """
+    updates = [
+        defense.on_update(local_update(model, loss, share, defense, protocol, rng, shuffle), rng)
+        for share, defense in zip(shares, defenses, strict=True)
+    ]
+    return defenses[0].on_round(updates, rng)
+
+
+def local_update(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    defense: Defense,
+    protocol: Protocol,
+    rng: Generator,
+    shuffle: bool = True,
+) -> Update:
+    """Return a client's gradient (FedSGD) or its change of weights (FedAvg), before `on_update`."""
+    start = {name: value.detach() for name, value in model.named_parameters()}
+    step = _Step(model, loss, defense)
+    if isinstance(protocol, FedSGD):
+        return step.gradient(start, batch, rng)
+    weights = start
+    for part in _minibatches(batch, protocol, rng, shuffle):
+        gradient = step.gradient(weights, part, rng)
+        weights = {name: weights[name] - protocol.lr * gradient[name] for name in start}
+    return {name: weights[name] - start[name] for name in start}
+
+
+class _Step(nn.Module):
+    """One local step, at weights that may depend on earlier steps.
+
+    A module of its own so that `functional_call` can put these weights into the model for as
+    long as the defense looks at it.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, defense: Defense) -> None:
+        super().__init__()
+        self.model, self.loss, self.defense = model, loss, defense
+
+    def gradient(self, weights: Mapping[str, Tensor], batch: Batch, rng: Generator) -> Update:
+        placed = {f"model.{name}": value for name, value in weights.items()}
+        return cast(Update, functional_call(self, placed, (batch, rng)))
+
+    def forward(self, batch: Batch, rng: Generator) -> Update:
+        trained_on = self.defense.on_batch(batch, rng)
+        return self.defense.gradient(self.model, self.loss, trained_on, rng)
+
+
+def _minibatches(batch: Batch, protocol: FedAvg, rng: Generator, shuffle: bool) -> Iterator[Batch]:
+    size = len(batch.inputs)
+    for _ in range(protocol.epochs):
+        order = torch.randperm(size, generator=rng) if shuffle else torch.arange(size)
+        for rows in order.split(protocol.batch_size):
+            yield Batch(batch.inputs[rows], batch.targets[rows])
+
+
+def observe(
+    model: nn.Module,
+    loss: Loss,
+    shares: Sequence[Batch],
+    defense: Defense,
+    protocol: Protocol,
+    space: InputSpace,
+    threat: ThreatModel,
+    rng: Generator,
+    replay: Replay | None = None,
+) -> list[Observation]:
+    """Return what the server sees when clients under `defense` train on their shares.
+
+    Observations of the same model may share one `replay`, made by `make_replay`.
+    """
+    clients = [Checked(replace(defense)) for _ in shares]
+    updates = release(model, loss, shares, clients, protocol, rng)
+    truths = _behind(updates, shares)
+    behind_one = len(shares) // len(truths)
+    replay = replay or make_replay(model, loss, defense, protocol, threat, behind_one, rng)
+    return [
+        Observation(
+            model=model,
+            update=update,
+            protocol=replace(protocol, clients=behind_one),
+            space=space,
+            batch_size=len(truth.inputs),
+            replay=replay,
+            targets=truth.targets if threat.knows_targets else None,
+            log_likelihood=defense.log_likelihood if threat.knows_defense else None,
+            public=threat.public,
+        )
+        for update, truth in zip(updates, truths, strict=True)
+    ]
+
+
+def _behind(updates: Sequence[Update], shares: Sequence[Batch]) -> Sequence[Batch]:
+    """Return the private examples behind each update: a client's own, or everybody's."""
+    if len(updates) == len(shares):
+        return shares
+    return [Batch(*(torch.cat(parts) for parts in zip(*shares, strict=True)))]
+
+
+def make_replay(
+    model: nn.Module,
+    loss: Loss,
+    defense: Defense,
+    protocol: Protocol,
+    threat: ThreatModel,
+    clients: int,
+    rng: Generator,
+) -> Replay:
+    """Return the function by which an adversary replays the clients on a guess."""
+    believed = defense if threat.knows_defense else Defense()
+    replay_rng = fork(rng)  # the adversary must never draw the client's own noise
+
+    def replay(inputs: Tensor, targets: Tensor, observed: Mapping[str, Tensor]) -> Update:
+        shares = [
+            Batch(*part) for part in zip(inputs.chunk(clients), targets.chunk(clients), strict=True)
+        ]
+        informed = [believed.replay(observed) for _ in shares]
+        return release(model, loss, shares, informed, protocol, replay_rng, shuffle=False)[0]
+
+    return replay
+
+
+def fork(rng: Generator) -> Generator:
+    """Return a new generator on the same device, seeded from `rng`."""
+    seed = torch.randint(2**62, (), generator=rng, device=rng.device)
+    return Generator(rng.device).manual_seed(int(seed))

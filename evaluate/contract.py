@@ -1,0 +1,102 @@
+"""What every defense must keep to: hooks return well-formed values and leave arguments alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from leakfrontier.defenses import Batch, Defense, Loss, Update
+
+
+@dataclass
+class Checked(Defense):
+    """A defense whose hooks are checked at every call, so that a mistake is named where it is.
+
+    Attributes:
+        inner: The defense that does the work.
+    """
+
+    inner: Defense
+
+    def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        """Check the private batch and what the defense makes of it."""
+        check_batch(batch, "the private batch")
+        before = [tensor.clone() for tensor in batch]
+        result = self.inner.on_batch(batch, rng)
+        self._check_untouched("on_batch", before, batch)
+        check_batch(result, f"the batch returned by {self._name('on_batch')}")
+        return result
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        """Check that the gradient has the model's names and shapes."""
+        arguments = [*batch, *model.parameters()]
+        before = [tensor.clone() for tensor in arguments]
+        result = self.inner.gradient(model, loss, batch, rng)
+        self._check_untouched("gradient", before, arguments)
+        self._check_update("gradient", result, dict(model.named_parameters()))
+        return result
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        """Check that the upload has the update's names and shapes."""
+        given = dict(update)
+        before = [tensor.clone() for tensor in given.values()]
+        result = self.inner.on_update(update, rng)
+        if list(update) != list(given):
+            raise ValueError(f"{self._name('on_update')} changed the names of its argument")
+        self._check_untouched("on_update", before, given.values())
+        self._check_update("on_update", result, given)
+        return result
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        """Check that the server sees one update per client, or one for all of them."""
+        result = self.inner.on_round(updates, rng)
+        if len(result) not in (1, len(updates)):
+            raise ValueError(
+                f"{self._name('on_round')} must return 1 or {len(updates)} updates, "
+                f"got {len(result)}"
+            )
+        for update in result:
+            self._check_update("on_round", update, updates[0])
+        return result
+
+    def _name(self, hook: str) -> str:
+        return f"{type(self.inner).__name__}.{hook}"
+
+    def _check_untouched(
+        self, hook: str, before: Iterable[Tensor], after: Iterable[Tensor]
+    ) -> None:
+        if not all(torch.equal(old, new) for old, new in zip(before, after, strict=True)):
+            raise ValueError(
+                f"{self._name(hook)} modified its argument: hooks must return new tensors "
+                "(x = x + 1, not x += 1)"
+            )
+
+    def _check_update(self, hook: str, update: Update, like: Mapping[str, Tensor]) -> None:
+        source = self._name(hook)
+        if not isinstance(update, dict):
+            raise ValueError(f"{source} must return a dict of tensors, got {type(update).__name__}")
+        if set(update) != set(like):
+            raise ValueError(
+                f"{source} must return the parameters {sorted(like)}, got {sorted(update)}"
+            )
+        for name, value in update.items():
+            if value.shape != like[name].shape:
+                raise ValueError(
+                    f"{source} must keep the shape {tuple(like[name].shape)} of {name!r}, "
+                    f"got {tuple(value.shape)}"
+                )
+            if not value.isfinite().all():
+                raise ValueError(f"{source} returned NaN or infinite values for {name!r}")
+
+
+def check_batch(batch: Batch, what: str) -> None:
+    """Raise if a batch is empty, is not paired with targets, or has values that are not finite."""
+    if len(batch.inputs) == 0:
+        raise ValueError(f"{what} is empty")
+    if len(batch.inputs) != len(batch.targets):
+        raise ValueError(f"{what} has {len(batch.inputs)} inputs but {len(batch.targets)} targets")
+    if not batch.inputs.isfinite().all():
+        raise ValueError(f"{what} contains NaN or infinite values")
