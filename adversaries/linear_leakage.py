@@ -16,7 +16,8 @@ class LinearLeakage(Adversary):
     For a layer z = Wx + b and any loss L, the gradient of row k is dL/dW_k = dL/dz_k * x
     and dL/db_k = dL/dz_k, so dividing the two gives x exactly [1, 2, Prop. 3.1]. The quotient
     does not depend on the scale of the update, so clipping and learning rates are no
-    obstacle. In a batch, a row is exact if a single example activates it and a linear
+    obstacle. For one example all rows agree, and their least-squares mean is returned, which
+    averages noise out. In a batch, a row is exact if a single example activates it and a linear
     combination otherwise; rows with the largest bias gradients are returned.
 
     References:
@@ -33,6 +34,8 @@ class LinearLeakage(Adversary):
         weight = observation.update[f"{layer}weight"]
         bias = observation.update[f"{layer}bias"]
 
+        if observation.batch_size == 1:
+            weight, bias = (bias @ weight).unsqueeze(0), bias.square().sum().unsqueeze(0)
         rows = bias.abs().topk(min(observation.batch_size, len(bias))).indices
         signal = bias[rows].unsqueeze(1)
         inputs = torch.where(signal == 0, 0.0, weight[rows] / signal)

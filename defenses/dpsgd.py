@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -125,6 +123,9 @@ class _OpacusClient:
     """A replica of the model under Opacus's hooks, with the optimizer that makes it private."""
 
     def __init__(self, model: nn.Module, noise_multiplier: float, max_grad_norm: float) -> None:
+        from opacus import GradSampleModule  # here, because it takes seconds to import
+        from opacus.optimizers import DPOptimizer
+
         self.module = GradSampleModule(_replica(model))
         self.optimizer = DPOptimizer(
             torch.optim.SGD(self.module.parameters(), lr=1.0),

@@ -107,5 +107,5 @@ class Outcome:
 
 def digest(value: Any) -> str:  # noqa: ANN401 - any JSON value
     """Return a short stable hash of a JSON value."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -1,1 +1,5 @@
 """From rows to pages: frontier, figures, gallery."""
+
+from .page import write_report
+
+__all__ = ["write_report"]

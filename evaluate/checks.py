@@ -1,0 +1,364 @@
+"""Flags an evaluation that should not be trusted.
+
+The questions follow Carlini et al., "On Evaluating Adversarial Robustness", 2019,
+https://arxiv.org/abs/1902.06705; Tramer et al., "On Adaptive Attacks to Adversarial Example
+Defenses", NeurIPS 2020, https://arxiv.org/abs/2002.08347; and Aerni, Zhang, Tramer,
+"Evaluations of Machine Learning Privacy Defenses are Misleading", CCS 2024,
+https://arxiv.org/abs/2404.17399.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import Any, Literal
+
+import pandas as pd
+
+from .statistics import clopper_pearson, monotone_violation, paired_difference
+from .store import Results
+from .summary import ARM, ATTACK, attack_rates, blind_success, labelled, optimiser_failed, utility
+
+Verdict = Literal["pass", "warn", "fail"]
+
+FAILED_SHARE = 0.2
+"""Share of victims missed by a failed optimiser from which an attack says little."""
+
+LEAST_POWER = 0.2
+"""Largest rate that an evaluation without a single success may leave possible."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The answer to one question about an evaluation.
+
+    Attributes:
+        name: What is asked.
+        verdict: `fail` if conclusions would be wrong, `warn` if they need a caveat.
+        text: The answer, in one sentence.
+        details: The cases it is about.
+    """
+
+    name: str
+    verdict: Verdict
+    text: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    results: Results
+    rows: pd.DataFrame
+    rates: pd.DataFrame
+
+    @cached_property
+    def planned(self) -> pd.DataFrame:
+        """Return the labels of all attack cells, finished or not."""
+        return labelled(self.results.cells[self.results.cells["kind"] == "attack"])
+
+    @cached_property
+    def attacks(self) -> pd.DataFrame:
+        """Return the rates of attacks that ran, without the blind guess."""
+        return self.rates[~self.rates["baseline"] & self.rates["rate"].notna()]
+
+    @cached_property
+    def control(self) -> pd.DataFrame:
+        """Return the attacks' rates without a defense."""
+        return self.attacks[self.attacks["family"] == "none"]
+
+    @cached_property
+    def defended(self) -> pd.DataFrame:
+        """Return the attacks' rates against a defense."""
+        return self.attacks[self.attacks["family"] != "none"]
+
+
+def run_checks(results: Results) -> list[Check]:
+    """Return the answers to all questions about a run, always in the same order."""
+    evidence = _Evidence(results, labelled(results.attacks), attack_rates(results))
+    return [check(evidence) for check in _CHECKS]
+
+
+def _undefended_control(evidence: _Evidence) -> Check:
+    control = evidence.control
+    control = control.assign(broken=control["low"] > blind_success(control))
+    places = evidence.planned.groupby(["scenario", "checkpoint"], sort=False).size().index
+    broken = control.groupby(["scenario", "checkpoint"])["broken"].any()
+    unbroken = places[~broken.reindex(places, fill_value=False).astype(bool)]
+    useful = control.groupby("adversary", sort=False)["broken"].any()
+    details = [
+        *(
+            f"{scenario}, round {checkpoint}: "
+            + ("no attack" if (scenario, checkpoint) in broken else "none tried")
+            for scenario, checkpoint in unbroken
+        ),
+        *(f"{adversary}: never" for adversary in useful.index[~useful]),
+    ]
+    name = "undefended control"
+    if len(unbroken) or places.empty:
+        text = (
+            "No attack is shown to beat a blind guess where there is no defense: that attacks "
+            "fail against a defense proves nothing here."
+        )
+        return Check(name, "fail", text, tuple(details))
+    return _answer(
+        name,
+        details,
+        "Some attacks never beat a blind guess even where there is no defense: that they fail "
+        "against one proves nothing.",
+        "Every attack that ran beats a blind guess somewhere where there is no defense.",
+    )
+
+
+def _blind_guess(evidence: _Evidence) -> Check:
+    name = "blind guess"
+    control = evidence.rates[evidence.rates["family"] == "none"]
+    blind = control[control["baseline"] & control["rate"].notna()]
+    if blind.empty:
+        return Check(
+            name,
+            "warn",
+            "No blind guess was scored where there is no defense, so success that needs no upload "
+            "cannot be told from leakage.",
+        )
+    uneven = blind[(blind["chance"] < blind["low"]) | (blind["chance"] > blind["high"])]
+    details = [
+        f"look-alikes are not exchangeable: blind guess {row.text}, chance "
+        f"{_percent(row.chance)}, {_place(row)}"
+        for row in _rows(uneven)
+    ]
+    return _answer(
+        name,
+        [*_no_better_than_blind(evidence.rows), *details],
+        "A guess that ignores the upload cannot be told from an attack, or beats chance: such "
+        "success is not leakage.",
+        "Every attack beats the blind guess where there is no defense, and the blind guess is at "
+        "chance.",
+    )
+
+
+def _no_better_than_blind(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield the undefended attacks whose success is not significantly above the blind guess's."""
+    control = rows[rows["identified"].notna() & (rows["family"] == "none")]
+    control = control.astype({"identified": float})
+    victim = ["scenario", "checkpoint", "seed", "observation", "victim"]
+    blind = control[control["baseline"]].groupby(victim)["identified"].max().rename("blind")
+    paired = control[~control["baseline"]].merge(blind.reset_index(), on=victim)
+    for _, group in paired.groupby(ATTACK, dropna=False, sort=False):
+        unit = group.groupby(["seed", "observation"]).ngroup()
+        gain = paired_difference(group["identified"], group["blind"], unit)
+        if not gain.low > 0:
+            limits = f"{_percent(gain.low)} to {_percent(gain.high)}"
+            yield f"{limits} above the blind guess: {_case(group.iloc[0])}"
+
+
+def _optimiser(evidence: _Evidence) -> Check:
+    rows = evidence.rows
+    failed = optimiser_failed(rows)
+    # A guess near enough to identify the victim need not reach the truth's own objective.
+    missed = failed * ~rows["identified"].fillna(False).astype(bool)
+    defended = rows.assign(missed=missed)[rows["family"] != "none"]
+    groups = defended.groupby(ATTACK, dropna=False, sort=False)
+    table = groups.agg(family=("family", "first"), missed=("missed", "mean")).reset_index()
+    return _answer(
+        "optimiser",
+        [
+            f"{_percent(row.missed)} of victims: {_case(row)}"
+            for row in _rows(table[table["missed"] > FAILED_SHARE])
+        ],
+        "Some attacks missed victims although the truth fits the upload better than their guess: "
+        "the optimiser failed, not the information, and a longer search may succeed.",
+        "Where optimising attacks fail, their guess mostly fits the upload at least as well as "
+        "the truth.",
+    )
+
+
+def _monotone(evidence: _Evidence) -> Check:
+    details = []
+    for sweep in _sweeps(evidence.defended):
+        columns = [sweep[column].to_numpy() for column in ("strength", "rate", "low", "high")]
+        for weaker, stronger in monotone_violation(*columns):
+            more, less = sweep.iloc[stronger], sweep.iloc[weaker]
+            details.append(
+                f"{more.text} instead of {less.text} under {less.defense}: {_case(more)}"
+            )
+    return _answer(
+        "monotone",
+        details,
+        "Some attacks succeed significantly more often against the stronger setting of a defense: "
+        "look for a mistake in the defense or in the attack.",
+        "No attack succeeds significantly more often against a stronger setting of a defense.",
+    )
+
+
+def _sweeps(rates: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield each attack's rates against defenses that differ in one option only."""
+    rates = rates.assign(options=rates["defense"].map(_options))
+    rates = rates[rates["strength"].notna() & rates["options"].notna()]
+    by = ["scenario", "checkpoint", "adversary", "knows_defense", "family"]
+    for _, group in rates.groupby(by, dropna=False, sort=False):
+        for swept in sorted(set().union(*group["options"])):
+            others = [str(sorted({**options, swept: ""}.items())) for options in group["options"]]
+            yield from (alike for _, alike in group.groupby(others) if len(alike) > 1)
+
+
+def _options(label: str) -> dict[str, str] | None:
+    """Return the options that a defense's label names; None if they cannot be read."""
+    try:
+        call = ast.parse(label, mode="eval").body
+    except SyntaxError:
+        return None
+    keywords = call.keywords if isinstance(call, ast.Call) else []
+    return {str(keyword.arg): ast.unparse(keyword.value) for keyword in keywords}
+
+
+def _oracle_inputs(evidence: _Evidence) -> Check:
+    granted = evidence.rates[evidence.rates["labels_granted"].astype(bool)]
+    granted = granted.drop_duplicates(["adversary", "scenario"])
+    return _answer(
+        "oracle inputs",
+        [f"{row.adversary}, {row.scenario}" for row in _rows(granted)],
+        "Some adversaries were told the private labels, which a real one has to infer: their "
+        "success is an upper limit.",
+        "No adversary was told the private labels.",
+    )
+
+
+def _randomness(evidence: _Evidence) -> Check:
+    cells = evidence.results.cells
+    stochastic = cells.loc[cells["stochastic"].astype("boolean").fillna(False), "defense"].unique()
+    accuracy = utility(evidence.results)
+    trained = accuracy[accuracy["defense"].isin(stochastic) & (accuracy["seeds"] < 2)]
+    attacks = evidence.attacks
+    attacked = attacks[attacks["defense"].isin(stochastic) & (attacks["observations"] < 2)]
+    return _answer(
+        "randomness",
+        [
+            *(f"accuracy from one seed: {row.defense}, {row.scenario}" for row in _rows(trained)),
+            *(f"one observation: {_case(row)}" for row in _rows(attacked)),
+        ],
+        "Some randomised defenses were scored on one draw of their randomness: the result may be "
+        "luck.",
+        "Every randomised defense was trained with several seeds and attacked several times.",
+    )
+
+
+def _adaptive(evidence: _Evidence) -> Check:
+    simulating = evidence.defended[evidence.defended["simulates"]]
+    informed = simulating.assign(knows=simulating["knows_defense"].fillna(False).astype(bool))
+    granted = informed.groupby([*ARM, "adversary"])["knows"].any()
+    adaptive = granted.groupby(level=ARM).all()
+    planned = evidence.planned
+    arms = planned[planned["family"] != "none"].groupby(ARM, sort=False).size().index
+    blind = arms[~adaptive.reindex(arms, fill_value=False).astype(bool)]
+    return _answer(
+        "adaptive",
+        [f"{defense}, {scenario}, round {checkpoint}" for scenario, checkpoint, defense in blind],
+        "Some defenses were not attacked by every simulating adversary with knowledge of the "
+        "defense: non-adaptive, not evidence of privacy.",
+        "Every simulating adversary was also granted knowledge of the defense.",
+    )
+
+
+def _completeness(evidence: _Evidence) -> Check:
+    cells = evidence.results.cells
+    unfinished = cells[cells["status"] != "ok"]
+    counts = unfinished["status"].value_counts()
+    errors = unfinished.loc[unfinished["error"] != "", "error"]
+    return _answer(
+        "completeness",
+        [
+            *(f"{status}: {number} cells" for status, number in counts.items()),
+            *(f"first error: {error}" for error in errors.head(1)),
+        ],
+        f"{len(unfinished)} of {len(cells)} cells have no result: what they would have shown is "
+        "unknown; run again to complete them.",
+        f"All {len(cells)} cells finished.",
+        verdict="fail",
+    )
+
+
+def _proven_bound(evidence: _Evidence) -> Check:
+    name, rows = "proven bound", evidence.rows
+    if "bound" not in rows or rows["bound"].isna().all():
+        return Check(name, "pass", "No defense here claims a bound.")
+    bounds = rows.astype({"bound": float}).groupby(ARM)["bound"].max().reset_index()
+    bounded = evidence.attacks.merge(bounds, on=ARM)
+    return _answer(
+        name,
+        [
+            f"{row.text} against a bound of {_percent(row.bound)}: {_case(row)}"
+            for row in _rows(bounded[bounded["low"] > bounded["bound"]])
+        ],
+        "Some attacks succeed more often than is proven possible: the defense, its accounting or "
+        "the evaluation is broken.",
+        "No attack significantly exceeds the bound that a defense claims.",
+        verdict="fail",
+    )
+
+
+def _power(evidence: _Evidence) -> Check:
+    name, attacks = "power", evidence.attacks
+    if attacks.empty:
+        return Check(name, "warn", "No attack ran, so no rate can be bounded.")
+    needed = next(n for n in count(1) if _unseen(n) <= LEAST_POWER)
+    few = attacks.loc[attacks["observations"] < needed, ["scenario", "observations"]]
+    return _answer(
+        name,
+        [
+            f"{row.observations} of {needed} observations cannot exclude a rate of "
+            f"{_percent(_unseen(row.observations))}: {row.scenario}"
+            for row in _rows(few.drop_duplicates())
+        ],
+        "There are too few observations to notice an attack that succeeds once in ten: take at "
+        f"least {needed}.",
+        "There are enough observations: an attack that never succeeds here succeeds on less than "
+        f"{_percent(LEAST_POWER)} of uploads.",
+    )
+
+
+def _unseen(n: int) -> float:
+    """Return the largest rate that n observations without a success are consistent with."""
+    return clopper_pearson(0, n).high
+
+
+def _answer(
+    name: str, details: Iterable[str], problem: str, passed: str, verdict: Verdict = "warn"
+) -> Check:
+    cases = tuple(details)
+    return Check(name, verdict, problem, cases) if cases else Check(name, "pass", passed)
+
+
+def _rows(table: pd.DataFrame) -> Iterable[Any]:
+    """Return the rows with their columns as attributes."""
+    return table.itertuples()
+
+
+def _case(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    informed = row.family == "none" or pd.isna(row.knows_defense) or row.knows_defense
+    knowledge = "" if informed else " without knowing it"
+    return f"{row.adversary} against {row.defense}{knowledge}, {_place(row)}"
+
+
+def _place(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    return f"{row.scenario}, round {row.checkpoint:.0f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+_CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
+    _undefended_control,
+    _blind_guess,
+    _optimiser,
+    _monotone,
+    _oracle_inputs,
+    _randomness,
+    _adaptive,
+    _completeness,
+    _proven_bound,
+    _power,
+)

@@ -1,0 +1,418 @@
+"""Datasets by name, and how their examples are spread over clients."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Generator, Tensor
+
+from leakfrontier.adversaries import InputSpace
+from leakfrontier.defenses import Batch
+
+from . import torchvision_ops  # noqa: F401 (torchvision may not import without it)
+
+Indices = NDArray[np.int64]
+"""Positions of examples in a batch."""
+
+FASHION_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+DOWNLOADS = Path("~/.cache/leakfrontier")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images, for training and for testing.
+
+    Attributes:
+        name: What `load_dataset` finds it by.
+        train: Training examples: images of shape (channels, height, width) in [0, 1], not
+            normalised, and labels from 0.
+        test: Test examples.
+        classes: Name of each label.
+        mean: Mean of each channel of the training images.
+        std: Standard deviation of each channel of the training images.
+    """
+
+    name: str
+    train: Batch
+    test: Batch
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.classes:
+            raise ValueError(f"{self.name} has no classes")
+        for split, (inputs, targets) in (("train", self.train), ("test", self.test)):
+            if not len(inputs) == len(targets) >= 1:
+                raise ValueError(
+                    f"the {split} split of {self.name} must hold one label per example and at "
+                    f"least one example, got {len(inputs)} examples and {len(targets)} labels"
+                )
+            low, high = (value.item() for value in torch.aminmax(inputs))
+            if not (low >= 0 and high <= 1):
+                raise ValueError(
+                    f"the {split} images of {self.name} must lie in [0, 1], got {low} to {high}"
+                )
+            first, last = (value.item() for value in torch.aminmax(targets))
+            if not (first >= 0 and last < len(self.classes)):
+                raise ValueError(
+                    f"the {split} labels of {self.name} must be from 0 to "
+                    f"{len(self.classes) - 1}, got {first} to {last}"
+                )
+
+    def space(self) -> InputSpace:
+        """Return what an adversary knows of the inputs."""
+        return InputSpace(
+            tuple(self.train.inputs.shape[1:]), len(self.classes), self.mean, self.std
+        )
+
+
+def load_dataset(name: str, folder: Path | None = None) -> Dataset:
+    """Return a dataset; a process reads it once, so its tensors must not be modified.
+
+    Args:
+        name: One of `DATASETS`, or the path of a folder of images: one subfolder per class,
+            either directly (a fifth of each class is held out for testing) or within `train/`
+            and `test/` (or `val/`). Grey images have one channel, all others three.
+        folder: Where downloaded files are kept; `~/.cache/leakfrontier` by default.
+    """
+    path = Path(name).expanduser()
+    if name in DATASETS:
+        return _load(name, (folder or DOWNLOADS).expanduser().resolve())
+    if path.is_dir():
+        return _load(str(path.resolve()), DOWNLOADS)
+    if os.sep in name or "/" in name:
+        raise ValueError(f"there is no folder {path}")
+    raise ValueError(
+        f"dataset must be one of {', '.join(DATASETS)}, or the path of a folder with one "
+        f"subfolder of images per class, got {name!r}"
+    )
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, folder: Path) -> Dataset:
+    return DATASETS[name](folder) if name in DATASETS else _image_folder(Path(name))
+
+
+def partition(
+    batch: Batch, clients: int, scheme: str, rng: Generator, *, alpha: float = 0.5
+) -> list[Batch]:
+    """Return each client's examples; every example goes to exactly one client.
+
+    All clients hold the same number of examples, up to one.
+
+    Args:
+        batch: The examples to spread.
+        clients: Number of clients.
+        scheme: One of `PARTITIONS`.
+        rng: Source of all random choices.
+        alpha: For `label-skew`: how much alike the clients are; near 0, each has one class.
+    """
+    if scheme not in PARTITIONS:
+        raise ValueError(f"scheme must be one of {', '.join(PARTITIONS)}, got {scheme!r}")
+    if not 1 <= clients <= len(batch.targets):
+        raise ValueError(
+            f"clients must be from 1 to the number of examples, {len(batch.targets)}, got {clients}"
+        )
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
+    draws = np.random.default_rng(seed)
+    parts = PARTITIONS[scheme](batch, clients, draws, alpha)
+    return [_take(batch, torch.from_numpy(draws.permutation(part))) for part in parts]
+
+
+def _iid(batch: Batch, clients: int, draws: np.random.Generator, alpha: float) -> list[Indices]:
+    return np.array_split(draws.permutation(len(batch.targets)), clients)
+
+
+def _label_skew(
+    batch: Batch, clients: int, draws: np.random.Generator, alpha: float
+) -> list[Indices]:
+    """Give each client classes in proportions from a Dirichlet distribution, while they last.
+
+    Client by client, q ~ Dir(alpha p), where p are the class frequencies of all the examples;
+    its examples are drawn without replacement from the classes with probabilities q.
+
+    References:
+        Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated
+        Visual Classification. 2019, section 3. https://arxiv.org/abs/1909.06335
+    """
+    _, labels, left = np.unique(
+        batch.targets.cpu().numpy(), return_inverse=True, return_counts=True
+    )
+    pools = [draws.permutation(np.flatnonzero(labels == label)) for label in range(len(left))]
+    concentration = alpha * left / len(labels)
+    parts = []
+    for size in (len(labels) + np.arange(clients)) // clients:
+        taken = _draw_labels(draws.dirichlet(concentration), left, int(size), draws)
+        chosen = zip(pools, left - taken, left, strict=True)
+        parts.append(np.concatenate([pool[start:end] for pool, start, end in chosen]))
+        left = left - taken
+    return parts
+
+
+def _draw_labels(
+    shares: NDArray[np.float64], available: Indices, size: int, draws: np.random.Generator
+) -> Indices:
+    """Return how many examples to take of each class; exhausted classes are drawn again."""
+    taken = np.zeros_like(available)
+    while taken.sum() < size:
+        weights = np.where(taken < available, shares, 0)
+        if not weights.sum() > 0:
+            weights = (available - taken).astype(float)
+        drawn = draws.multinomial(size - taken.sum(), weights / weights.sum())
+        taken = np.minimum(taken + drawn, available)
+    return taken
+
+
+def _feature_skew(
+    batch: Batch, clients: int, draws: np.random.Generator, alpha: float
+) -> list[Indices]:
+    """Give each client a region of the leading principal components, with all the classes.
+
+    The examples are halved again and again, along one component after the other. Where to cut
+    is decided in each class apart: clients differ in P(x | y), and hardly in P(y).
+    """
+    from sklearn.utils.extmath import randomized_svd  # slow to import
+
+    features = batch.inputs.flatten(1).cpu().float().numpy()
+    centred = features - features.mean(axis=0)
+    count = min(max(1, (clients - 1).bit_length()), *centred.shape)
+    scores, _, _ = randomized_svd(centred, count, random_state=int(draws.integers(2**32)))
+    _, labels = np.unique(batch.targets.cpu().numpy(), return_inverse=True)
+    return _halve(np.arange(len(labels)), clients, scores, labels)
+
+
+def _halve(
+    indices: Indices, clients: int, scores: NDArray[np.float32], labels: Indices
+) -> list[Indices]:
+    if clients == 1:
+        return [indices]
+    quantiles = _class_quantiles(scores[indices, 0], labels[indices])
+    ordered = indices[np.argsort(quantiles, kind="stable")]
+    first = clients // 2
+    cut = len(indices) * first // clients
+    turned = np.roll(scores, -1, axis=1)
+    return [
+        *_halve(ordered[:cut], first, turned, labels),
+        *_halve(ordered[cut:], clients - first, turned, labels),
+    ]
+
+
+def _class_quantiles(values: NDArray[np.float32], labels: Indices) -> NDArray[np.float64]:
+    """Return each value's rank among the values of its class, as a fraction of them."""
+    order = np.lexsort((values, labels))
+    counts = np.bincount(labels)
+    starts = np.cumsum(counts) - counts
+    quantiles = np.empty(len(values))
+    sorted_labels = labels[order]
+    quantiles[order] = (np.arange(len(values)) - starts[sorted_labels] + 0.5) / counts[
+        sorted_labels
+    ]
+    return quantiles
+
+
+PARTITIONS: dict[str, Callable[[Batch, int, np.random.Generator, float], list[Indices]]] = {
+    "iid": _iid,
+    "label-skew": _label_skew,
+    "feature-skew": _feature_skew,
+}
+"""Every way to spread examples over clients, by name."""
+
+
+def _fashion_mini(folder: Path) -> Dataset:
+    source = Path(__file__).parent / "fashion_mini"
+    train, test = (
+        Batch(
+            _to_pixels(_read_idx(source / f"{split}-images-idx3-ubyte.gz")[..., None]),
+            torch.from_numpy(_read_idx(source / f"{split}-labels-idx1-ubyte.gz")).long(),
+        )
+        for split in ("train", "t10k")
+    )
+    return _measured("fashion-mini", train, test, FASHION_CLASSES)
+
+
+def _digits(folder: Path) -> Dataset:
+    from sklearn.datasets import load_digits  # slow to import
+
+    digits = load_digits()
+    inputs = torch.from_numpy(digits.images / 16).float().unsqueeze(1)
+    targets = torch.from_numpy(digits.target).long()
+    classes = tuple(str(digit) for digit in digits.target_names)
+    return _measured("digits", *_split(Batch(inputs, targets)), classes)
+
+
+def _torchvision(name: str, reader: str, files: str, folder: Path, **options: str) -> Dataset:
+    """Return a dataset of torchvision's; `files` says what it downloads, and to where."""
+    from torchvision import datasets  # slow to import
+
+    try:
+        splits = [
+            getattr(datasets, reader)(folder, train=train, download=True, **options)
+            for train in (True, False)
+        ]
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"cannot download {name}: {error}\nWithout a network, put the files there yourself: "
+            f"{folder / files}"
+        ) from error
+    train, test = (
+        Batch(
+            _to_pixels(np.asarray(split.data).reshape(*split.data.shape[:3], -1)),
+            torch.as_tensor(split.targets).long(),
+        )
+        for split in splits
+    )
+    return _measured(name, train, test, tuple(splits[0].classes))
+
+
+def _emnist_letters(folder: Path) -> Dataset:
+    files = "EMNIST/raw/gzip.zip"
+    raw = _torchvision("emnist-letters", "EMNIST", files, folder, split="letters")
+
+    def upright(batch: Batch) -> Batch:
+        # The files hold transposed images, and labels from 1.
+        return Batch(batch.inputs.mT.contiguous(), batch.targets - 1)
+
+    return replace(raw, train=upright(raw.train), test=upright(raw.test), classes=raw.classes[1:])
+
+
+DATASETS: dict[str, Callable[[Path], Dataset]] = {
+    "fashion-mini": _fashion_mini,
+    "digits": _digits,
+    "mnist": partial(_torchvision, "mnist", "MNIST", "MNIST/raw/*-ubyte.gz"),
+    "emnist-letters": _emnist_letters,
+    "fashion-mnist": partial(
+        _torchvision, "fashion-mnist", "FashionMNIST", "FashionMNIST/raw/*-ubyte.gz"
+    ),
+    "cifar10": partial(_torchvision, "cifar10", "CIFAR10", "cifar-10-python.tar.gz"),
+    "cifar100": partial(_torchvision, "cifar100", "CIFAR100", "cifar-100-python.tar.gz"),
+}
+"""Every dataset by name, given the folder of downloads. Add a line here to add a dataset."""
+
+
+def _image_folder(folder: Path) -> Dataset:
+    train = folder / "train"
+    test = next((folder / part for part in ("test", "val") if (folder / part).is_dir()), None)
+    if test is None or not train.is_dir():
+        classes = _class_names(folder)
+        everything = _read_images(_labelled_files(folder, classes))
+        return _measured(str(folder), *_split(everything), classes)
+    classes = _class_names(train)
+    train_files, test_files = _labelled_files(train, classes), _labelled_files(test, classes)
+    inputs, targets = _read_images(train_files + test_files)  # together: sizes must agree
+    first = len(train_files)
+    return _measured(
+        str(folder),
+        Batch(inputs[:first], targets[:first]),
+        Batch(inputs[first:], targets[first:]),
+        classes,
+    )
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    names = (path.name for path in folder.iterdir() if path.is_dir())
+    classes = tuple(sorted(name for name in names if not name.startswith(".")))
+    if not classes:
+        raise ValueError(f"{folder} has no classes; it must hold one subfolder of images per class")
+    return classes
+
+
+def _labelled_files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    unknown = set(_class_names(folder)) - set(classes)
+    if unknown:
+        raise ValueError(f"{folder} has classes without training images: {', '.join(unknown)}")
+    files = []
+    for label, name in enumerate(classes):
+        found = [
+            path for path in (folder / name).glob("*") if path.suffix.lower() in IMAGE_SUFFIXES
+        ]
+        if not found:
+            raise ValueError(
+                f"the class folder {folder / name} holds no images; a dataset is a folder with "
+                "one subfolder of images per class, or with such folders train/ and test/"
+            )
+        files += [(path, label) for path in sorted(found)]
+    return files
+
+
+def _read_images(files: Iterable[tuple[Path, int]]) -> Batch:
+    paths, labels = zip(*files, strict=True)
+    images = [_read_image(path) for path in paths]
+    for path, image in zip(paths, images, strict=True):
+        if image.shape[:2] != images[0].shape[:2]:
+            raise ValueError(
+                f"all images must have one size, got {_size(images[0])} ({paths[0]}) and "
+                f"{_size(image)} ({path}); resize them first"
+            )
+    channels = max(image.shape[2] for image in images)  # grey among colours: as colours
+    pixels = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
+    return Batch(_to_pixels(pixels), torch.tensor(labels))
+
+
+def _read_image(path: Path) -> NDArray[np.uint8]:
+    try:
+        with Image.open(path) as image:
+            if image.mode[0] in "IF":  # PIL would clip their values
+                raise ValueError(f"{path} has more than 8 bits per channel; convert it first")
+            return np.atleast_3d(np.asarray(image if image.mode == "L" else image.convert("RGB")))
+    except OSError as error:
+        raise ValueError(f"cannot read the image {path}: {error}") from error
+
+
+def _size(image: NDArray[np.uint8]) -> str:
+    height, width, _ = image.shape
+    return f"{width}x{height}"
+
+
+def _read_idx(path: Path) -> NDArray[np.uint8]:
+    content = gzip.decompress(path.read_bytes())
+    shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape).copy()
+
+
+def _to_pixels(images: NDArray[np.uint8]) -> Tensor:
+    """Return images of shape (n, height, width, channels) as (n, channels, height, width)."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float().div_(255)
+
+
+def _split(batch: Batch) -> tuple[Batch, Batch]:
+    """Return four fifths of every class, and the fifth that is held out; always the same."""
+    shuffled = torch.randperm(len(batch.targets), generator=Generator().manual_seed(0))
+    by_class = shuffled[batch.targets[shuffled].argsort(stable=True)]
+    held_out = torch.zeros(len(by_class), dtype=torch.bool)
+    held_out[by_class[4::5]] = True
+    return _take(batch, ~held_out), _take(batch, held_out)
+
+
+def _take(batch: Batch, chosen: Tensor) -> Batch:
+    return Batch(batch.inputs[chosen], batch.targets[chosen])
+
+
+def _measured(name: str, train: Batch, test: Batch, classes: tuple[str, ...]) -> Dataset:
+    std, mean = torch.std_mean(train.inputs, dim=(0, 2, 3), correction=0)
+    std = torch.where(std > 0, std, 1.0)  # a constant channel is centred only
+    return Dataset(name, train, test, classes, tuple(mean.tolist()), tuple(std.tolist()))

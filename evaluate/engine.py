@@ -1,0 +1,248 @@
+"""Runs tasks in processes of their own, so that one that hangs or crashes harms no other.
+
+`concurrent.futures` does not do: it cannot stop a single task, and one worker killed for lack of
+memory breaks its whole pool. Messages are pickled here rather than by `Connection.send`, which
+torch teaches to pass tensors as handles on the worker's memory: they die with the worker.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Generic, Literal, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a task gave no result.
+
+    Attributes:
+        kind: `error` (it raised), `timeout` (it was stopped) or `crash` (its process died).
+        message: The reason, in one line.
+        details: The traceback, if there is one.
+    """
+
+    kind: Literal["error", "timeout", "crash"]
+    message: str
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Done(Generic[T, R]):
+    """A task that is over.
+
+    Attributes:
+        task: The task.
+        result: What the function returned for it, or why it did not.
+        seconds: Wall time of the task, without the start of its worker.
+    """
+
+    task: T
+    result: R | Failure
+    seconds: float
+
+
+def execute(
+    function: Callable[[T], R], tasks: Sequence[T], *, workers: int, time_limit: float
+) -> Generator[Done[T, R], None, None]:
+    """Apply a function to tasks in parallel and yield them as they are finished.
+
+    Workers are single-threaded processes. Time limits are looked at, and free workers given new
+    tasks, while the next result is being asked for. Closing the iterator stops all workers.
+
+    Args:
+        function: A function at the top level of a module.
+        tasks: Its arguments: small values that can be pickled, as must be the results.
+        workers: The largest number of processes.
+        time_limit: Seconds after which a task is stopped; `math.inf` for none.
+
+    Raises:
+        ValueError: For fewer than one worker or a time limit that is not positive.
+        RuntimeError: While iterating, if a worker cannot start.
+    """
+    if not workers >= 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    if not time_limit > 0:
+        raise ValueError(f"time_limit must be positive, got {time_limit}")
+    waiting = deque((task, pickle.dumps(task)) for task in tasks)
+    return _results(pickle.dumps(function), waiting, workers, time_limit)
+
+
+def _results(
+    function: bytes, waiting: deque[tuple[T, bytes]], workers: int, time_limit: float
+) -> Generator[Done[T, R], None, None]:
+    unfinished = len(waiting)
+    pool: list[_Worker[T, R]] = []
+    try:
+        for _ in range(min(workers, unfinished)):
+            pool.append(_Worker(function, time_limit))
+        while unfinished:
+            sources = [source for worker in pool for source in worker.sources]
+            seconds = min(worker.deadline for worker in pool) - time.monotonic()
+            wait(sources, timeout=min(max(seconds, 0), 3600))  # the system takes no infinity
+            for worker in list(pool):
+                report = worker.report()
+                if report is None:
+                    continue
+                done = worker.conclude(report)
+                if waiting and isinstance(report, bytes):
+                    worker.hand_over(*waiting.popleft())
+                else:
+                    pool.remove(worker)
+                    worker.stop()
+                    if waiting:
+                        pool.append(_Worker(function, time_limit))
+                if done is not None:
+                    unfinished -= 1
+                    yield done
+    finally:
+        for worker in pool:
+            worker.stop()
+
+
+class _Worker(Generic[T, R]):
+    """A process as its parent sees it: first starting, then busy with one task after another."""
+
+    def __init__(self, function: bytes, time_limit: float) -> None:
+        # Forking is not safe once torch has started threads.
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, function), daemon=True)
+        with _single_threaded():
+            self._process.start()
+        theirs.close()
+        self._time_limit = time_limit
+        self._task: tuple[T] | None = None
+        self._handed_over = self.deadline = math.inf
+
+    @property
+    def sources(self) -> tuple[Connection, int]:
+        """Return what to wait on: its messages and its death."""
+        return self._connection, self._process.sentinel
+
+    def hand_over(self, task: T, message: bytes) -> None:
+        """Give it a task and start the clock."""
+        self._task = (task,)
+        self._handed_over = time.monotonic()
+        self.deadline = self._handed_over + self._time_limit
+        with suppress(OSError):  # it has just died, as its next report will say
+            self._connection.send_bytes(message)
+
+    def report(self) -> bytes | Failure | None:
+        """Return its message, or why none will come, or None if it is still at work."""
+        alive = self._process.is_alive()  # asked first: its last words may come before its death
+        with suppress(EOFError, OSError):
+            if self._connection.poll():
+                return self._connection.recv_bytes()
+            if alive and time.monotonic() < self.deadline:
+                return None
+            if alive:
+                return Failure("timeout", f"exceeded the time limit of {self._time_limit:g} s")
+        self._process.join(timeout=5)  # its end of the pipe closes a little before it is dead
+        return Failure("crash", f"worker died with {_exit_reason(self._process.exitcode)}")
+
+    def conclude(self, report: bytes | Failure) -> Done[T, R] | None:
+        """Return the task that a report ends; None if it only says that the worker is ready."""
+        if self._task is None:
+            problem = report if isinstance(report, Failure) else pickle.loads(report)
+            if problem is not None:
+                reason = f"{problem.message}\n{problem.details or 'see its output above'}"
+                raise RuntimeError(f"a worker could not start: {reason}")
+            return None
+        seconds = min(time.monotonic() - self._handed_over, self._time_limit)
+        if isinstance(report, Failure):
+            return Done(*self._task, report, seconds)
+        try:
+            return Done(*self._task, *pickle.loads(report))
+        except Exception as error:  # a class may be pickled well and yet not be restored
+            return Done(*self._task, _failure(error), seconds)
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._connection.close()
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Limit the threads of processes started meanwhile; libraries read this when imported."""
+    before = {name: os.environ.get(name) for name in _THREAD_LIMITS}
+    os.environ.update(dict.fromkeys(_THREAD_LIMITS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _work(connection: Connection, function: bytes) -> None:
+    """Be a worker: say that all is ready (None) or what is wrong, then answer task by task."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent sees to it
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    try:
+        call = pickle.loads(function)
+    except Exception as error:
+        connection.send_bytes(pickle.dumps(_failure(error)))
+        return
+    if "torch" in sys.modules:  # what was imported may have asked for more threads
+        sys.modules["torch"].set_num_threads(1)
+    with suppress(EOFError, OSError):  # the parent is gone
+        connection.send_bytes(pickle.dumps(None))
+        while True:
+            connection.send_bytes(_answer(call, connection.recv_bytes()))
+
+
+def _answer(function: Callable[[T], R], message: bytes) -> bytes:
+    """Return the pickled result, or failure, of one task and its seconds."""
+    start = time.perf_counter()
+    try:
+        result = function(pickle.loads(message))
+        return pickle.dumps((result, time.perf_counter() - start))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # beyond Exception: sys.exit, panics of Rust extensions
+        return pickle.dumps((_failure(error), time.perf_counter() - start))
+
+
+def _exit_with_parent() -> None:
+    """Wait for the parent's death, however sudden, and leave at once."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _failure(error: BaseException) -> Failure:
+    message = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return Failure("error", message, "".join(traceback.format_exception(error)))
+
+
+def _exit_reason(code: int | None) -> str:
+    names = {-number: number.name for number in signal.Signals}
+    if code is None or code not in names:
+        return f"exit code {code}"
+    hint = ", perhaps for lack of memory" if names[code] == "SIGKILL" else ""
+    return f"exit code {code} ({names[code]}){hint}"

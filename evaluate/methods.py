@@ -1,0 +1,124 @@
+"""From names and options, as in a configuration file, to defenses, adversaries and protocols."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedSGD, Protocol
+from leakfrontier.defenses import DEFENSES, Defense
+
+from .plugins import load_attribute
+
+PROTOCOLS: dict[str, type[FedSGD] | type[FedAvg]] = {"FedSGD": FedSGD, "FedAvg": FedAvg}
+
+T = TypeVar("T")
+
+
+class Strict(BaseModel):
+    """A part of a configuration; an unknown key is an error that names the known ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if isinstance(value, Mapping):
+            for key in value:
+                if key not in cls.model_fields:
+                    raise ValueError(
+                        f"unknown key {key!r}; the keys are {', '.join(cls.model_fields)}"
+                    )
+        return value
+
+
+class Method(Strict):
+    """A name and its options; in a file, `TopK`, or `{name: TopK, ratio: 0.1}`.
+
+    Attributes:
+        name: A registered name, or `file.py:Name` or `package.module:Name`.
+        options: Keyword arguments; the defaults hold for the others.
+    """
+
+    name: str
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping) and "name" in value and "options" not in value:
+            return {
+                "name": value["name"],
+                "options": {k: v for k, v in value.items() if k != "name"},
+            }
+        if not isinstance(value, Mapping) or "name" not in value:
+            raise ValueError(f"expected a name, or a mapping with the key 'name', got {value!r}")
+        return value
+
+    def grid(self) -> list[Method]:
+        """Return one method per combination of the options that are lists."""
+        values = [v if isinstance(v, list) else [v] for v in self.options.values()]
+        return [
+            Method(name=self.name, options=dict(zip(self.options, chosen, strict=True)))
+            for chosen in product(*values)
+        ]
+
+    def config(self) -> dict[str, Any]:
+        """Return all that the method depends on; for a file of the user's, its content too."""
+        config: dict[str, Any] = {"name": self.name, "options": self.options}
+        path = Path(self.name.rpartition(":")[0]).expanduser()
+        if path.suffix == ".py" and path.is_file():
+            config["source"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return config
+
+
+def build_defense(method: Method) -> Defense:
+    """Return the defense that a configuration names."""
+    return _build(method, DEFENSES, Defense, "defense")
+
+
+def build_adversary(method: Method) -> Adversary:
+    """Return the adversary that a configuration names."""
+    return _build(method, ADVERSARIES, Adversary, "adversary")  # type: ignore[type-abstract]
+
+
+def build_protocol(method: Method) -> Protocol:
+    """Return the protocol that a configuration names."""
+    return _build(method, PROTOCOLS, object, "protocol")  # type: ignore[return-value]
+
+
+def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: str) -> T:
+    cls = registry.get(method.name)
+    if cls is None:
+        if ":" not in method.name:
+            raise ValueError(
+                f"unknown {kind} {method.name!r}: choose one of {', '.join(registry)}, "
+                "or name your own class as file.py:Class"
+            )
+        cls = load_attribute(method.name)
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
+    _check_options(method, [field.name for field in fields(cls) if field.init], kind)
+    try:
+        built: T = cls(**method.options)
+    except TypeError as error:  # a missing option, or a value that cannot be compared
+        raise ValueError(f"{kind} {method.name}: {error}") from error
+    return built
+
+
+def _check_options(method: Method, known: Iterable[str], kind: str) -> None:
+    known = list(known)
+    for option in method.options:
+        if option not in known:
+            raise ValueError(
+                f"{kind} {method.name} has no option {option!r}; "
+                f"its options are {', '.join(known) or 'none'}"
+            )

@@ -1,0 +1,198 @@
+"""Scores per victim, and the matching of guesses to truths.
+
+Images are on the pixel scale, where values lie in [0, 1], stacked along the first axis. Every
+score clamps both sides to that range, reads NaN as 0, and is computed in double precision: a
+broken guess gets the score of what it would look like, never NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Generator, Tensor
+from torch.nn import functional
+
+TIERS: dict[str, tuple[float, float]] = {
+    "weak": (15.0, 0.5),
+    "recognisable": (20.0, 0.7),
+    "near-copy": (30.0, 0.9),
+}
+"""Least PSNR (dB) and SSIM of each tier of success, weakest first.
+
+Both must be reached, because single hand-crafted metrics contradict each other and human
+judgement (Sun et al., "Privacy Assessment on Reconstructed Images", NeurIPS 2023). The
+thresholds are a convention of this toolkit; reports print them.
+"""
+
+LEAST_ERROR = 1e-20
+"""Floor of the mean squared error, hence a ceiling of 200 dB on PSNR: exact is exact."""
+
+DUPLICATE_ERROR = 1e-6
+"""Mean squared distance up to which two examples count as the same one."""
+
+TIE = 1e-6
+"""Root-mean-square distance within which two candidates are equally near: float32 rounding."""
+
+
+def psnr(guess: Tensor, truth: Tensor) -> Tensor:
+    """Return the peak signal-to-noise ratio of each guess in dB, for a data range of 1.
+
+    Values beyond about 100 dB say "exact up to rounding": the mean squared error is floored at
+    `LEAST_ERROR`, which caps the ratio at 200 dB.
+    """
+    _check_same_shape(guess, truth)
+    error = (_pixels(guess) - _pixels(truth)).flatten(1).square().mean(1)
+    return -10 * error.clamp(min=LEAST_ERROR).log10()
+
+
+def ssim(guess: Tensor, truth: Tensor) -> Tensor:
+    """Return the structural similarity of each guess, averaged over channels.
+
+    Gaussian window with sigma 1.5 over the region where it fits: 11x11 as published if the short
+    side has at least 64 pixels, otherwise 7x7. NaN for what is not an NCHW image of at least 7x7.
+
+    References:
+        Wang, Bovik, Sheikh, Simoncelli, "Image Quality Assessment: From Error Visibility to
+        Structural Similarity", IEEE Transactions on Image Processing 2004,
+        https://doi.org/10.1109/TIP.2003.819861
+    """
+    _check_same_shape(guess, truth)
+    short = min(truth.shape[2:]) if truth.dim() == 4 else 0
+    if short < 7:
+        return torch.full((len(truth),), torch.nan, dtype=torch.float64, device=truth.device)
+    window = _gaussian_window(11 if short >= 64 else 7).to(truth.device)
+
+    def average(images: Tensor) -> Tensor:
+        rows = functional.conv2d(images.flatten(0, 1)[:, None], window[..., None, :])
+        return functional.conv2d(rows, window[..., None])
+
+    x, y = _pixels(guess), _pixels(truth)
+    mean_x, mean_y = average(x), average(y)
+    variances = average(x * x) - mean_x**2 + average(y * y) - mean_y**2
+    covariance = average(x * y) - mean_x * mean_y
+    c1, c2 = 0.01**2, 0.03**2
+    luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
+    similarity = luminance * (2 * covariance + c2) / (variances + c2)
+    return similarity.mean((1, 2, 3)).view(truth.shape[:2]).mean(1)
+
+
+def match(guess: Tensor, truth: Tensor) -> Tensor:
+    """Return, for each truth, the index of the guess assigned to it, or -1 if none is left.
+
+    The assignment minimises the total mean squared error. Choosing it needs the truth and
+    flatters the attack, so baselines have to be matched in the same way.
+
+    Args:
+        guess: Guesses, in no particular order; there may be fewer or more than truths.
+        truth: Private examples.
+    """
+    if guess.shape[1:] != truth.shape[1:]:
+        raise ValueError(
+            f"guesses must have the truths' shape {tuple(truth.shape[1:])}, "
+            f"got {tuple(guess.shape[1:])}"
+        )
+    distance = torch.cdist(
+        _pixels(guess).flatten(1),
+        _pixels(truth).flatten(1),
+        compute_mode="donot_use_mm_for_euclid_dist",  # the faster way cancels for near-copies
+    )
+    rows, columns = linear_sum_assignment(distance.square().cpu().numpy())
+    assigned = torch.full((len(truth),), -1)
+    assigned[torch.from_numpy(columns)] = torch.from_numpy(rows)
+    return assigned.to(truth.device)
+
+
+def identified(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
+    """Return whether each guess is nearer to its truth than to every distractor, by pixel L2.
+
+    With N - 1 distractors, a guess that does not depend on the victim succeeds with probability
+    1/N when victim and distractors are exchangeable. Ties, up to `TIE`, are failures.
+
+    Args:
+        guess: Guesses, (B, *shape).
+        truth: Private examples, (B, *shape).
+        pool: Distractors of each example, (B, N - 1, *shape).
+
+    References:
+        Yin et al., "See through Gradients: Image Batch Recovery via GradInversion", CVPR 2021,
+        https://arxiv.org/abs/2104.07586 (image identifiability precision).
+    """
+    _check_same_shape(guess, truth)
+    expected = (len(truth), *truth.shape[1:])
+    if not (pool.dim() >= 2 and pool.shape[1] >= 1 and (len(pool), *pool.shape[2:]) == expected):
+        raise ValueError(
+            f"pool must hold at least one distractor of shape {tuple(truth.shape[1:])} for each "
+            f"of {len(truth)} examples, got shape {tuple(pool.shape)}"
+        )
+    own = _distance(guess, truth)
+    # One victim at a time: the pools together may not fit into memory in double precision.
+    pairs = zip(guess, pool, strict=True)
+    nearest = [_distance(one[None], candidates).amin() for one, candidates in pairs]
+    return own + TIE < torch.stack(nearest) if nearest else own < 0
+
+
+def distractors(
+    index: int, targets: Tensor, inputs: Tensor, exclude: Tensor, count: int, rng: Generator
+) -> Tensor:
+    """Return the indices of look-alikes that an example has to be told apart from.
+
+    They are drawn without replacement from the examples of the same label, without those to be
+    excluded and without near-duplicates of the example itself, which no guess could tell apart.
+
+    Args:
+        index: The example.
+        targets: Labels of all examples.
+        inputs: All examples, on the pixel scale.
+        exclude: Indices that must not be drawn, such as those of the other victims.
+        count: Number of look-alikes.
+        rng: Source of randomness.
+
+    Raises:
+        ValueError: If the class has too few examples.
+    """
+    allowed = targets == targets[index]
+    allowed[exclude] = False
+    candidates = allowed.nonzero().flatten()
+    error = (inputs[candidates] - inputs[index]).flatten(1).square().mean(1)
+    candidates = candidates[error > DUPLICATE_ERROR]
+    if not 1 <= count <= len(candidates):
+        raise ValueError(
+            f"count must be in [1, {len(candidates)}], the look-alikes that class "
+            f"{targets[index].item()} has left, got {count}"
+        )
+    order = torch.randperm(len(candidates), generator=rng, device=rng.device)[:count]
+    return candidates[order.to(candidates.device)]
+
+
+def tier_reached(psnr: Tensor, ssim: Tensor) -> list[str | None]:
+    """Return the highest tier that each example reaches in both metrics, or None.
+
+    Where SSIM is undefined (NaN), no tier is reached.
+    """
+    reached: list[str | None] = [None] * len(psnr)
+    for name, (decibels, similarity) in TIERS.items():
+        for i in ((psnr >= decibels) & (ssim >= similarity)).nonzero().flatten().tolist():
+            reached[i] = name
+    return reached
+
+
+def _pixels(values: Tensor) -> Tensor:
+    return values.double().nan_to_num(nan=0.0, posinf=1.0, neginf=0.0).clamp(0, 1)
+
+
+def _distance(x: Tensor, y: Tensor) -> Tensor:
+    """Return the root-mean-square distance of each pair along the first axis."""
+    return (_pixels(x) - _pixels(y)).flatten(1).square().mean(1).sqrt()
+
+
+def _gaussian_window(size: int, sigma: float = 1.5) -> Tensor:
+    offset = torch.arange(size, dtype=torch.float64) - size // 2
+    weight = torch.exp(-(offset**2) / (2 * sigma**2))
+    return (weight / weight.sum())[None, None]
+
+
+def _check_same_shape(guess: Tensor, truth: Tensor) -> None:
+    if guess.shape != truth.shape:
+        raise ValueError(
+            f"guess must have the truth's shape {tuple(truth.shape)}, got {tuple(guess.shape)}"
+        )

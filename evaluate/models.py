@@ -1,0 +1,199 @@
+"""Models by name, and the user's own."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from leakfrontier.adversaries import InputSpace
+
+from . import torchvision_ops  # noqa: F401 (torchvision may not import without it)
+from .plugins import load_attribute
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "sigmoid": nn.Sigmoid,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+}
+"""The activations that `lenet` can have."""
+
+
+def build_model(name: str, space: InputSpace, rng: Generator, **options: object) -> nn.Module:
+    """Return a new model, initialised from `rng` alone.
+
+    Args:
+        name: One of `MODELS`, or a factory of your own as `package.module:factory` or
+            `path/to/file.py:factory`; it is called as `factory(space, **options)`.
+        space: The model's inputs and classes.
+        rng: Source of the initial parameters; torch's global generator is left as it was.
+        **options: Options of that model.
+    """
+    factory = _find_factory(name)
+    _check_options(name, factory, space, options)
+    seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
+    with torch.random.fork_rng(devices=[]):
+        # Unlike torch.manual_seed, this leaves the generators of other devices alone.
+        torch.default_generator.manual_seed(seed)
+        model = factory(space, **options)
+        _check_model(name, model, space)
+    return model
+
+
+def mlp(space: InputSpace, width: int = 200) -> nn.Module:
+    """Return a perceptron with three hidden ReLU layers."""
+    if not width >= 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(space.shape), width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, space.classes),
+    )
+
+
+def cnn(space: InputSpace) -> nn.Module:
+    """Return two convolutions at full resolution and a wide layer: the CNN of ARES."""
+    channels, height, width = _image_shape("cnn", space)
+    return nn.Sequential(
+        nn.Conv2d(channels, 12, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(12, 24, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(24 * height * width, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, space.classes),
+    )
+
+
+def lenet(space: InputSpace, activation: str = "sigmoid") -> nn.Module:
+    """Return the LeNet of deep leakage from gradients.
+
+    With sigmoids, all parameters are drawn from U(-0.5, 0.5) as in the paper: at torch's own
+    initialisation their gradients vanish.
+
+    References:
+        Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019.
+        https://arxiv.org/abs/1906.08935
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    channels, height, width = _image_shape("lenet", space)
+    layers: list[nn.Module] = []
+    for stride in (2, 2, 1):
+        layers += [nn.Conv2d(channels, 12, kernel_size=5, padding=2, stride=stride)]
+        layers += [ACTIVATIONS[activation]()]
+        channels, height, width = 12, math.ceil(height / stride), math.ceil(width / stride)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(12 * height * width, space.classes))
+    if activation == "sigmoid":
+        for parameter in model.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
+def resnet18(space: InputSpace, groups: int = 32) -> nn.Module:
+    """Return torchvision's ResNet-18 with GroupNorm in place of BatchNorm.
+
+    References:
+        He et al. Deep Residual Learning for Image Recognition. CVPR 2016.
+        https://arxiv.org/abs/1512.03385
+        Wu, He. Group Normalization. ECCV 2018. https://arxiv.org/abs/1803.08494
+    """
+    if not (groups >= 1 and 64 % groups == 0):
+        raise ValueError(f"groups must divide 64, the smallest number of channels, got {groups}")
+    channels, _, _ = _image_shape("resnet18", space)
+
+    from torchvision.models import resnet18 as torchvision_resnet18  # slow to import
+
+    model = torchvision_resnet18(
+        num_classes=space.classes, norm_layer=lambda channels: nn.GroupNorm(groups, channels)
+    )
+    model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return cast(nn.Module, model)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet": lenet,
+    "resnet18": resnet18,
+}
+"""Every model by name, as `factory(space, **options)`. Add a line here to add a model."""
+
+
+def _find_factory(name: str) -> Callable[..., nn.Module]:
+    if name in MODELS:
+        return MODELS[name]
+    if ":" not in name:
+        raise ValueError(
+            f"model must be one of {', '.join(MODELS)}, or a factory of your own as "
+            f"package.module:factory or path/to/file.py:factory, got {name!r}"
+        )
+    factory = load_attribute(name)
+    if not callable(factory):
+        raise ValueError(f"{name} must be a function that returns a model, got {factory!r}")
+    return cast(Callable[..., nn.Module], factory)
+
+
+def _check_options(
+    name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
+) -> None:
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(space, **options)
+    except TypeError as error:
+        known = list(signature.parameters.values())[1:]  # the first is the input space
+        allowed = ", ".join(str(option.replace(annotation=option.empty)) for option in known)
+        raise ValueError(
+            f"{name} cannot be called with the input space and the options "
+            f"{', '.join(options) or '(none)'}: {error}; its options are {allowed or '(none)'}"
+        ) from error
+
+
+def _check_model(name: str, model: object, space: InputSpace) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    for path, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            raise ValueError(
+                f"{name} has BatchNorm ({path or 'the model itself'}), whose statistics mix the "
+                "examples of a batch; use torch.nn.GroupNorm instead"
+            )
+    _check_output(name, model, space)
+
+
+def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
+    dtype = torch.float32 if space.vocabulary is None else torch.int64
+    inputs = torch.zeros((2, *space.shape), dtype=dtype)
+    try:
+        with torch.no_grad():
+            output = model(inputs)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} fails on inputs of shape {tuple(inputs.shape)}: {error}"
+        ) from error
+    expected = (2, space.classes)
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != expected:
+        raise ValueError(f"{name} must map 2 examples to shape {expected}, got {found}")
+
+
+def _image_shape(name: str, space: InputSpace) -> tuple[int, int, int]:
+    if len(space.shape) != 3 or space.vocabulary is not None:
+        raise ValueError(
+            f"{name} needs images of shape (channels, height, width), got inputs of shape "
+            f"{space.shape}; use mlp or a model of your own"
+        )
+    channels, height, width = space.shape
+    return channels, height, width

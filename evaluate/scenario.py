@@ -1,0 +1,200 @@
+"""What is attacked: a dataset, a model, a protocol and a threat model, by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Generator, nn
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import InputSpace, Protocol, PublicData
+from leakfrontier.defenses import Batch, Defense
+
+from .client import ThreatModel
+from .data import load_dataset
+from .methods import Method, Strict, build_protocol
+from .models import build_model
+
+
+class Training(Strict):
+    """How the model is trained under each defense, to see what the defense costs.
+
+    Attributes:
+        rounds: Rounds of federated training.
+        clients: Clients that share the training data.
+        clients_per_round: Clients sampled in each round.
+        batch_size: Examples per client and round under FedSGD; FedAvg uses all of a client's.
+        server: The server's optimizer.
+        lr: The server's learning rate.
+        partition: How the data is spread over clients.
+        alpha: Concentration of the Dirichlet distribution of `label-skew`.
+    """
+
+    rounds: int = Field(default=60, ge=1)
+    clients: int = Field(default=10, ge=1)
+    clients_per_round: int = Field(default=5, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    server: Literal["sgd", "adam"] = "adam"
+    lr: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    partition: Literal["iid", "label-skew", "feature-skew"] = "iid"
+    alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _enough_clients(self) -> Training:
+        if self.clients_per_round > self.clients:
+            raise ValueError(
+                f"clients_per_round must be at most clients = {self.clients}, "
+                f"got {self.clients_per_round}"
+            )
+        return self
+
+
+class Scenario(Strict):
+    """Everything about an evaluation but the defense and the adversary.
+
+    Attributes:
+        title: How reports call it; by default the dataset, the model and what is not default.
+        dataset: A name of `DATASETS`, or a folder of images.
+        data_folder: Where downloads are kept.
+        model: A name of `MODELS`, or the user's own `module:factory`, and its options.
+        protocol: `FedSGD` or `FedAvg`, and its options.
+        batch_size: Private examples behind one attacked upload. The smaller, the easier the
+            attack: 1 is the worst case.
+        checkpoints: Training rounds whose models are attacked; 0 is the untrained one.
+        knows_targets: Whether adversaries are told the labels.
+        public_data: Whether adversaries have auxiliary data: the test split.
+        candidates: Look-alikes of the same class among which a victim must be identified, the
+            victim included.
+        training: How utility is measured.
+    """
+
+    title: str | None = None
+    dataset: str = "fashion-mini"
+    data_folder: Path | None = None
+    model: Method = Method(name="mlp")
+    protocol: Method = Method(name="FedSGD")
+    batch_size: int = Field(default=1, ge=1)
+    checkpoints: tuple[int, ...] = (0,)
+    knows_targets: bool = False
+    public_data: bool = True
+    candidates: int = Field(default=100, ge=2)
+    training: Training = Training()
+
+    @field_validator("protocol")
+    @classmethod
+    def _valid_protocol(cls, value: Method) -> Method:
+        build_protocol(value)
+        return value
+
+    @model_validator(mode="after")
+    def _reachable_checkpoints(self) -> Scenario:
+        if not self.checkpoints or not all(
+            0 <= c <= self.training.rounds for c in self.checkpoints
+        ):
+            raise ValueError(
+                f"checkpoints must be rounds in [0, {self.training.rounds}], "
+                f"got {list(self.checkpoints)}"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """Return the title, or else dataset and model, and what differs from the defaults."""
+        if self.title is not None:
+            return self.title
+        parts = [Path(self.dataset).name if "/" in self.dataset else self.dataset]
+        parts += [label(self.model)]
+        if self.protocol != Method(name="FedSGD"):
+            parts.append(label(self.protocol))
+        if self.batch_size != 1:
+            parts.append(f"batch {self.batch_size}")
+        if self.knows_targets:
+            parts.append("labels known")
+        return "/".join(parts)
+
+    def config(self) -> dict[str, Any]:
+        """Return all that a result depends on, as plain JSON values."""
+        return {**self.model_dump(mode="json", exclude={"title"}), "model": self.model.config()}
+
+
+def label(method: Method) -> str:
+    """Return a method's name with its options, as reports print it."""
+    name = method.name.rpartition(":")[2]
+    options = ", ".join(f"{key}={value}" for key, value in method.options.items())
+    return f"{name}({options})" if options else name
+
+
+@dataclass(frozen=True)
+class World:
+    """A scenario with its data at hand, as model inputs.
+
+    Attributes:
+        scenario: The scenario.
+        space: What is publicly known of the inputs.
+        train: The clients' examples.
+        test: Held-out examples: for accuracy, and as the adversary's public data.
+    """
+
+    scenario: Scenario
+    space: InputSpace
+    train: Batch
+    test: Batch
+
+    @property
+    def protocol(self) -> Protocol:
+        """Return the protocol."""
+        return build_protocol(self.scenario.protocol)
+
+    def model(self, defense: Defense, seed: int) -> nn.Module:
+        """Return the initial model: the same for every defense, up to its own `on_model`."""
+        scenario = self.scenario
+        rng = generator("model", scenario.model.config(), scenario.dataset, seed)
+        method = scenario.model
+        return defense.on_model(build_model(method.name, self.space, rng, **method.options))
+
+    def threat(self, knows_defense: bool) -> ThreatModel:
+        """Return what the scenario grants to the adversary."""
+        public = PublicData(*self.test) if self.scenario.public_data else None
+        return ThreatModel(self.scenario.knows_targets, knows_defense, public)
+
+
+def load_world(scenario: Scenario) -> World:
+    """Return a scenario with its data."""
+    return World(scenario, *_normalised(scenario.dataset, scenario.data_folder))
+
+
+@lru_cache(maxsize=4)
+def _normalised(dataset: str, folder: Path | None) -> tuple[InputSpace, Batch, Batch]:
+    data = load_dataset(dataset, folder)
+    space = data.space()
+    train, test = (Batch(space.to_inputs(b.inputs), b.targets) for b in (data.train, data.test))
+    return space, train, test
+
+
+loss = cross_entropy
+"""The loss of every classifier here."""
+
+
+def generator(*parts: object) -> Generator:
+    """Return a generator seeded by a hash of what its draws are for."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    return torch.Generator().manual_seed(seed)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "fashion-mini/mlp": Scenario(),
+    "fashion-mini/lenet": Scenario(model=Method(name="lenet")),
+    "fashion-mini/cnn": Scenario(model=Method(name="cnn")),
+    "digits/mlp": Scenario(dataset="digits"),
+    "cifar10/lenet": Scenario(dataset="cifar10", model=Method(name="lenet")),
+    "cifar10/resnet18": Scenario(dataset="cifar10", model=Method(name="resnet18")),
+}
+"""Scenarios by name; any other is spelled out in a configuration file."""

@@ -1,0 +1,422 @@
+"""Intervals, paired tests, worst cases and frontiers, from the rows of an evaluation.
+
+The independent unit is the observation (one upload), not the victim: the examples of a batch
+share noise, masks and matching. Resampling therefore draws whole observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, nan, sqrt
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+DRAWS = 2_000
+"""Bootstrap resamples behind every interval."""
+
+LEAST_SEEDS = 5
+"""Seeds below which no interval over seeds is claimed."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its confidence limits; it prints as a percentage.
+
+    Attributes:
+        value: The estimate; NaN without data.
+        low: Lower confidence limit.
+        high: Upper confidence limit.
+        n: Number of independent units behind it.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        if np.isnan(self.value):
+            return "n/a"
+        if self.value == 0 <= self.low:  # a difference of zero has a negative limit
+            return f"<= {100 * self.high:.1f} %"
+        if self.value == 1:
+            return f">= {100 * self.low:.1f} %"
+        return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interval:
+    """Return a proportion with its exact interval, which covers at least as often as it claims.
+
+    References:
+        Clopper, Pearson, "The Use of Confidence or Fiducial Limits Illustrated in the Case of
+        the Binomial", Biometrika 1934, https://doi.org/10.1093/biomet/26.4.404
+    """
+    tail = _tail(confidence)
+    _check_counts(successes, n)
+    if n == 0:
+        return Interval(nan, 0.0, 1.0, 0)
+    low = stats.beta.ppf(tail, successes, n - successes + 1) if successes > 0 else 0.0
+    high = stats.beta.isf(tail, successes + 1, n - successes) if successes < n else 1.0
+    return Interval(successes / n, float(low), float(high), n)
+
+
+def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
+    """Return a proportion with its score interval: right on average, narrower than the exact one.
+
+    References:
+        Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", Journal
+        of the American Statistical Association 1927,
+        https://doi.org/10.1080/01621459.1927.10502953
+    """
+    z = float(stats.norm.isf(_tail(confidence)))
+    _check_counts(successes, n)
+    if n == 0:
+        return Interval(nan, 0.0, 1.0, 0)
+    share = successes / n
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half), n)
+
+
+def rate(
+    successes: ArrayLike, observation: ArrayLike, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """Return the share of victims that an attack succeeds on.
+
+    Clopper-Pearson where every observation has one victim; otherwise a percentile bootstrap over
+    observations. A bootstrap cannot draw what it has not seen and would turn zero successes into
+    [0, 0]; hence the interval always contains what the rate would be if the largest share of
+    unseen observations that the sample is consistent with succeeded, or failed, throughout. With
+    no successes, or nothing else, that is Clopper-Pearson on the number of observations.
+
+    Args:
+        successes: 0 or 1 per victim.
+        observation: Which observation each victim belongs to.
+        confidence: Confidence level.
+        seed: Seed of the bootstrap.
+    """
+    flags = _binary(successes)
+    member, n = _clusters(observation, len(flags))
+    if n == len(flags):
+        return clopper_pearson(int(flags.sum()), n, confidence)
+    return _bounded_mean(flags.astype(float), member, n, 0.0, confidence, seed)
+
+
+def mean_interval(
+    values: ArrayLike, cluster: ArrayLike, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """Return a mean with its percentile bootstrap interval over clusters.
+
+    One cluster says nothing of the spread between clusters: its interval is unbounded.
+
+    Args:
+        values: Any score, one per victim.
+        cluster: Which independent unit each value belongs to.
+        confidence: Confidence level.
+        seed: Seed of the bootstrap.
+    """
+    values = _vector(values)
+    member, n = _clusters(cluster, len(values))
+    if n < 2:
+        return Interval(float(values.mean()) if n else nan, -inf, inf, n)
+    low, high = _limits(_mean_draws(values, member, n, seed), confidence)
+    return Interval(float(values.mean()), low, high, n)
+
+
+def median_interval(
+    values: ArrayLike, cluster: ArrayLike, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """Return a median with its percentile bootstrap interval; arguments as `mean_interval`."""
+    values = _vector(values)
+    member, n = _clusters(cluster, len(values))
+    if n < 2:
+        return Interval(float(np.median(values)) if n else nan, -inf, inf, n)
+    order = np.argsort(values)
+    below = np.cumsum(_counts(n, seed)[:, member[order]], axis=1, dtype=np.int32)
+    total = below[:, -1:]
+    # Middle element of each resample, or the two middle ones, among the sorted values.
+    middle = [(below > position).argmax(1) for position in ((total - 1) // 2, total // 2)]
+    draws = values[order][np.stack(middle)].mean(0)
+    low, high = _limits(draws, confidence)
+    return Interval(float(np.median(values)), low, high, n)
+
+
+def accuracy_interval(
+    correct: Sequence[int], total: Sequence[int], confidence: float = 0.95
+) -> Interval:
+    """Return the mean test accuracy over seeds, with a cautious interval.
+
+    It contains the Wilson interval of the pooled counts (which test examples were drawn) and the
+    spread of the seeds (which model was trained): from five seeds on, the t-interval of their
+    mean; with fewer, no seed-level interval is claimed and the spread is their minimum and
+    maximum. Pooling takes the seeds' test examples for distinct ones: where all seeds share one
+    test set, its sampling error is underestimated.
+
+    Args:
+        correct: Correctly classified test examples, per seed.
+        total: Test examples, per seed.
+        confidence: Confidence level.
+    """
+    if not (len(correct) == len(total) >= 1 and all(size >= 1 for size in total)):
+        raise ValueError(
+            f"correct and total must have one entry per seed and total must be positive, "
+            f"got {list(correct)} and {list(total)}"
+        )
+    for hits, size in zip(correct, total, strict=True):
+        _check_counts(hits, size)
+    pooled = wilson(sum(correct), sum(total), confidence)
+    seeds = np.array(correct) / np.array(total)
+    mean, n = float(seeds.mean()), len(seeds)
+    if n < LEAST_SEEDS:
+        low, high = float(seeds.min()), float(seeds.max())
+    else:
+        error = float(seeds.std(ddof=1)) / sqrt(n)
+        half = float(stats.t.isf(_tail(confidence), n - 1)) * error
+        low, high = max(0.0, mean - half), min(1.0, mean + half)
+    return Interval(mean, min(low, pooled.low), max(high, pooled.high), n)
+
+
+def mcnemar(a: ArrayLike, b: ArrayLike) -> float:
+    """Return the exact two-sided p-value that paired outcomes, 0 or 1, have equal rates.
+
+    For one victim per observation; with more, victims are not independent: see
+    `paired_difference`.
+    """
+    first, second = _pair(a, b)
+    only_first = int((first & ~second).sum())
+    discordant = int((first ^ second).sum())
+    return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
+
+
+def paired_difference(
+    a: ArrayLike, b: ArrayLike, cluster: ArrayLike, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """Return the rate of `a` minus that of `b` on the same victims, outcomes being 0 or 1.
+
+    The interval is made like that of `rate`, so that equal outcomes do not give [0, 0].
+    """
+    first, second = _pair(a, b)
+    member, n = _clusters(cluster, len(first))
+    difference = first.astype(float) - second.astype(float)
+    return _bounded_mean(difference, member, n, -1.0, confidence, seed)
+
+
+def holm(pvalues: ArrayLike) -> Floats:
+    """Return p-values adjusted for their number; below alpha, the family-wise error is below it.
+
+    References:
+        Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of
+        Statistics 1979, https://www.jstor.org/stable/4615733
+    """
+    raw = _vector(pvalues)
+    if not np.all((raw >= 0) & (raw <= 1)):
+        raise ValueError(f"p-values must be in [0, 1], got {raw.tolist()}")
+    order = np.argsort(raw)
+    adjusted = np.empty_like(raw)
+    adjusted[order] = np.maximum.accumulate(raw[order] * np.arange(len(raw), 0, -1))
+    return adjusted.clip(max=1.0)
+
+
+def advantage(success: float, prior: float) -> float:
+    """Return the success beyond a prior-only guess, as a share of what was left to gain."""
+    return nan if prior == 1 else (success - prior) / (1 - prior)
+
+
+def union(successes: ArrayLike) -> Flags:
+    """Return the worst case per victim: whether any attack succeeded.
+
+    Args:
+        successes: 0 or 1, attacks x victims; an attack that did not run on a victim counts as 0.
+    """
+    worst: Flags = np.any(_binary(successes, dimensions=2), axis=0)
+    return worst
+
+
+def selectable(successes: ArrayLike, objectives: ArrayLike) -> Flags:
+    """Return the outcome per victim of the attack that an attacker would believe.
+
+    That is the one with the lowest objective, which needs no ground truth. A NaN objective is
+    never chosen; where all are NaN, the first attack is.
+
+    Args:
+        successes: 0 or 1, attacks x victims.
+        objectives: What the attacks minimised, on one scale; attacks x victims.
+    """
+    flags = _binary(successes, dimensions=2)
+    values = np.asarray(objectives, dtype=float)
+    if values.shape != flags.shape:
+        raise ValueError(f"objectives must have shape {flags.shape}, got {values.shape}")
+    # An infinite objective still comes before one that is NaN.
+    ranked = np.nan_to_num(values, nan=inf, posinf=np.finfo(float).max)
+    chosen: Flags = flags[ranked.argmin(axis=0), np.arange(flags.shape[1])]
+    return chosen
+
+
+def pareto_mask(utility: ArrayLike, success: ArrayLike) -> Flags:
+    """Return which configurations no other one dominates.
+
+    One dominates another if it is at least as good in both, utility (higher is better) and
+    attack success (lower is better), and better in one; duplicates do not dominate each other.
+    """
+    optimal: Flags = pareto_probability(_vector(utility)[None], _vector(success)[None]) == 1
+    return optimal
+
+
+def pareto_probability(utility_draws: ArrayLike, success_draws: ArrayLike) -> Floats:
+    """Return the share of draws (R x D) in which each of D configurations is non-dominated."""
+    utility, success = _draws(utility_draws, success_draws)
+    dominated = [
+        _dominates(utility, success, utility[:, [b]], success[:, [b]]).any(axis=1).mean()
+        for b in range(utility.shape[1])
+    ]
+    return 1 - np.array(dominated, dtype=float)
+
+
+def dominance_probability(utility_draws: ArrayLike, success_draws: ArrayLike) -> Floats:
+    """Return how often, over draws (R x D), the row's configuration dominates the column's."""
+    utility, success = _draws(utility_draws, success_draws)
+    return np.array(
+        [
+            _dominates(utility[:, [a]], success[:, [a]], utility, success).mean(axis=0)
+            for a in range(utility.shape[1])
+        ],
+        dtype=float,
+    )
+
+
+def hypervolume(utility: ArrayLike, privacy: ArrayLike) -> float:
+    """Return the area that a set of configurations dominates, from (0, 0); 1 is the ideal point.
+
+    Utility and privacy are clipped to [0, 1]; higher is better for both.
+    """
+    points = [_vector(utility), _vector(privacy)]
+    if len(points[0]) != len(points[1]) or np.isnan(points).any():
+        raise ValueError("utility and privacy must have one value per configuration, none NaN")
+    u, p = np.clip(points, 0, 1)
+    order = np.argsort(-u)
+    widths = -np.diff(u[order], append=0.0)
+    return float((widths * np.maximum.accumulate(p[order])).sum())
+
+
+def monotone_violation(
+    strength: ArrayLike, rate: ArrayLike, low: ArrayLike, high: ArrayLike
+) -> list[tuple[int, int]]:
+    """Return pairs (weaker, stronger) where the stronger defense significantly leaks more.
+
+    Significant means that the intervals do not overlap. Pairs are positions in the arguments,
+    the largest rise of the rate first.
+
+    Args:
+        strength: Strength of each configuration of one defense.
+        rate: Attack success under each.
+        low: Lower confidence limits.
+        high: Upper confidence limits.
+    """
+    strengths, rates, lows, highs = map(_vector, (strength, rate, low, high))
+    if not len(strengths) == len(rates) == len(lows) == len(highs):
+        raise ValueError("strength, rate, low and high must have one value per configuration")
+    rises = (strengths[:, None] < strengths) & (lows > highs[:, None])
+    pairs = [(int(i), int(j)) for i, j in np.argwhere(rises)]
+    return sorted(pairs, key=lambda pair: rates[pair[0]] - rates[pair[1]])
+
+
+def _bounded_mean(
+    values: Floats, member: NDArray[np.intp], n: int, least: float, confidence: float, seed: int
+) -> Interval:
+    """Return the mean of values in [least, 1] with its bootstrap interval, as `rate` explains."""
+    if n == 0:
+        return Interval(nan, least, 1.0, 0)
+    mean = float(values.mean())
+    unseen = clopper_pearson(0, n, confidence).high
+    low, high = _limits(_mean_draws(values, member, n, seed), confidence)
+    return Interval(
+        mean,
+        min(low, mean - unseen * (mean - least)),
+        max(high, mean + unseen * (1 - mean)),
+        n,
+    )
+
+
+def _mean_draws(values: Floats, member: NDArray[np.intp], n: int, seed: int) -> Floats:
+    counts = _counts(n, seed)
+    sums = np.bincount(member, weights=values, minlength=n)
+    sizes = np.bincount(member, minlength=n)
+    draws: Floats = (counts @ sums) / (counts @ sizes)
+    return draws
+
+
+def _counts(n: int, seed: int) -> NDArray[np.int64]:
+    """Return how often each of n clusters is in each resample."""
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=DRAWS)
+
+
+def _limits(draws: Floats, confidence: float) -> tuple[float, float]:
+    tail = _tail(confidence)
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _dominates(utility_a: Floats, success_a: Floats, utility_b: Floats, success_b: Floats) -> Flags:
+    no_worse = (utility_a >= utility_b) & (success_a <= success_b)
+    better = (utility_a > utility_b) | (success_a < success_b)
+    result: Flags = no_worse & better
+    return result
+
+
+def _tail(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    return (1 - confidence) / 2
+
+
+def _check_counts(successes: int, n: int) -> None:
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes must be in [0, n = {n}], got {successes}")
+
+
+def _vector(values: ArrayLike) -> Floats:
+    array = np.asarray(values, dtype=float)
+    if array.ndim != 1:
+        raise ValueError(f"expected one value per entry, got an array of shape {array.shape}")
+    return array
+
+
+def _binary(outcomes: ArrayLike, dimensions: int = 1) -> Flags:
+    array = np.asarray(outcomes)
+    if array.ndim != dimensions:
+        raise ValueError(f"outcomes must have {dimensions} dimensions, got shape {array.shape}")
+    if not np.isin(array, (0, 1)).all():
+        raise ValueError("outcomes must be 0 or 1; leave out what was not measured")
+    return array.astype(bool)
+
+
+def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Flags, Flags]:
+    first, second = _binary(a), _binary(b)
+    if len(first) != len(second):
+        raise ValueError(f"outcomes must be paired, got {len(first)} and {len(second)}")
+    return first, second
+
+
+def _clusters(cluster: ArrayLike, length: int) -> tuple[NDArray[np.intp], int]:
+    """Return the position of each entry's cluster, and the number of clusters."""
+    labels = np.asarray(cluster)
+    if labels.shape != (length,):
+        raise ValueError(f"expected one cluster for each of {length} entries, got {labels.shape}")
+    names, member = np.unique(labels, return_inverse=True)
+    return member, len(names)
+
+
+def _draws(utility: ArrayLike, success: ArrayLike) -> tuple[Floats, Floats]:
+    u, s = np.asarray(utility, dtype=float), np.asarray(success, dtype=float)
+    if u.ndim != 2 or u.shape != s.shape or np.isnan(u).any() or np.isnan(s).any():
+        raise ValueError(
+            f"utility and success must be draws x configurations without NaN, "
+            f"got shapes {u.shape} and {s.shape}"
+        )
+    return u, s

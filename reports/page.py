@@ -1,0 +1,362 @@
+"""The report of a run: one self-contained page, its tables as CSV and its figures as files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import vl_convert
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from leakfrontier.evaluate.checks import Check, run_checks
+from leakfrontier.evaluate.metrics import TIERS
+from leakfrontier.evaluate.store import Results, Store
+from leakfrontier.evaluate.summary import attack_rates, utility, utility_curve, worst_case
+
+from .figures import (
+    VEGA_LITE,
+    Figure,
+    accuracy_figure,
+    frontier_figure,
+    heatmap_figure,
+    psnr_figure,
+    strength_figure,
+)
+from .frontier import Frontier, make_frontiers
+from .gallery import Gallery, make_gallery
+from .labels import describe_attack, describe_defenses, percent, rate_text, rows, short_names
+
+PAGE_NAME = "report.html"
+_PACKAGES = ("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas", "altair")
+_TRUST = {
+    "pass": "Yes: every check passed.",
+    "warn": "With reservations: read the warnings before quoting a number.",
+    "fail": "No: at least one check failed, so these numbers are not evidence.",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text cells under a header; `marks` are CSS classes of the rows."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the page shows of one scenario and attacked round."""
+
+    title: str
+    frontier: Frontier
+    headline: Table
+    families: Table
+    rates: Table
+    heatmap: Figure | None
+    strength: Figure | None
+    psnr: Figure | None
+    gallery: Gallery | None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the page shows of one scenario."""
+
+    name: str
+    answer: str
+    frontier: Figure | None
+    accuracy: Figure | None
+    settings: tuple[Setting, ...]
+
+
+def write_report(folder: Path) -> Path:
+    """Write the report of a run into its folder and return the page's path.
+
+    Beside `report.html`, it writes every table to `tables/` and every figure to `figures/`.
+    Files appear whole or not at all.
+
+    Args:
+        folder: Holds `results.sqlite`.
+    """
+    results = Store(folder).results()
+    rates, worst = attack_rates(results), worst_case(results)
+    checks, frontiers = run_checks(results), make_frontiers(results)
+    for name, table in _tables(results, rates, worst, checks, frontiers).items():
+        _write(folder / "tables" / f"{name}.csv", table.to_csv(index=False).encode())
+    scenarios = _scenarios(results, rates, worst, frontiers)
+    for figure in _figures(scenarios):
+        _write(folder / "figures" / f"{figure.name}.png", figure.png)
+        _write(folder / "figures" / f"{figure.name}.svg", figure.svg.encode())
+    page = folder / PAGE_NAME
+    _write(page, _render(results, rates, checks, scenarios).encode())
+    return page
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def _tables(
+    results: Results,
+    rates: pd.DataFrame,
+    worst: pd.DataFrame,
+    checks: list[Check],
+    frontiers: list[Frontier],
+) -> dict[str, pd.DataFrame]:
+    points = [frontier.points for frontier in frontiers]
+    families = [
+        frontier.families.assign(scenario=frontier.scenario, checkpoint=frontier.checkpoint)
+        for frontier in frontiers
+    ]
+    verdicts = [
+        (check.name, check.verdict, check.text, "; ".join(check.details)) for check in checks
+    ]
+    return {
+        "attacks": results.attacks,
+        "rates": rates,
+        "worst_case": worst,
+        "utility": utility(results),
+        "frontier": pd.concat(points) if points else pd.DataFrame(),
+        "hypervolume": pd.concat(families) if families else pd.DataFrame(),
+        "checks": pd.DataFrame(verdicts, columns=["name", "verdict", "text", "details"]),
+        "cells": results.cells,
+    }
+
+
+def _scenarios(
+    results: Results, rates: pd.DataFrame, worst: pd.DataFrame, frontiers: list[Frontier]
+) -> list[Scenario]:
+    curve = utility_curve(results)
+    names = dict.fromkeys([*(f.scenario for f in frontiers), *curve["scenario"]])
+    scenarios = []
+    for name in names:
+        here = [frontier for frontier in frontiers if frontier.scenario == name]
+        here.sort(key=lambda frontier: frontier.checkpoint)
+        points = pd.concat([f.points for f in here]) if here else pd.DataFrame()
+        scenarios.append(
+            Scenario(
+                name=name,
+                answer=_answer(name, points),
+                frontier=frontier_figure(name, points) if here else None,
+                accuracy=accuracy_figure(name, curve[curve["scenario"] == name], results),
+                settings=tuple(_setting(results, rates, worst, frontier) for frontier in here),
+            )
+        )
+    return scenarios
+
+
+def _setting(
+    results: Results, rates: pd.DataFrame, worst: pd.DataFrame, frontier: Frontier
+) -> Setting:
+    place = (frontier.scenario, frontier.checkpoint)
+    own_rates, own_worst, own_attacks = (
+        frame[(frame["scenario"] == place[0]) & (frame["checkpoint"] == place[1])]
+        for frame in (rates, worst, results.attacks)
+    )
+    return Setting(
+        title=f"{frontier.scenario}, model of round {frontier.checkpoint}",
+        frontier=frontier,
+        headline=_headline(frontier.points),
+        families=_family_table(frontier.families),
+        rates=_rate_table(own_rates),
+        heatmap=heatmap_figure(*place, own_rates),
+        strength=strength_figure(*place, own_worst),
+        psnr=psnr_figure(*place, own_attacks, own_rates),
+        gallery=make_gallery(results, rates, *place),
+    )
+
+
+def _figures(scenarios: Iterable[Scenario]) -> list[Figure]:
+    found: list[Figure | None] = []
+    for scenario in scenarios:
+        found += [scenario.frontier, scenario.accuracy]
+        for setting in scenario.settings:
+            found += [setting.heatmap, setting.strength, setting.psnr]
+    return [figure for figure in found if figure is not None]
+
+
+def _answer(scenario: str, points: pd.DataFrame) -> str:
+    """Return what the best defense achieves, at the round where it does worst."""
+    attacked = points.dropna(subset=["advantage"]) if len(points) else points
+    if attacked.empty:
+        return f"{scenario}: no attack ran, so nothing is known of any defense."
+    order = attacked.sort_values(["advantage_high", "advantage"], ascending=False)
+    worst = order.drop_duplicates("defense")
+    control = worst[worst["family"] == "none"]
+    defended = worst[worst["family"] != "none"]
+    start = f"{scenario}: without a defense, the attacks identify "
+    start += f"{control['success_text'].iloc[0]} of the victims" if len(control) else "(not run)"
+    if defended.empty:
+        return f"{start}; no defense was tested."
+    best = defended.sort_values(["advantage_high", "accuracy"], ascending=[True, False]).iloc[0]
+    cost = f"at {percent(best['accuracy'])} accuracy"
+    if len(control):
+        cost += f" (undefended {percent(control['accuracy'].iloc[0])})"
+    return (
+        f"{start}; the most private of {len(defended)} tested defenses, {best['name']}, "
+        f"leaves {best['success_text']} {cost}."
+    )
+
+
+def _headline(points: pd.DataFrame) -> Table:
+    header = (
+        "Defense",
+        "Accuracy",
+        "Worst-case success",
+        "Advantage over prior",
+        "P(Pareto-optimal)",
+        "Verdict",
+    )
+    lines = tuple(
+        (
+            str(row.defense),
+            _limits(row.accuracy, row.accuracy_low, row.accuracy_high),
+            str(row.success_text),
+            str(row.advantage_text),
+            "n/a" if pd.isna(row.p_pareto) else f"{row.p_pareto:.2f}",
+            "undefended control" if row.family == "none" else str(row.verdict),
+        )
+        for row in rows(points)
+    )
+    marks = tuple(
+        "control" if row.family == "none" else "pareto" if row.pareto else ""
+        for row in rows(points)
+    )
+    return Table(header, lines, marks)
+
+
+def _family_table(families: pd.DataFrame) -> Table:
+    lines = tuple(
+        (
+            str(row.family),
+            str(row.defenses),
+            f"{row.hypervolume:.2f} [{row.low:.2f}, {row.high:.2f}]",
+        )
+        for row in rows(families)
+    )
+    return Table(("Family", "Configurations", "Hypervolume [95 %]"), lines)
+
+
+def _rate_table(rates: pd.DataFrame) -> Table:
+    header = (
+        *("Defense", "Attack", "Success", "Undefended", "Prior guess", "Chance"),
+        *("Counterfactual", "Advantage", "PSNR", "SSIM", "Recognisable", "Obs.", "Seconds"),
+    )
+    names = short_names(rates["adversary"].unique())
+    order = describe_defenses(rates).set_index("defense")["order"]
+    rates = rates.assign(order=rates["defense"].map(order), attack=rates["adversary"].map(names))
+    rates = rates.sort_values(["order", "baseline", "attack"], kind="stable")
+    blind = rates[rates["baseline"]].sort_values("rate").groupby("defense")["text"].last()
+    control = rates[rates["family"] == "none"].groupby("adversary")["text"].last()
+    lines = tuple(
+        (
+            str(row.defense),
+            _attack_name(row),
+            str(row.text),
+            str(control.get(row.adversary, "not run")),
+            str(blind.get(row.defense, "not run")),
+            percent(row.chance),
+            rate_text(row.counterfactual, row.observations),
+            percent(row.advantage) if pd.isna(row.advantage) or row.advantage > 0 else "none",
+            "n/a" if pd.isna(row.psnr) else f"{row.psnr:.1f} dB",
+            "n/a" if pd.isna(row.ssim) else f"{row.ssim:.2f}",
+            rate_text(row.tier_recognisable, row.observations),
+            str(row.observations),
+            "n/a" if pd.isna(row.seconds) else f"{row.seconds:.2f}",
+        )
+        for row in rows(rates)
+    )
+    return Table(header, lines, tuple("baseline" if flag else "" for flag in rates["baseline"]))
+
+
+def _attack_name(row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
+    if row.family == "none" and not row.baseline:
+        return str(row.attack)
+    knows = None if pd.isna(row.knows_defense) else bool(row.knows_defense)
+    return describe_attack(row.attack, baseline=row.baseline, simulates=row.simulates, knows=knows)
+
+
+def _limits(value: float, low: float, high: float) -> str:
+    if pd.isna(value):
+        return "not measured"
+    return f"{percent(value)} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _failures(cells: pd.DataFrame) -> Table:
+    failed = cells[cells["status"] != "ok"].fillna({"adversary": "(training)"})
+    groups = failed.groupby(["status", "scenario", "defense", "adversary", "error"], sort=False)
+    lines = tuple((*map(str, key), str(len(group))) for key, group in groups)
+    return Table(("Status", "Scenario", "Defense", "Adversary", "Error", "Cells"), lines)
+
+
+def _not_applicable(rates: pd.DataFrame) -> Table:
+    absent = rates[rates["not_applicable"] > 0]
+    groups = absent.groupby(["scenario", "checkpoint", "adversary", "reason"], sort=False)
+    lines = []
+    for (scenario, checkpoint, adversary, reason), group in groups:
+        everywhere = (
+            group["defense"].nunique()
+            == rates.loc[rates["scenario"] == scenario, "defense"].nunique()
+        )
+        defenses = "all" if everywhere else ", ".join(group["defense"].unique())
+        lines.append((str(scenario), str(checkpoint), str(adversary), defenses, str(reason)))
+    return Table(("Scenario", "Round", "Attack", "Defenses", "Reason"), tuple(lines))
+
+
+def _render(
+    results: Results, rates: pd.DataFrame, checks: Sequence[Check], scenarios: list[Scenario]
+) -> str:
+    environment = Environment(
+        loader=PackageLoader("leakfrontier.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    verdicts = {check.verdict for check in checks}
+    verdict = next((kind for kind in ("fail", "warn") if kind in verdicts), "pass")
+    status = results.cells["status"]
+    candidates = results.attacks["candidates"].dropna().unique()
+    return environment.get_template("page.html.j2").render(
+        scenarios=scenarios,
+        checks=checks,
+        verdict=verdict,
+        trust=_TRUST[verdict],
+        panel=results.panel,
+        cells=f"{(status == 'ok').sum()} of {len(status)}",
+        candidates=", ".join(f"{number:.0f}" for number in sorted(candidates)),
+        tiers=TIERS,
+        failures=_failures(results.cells),
+        not_applicable=_not_applicable(rates),
+        config=yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True),
+        packages=_versions(),
+        bundle=_javascript(),
+        safe=Markup,
+    )
+
+
+def _javascript() -> Markup:
+    bundle: str = vl_convert.javascript_bundle(
+        "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
+    )
+    return Markup(bundle.replace("</script", "<\\/script"))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,189 @@
+"""Every check passes on a sound evaluation, and speaks up on the one fault it is for."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import make_results
+
+from leakfrontier.evaluate.checks import Check, run_checks
+from leakfrontier.evaluate.store import Results
+
+NAMES = [
+    "undefended control",
+    "blind guess",
+    "optimiser",
+    "monotone",
+    "oracle inputs",
+    "randomness",
+    "adaptive",
+    "completeness",
+    "proven bound",
+    "power",
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return make_results(tmp_path_factory.mktemp("run"))
+
+
+def troubles(results: Results) -> dict[str, Check]:
+    return {check.name: check for check in run_checks(results) if check.verdict != "pass"}
+
+
+def with_attacks(results: Results, **columns: Any) -> Results:  # noqa: ANN401 - as pandas has it
+    return replace(results, attacks=results.attacks.assign(**columns))
+
+
+def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Results) -> None:
+    checks = run_checks(results)
+    assert [check.name for check in checks] == NAMES
+    assert {check.verdict for check in checks} == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdicts", "detail"),
+    [
+        (
+            {"control": False},
+            {"undefended control": "fail", "blind guess": "warn"},
+            "fashion-mini/lenet, round 0: none tried",
+        ),
+        (
+            {"attack_success": 0.05},
+            {"undefended control": "fail", "blind guess": "warn"},
+            "InvertingGradients: never",
+        ),
+        (
+            {"blind_success": 0.9},
+            {"undefended control": "fail", "blind guess": "warn"},
+            "-20 % to 20 % above the blind guess: InvertingGradients against none, "
+            "fashion-mini/lenet, round 0",
+        ),
+        (
+            {"blind_success": 0.3},
+            {"blind guess": "warn"},
+            "look-alikes are not exchangeable: blind guess 30.0 % [11.9, 54.3], chance 1 %, "
+            "fashion-mini/mlp, round 0",
+        ),
+        ({"baseline": False}, {"blind guess": "warn"}, None),
+        (
+            {"optimiser_failures": 0.5},
+            {"optimiser": "warn"},
+            "35 % of victims: InvertingGradients against DPSGD(noise_multiplier=0.1, "
+            "max_grad_norm=1.0) without knowing it, fashion-mini/lenet, round 0",
+        ),
+        (
+            {"monotone": False},
+            {"monotone": "warn"},
+            "70.0 % [45.7, 88.1] instead of <= 16.8 % under DPSGD(noise_multiplier=0.01, "
+            "max_grad_norm=1.0): LinearLeakage against DPSGD(noise_multiplier=1.0, "
+            "max_grad_norm=1.0), fashion-mini/mlp, round 0",
+        ),
+        (
+            {"labels_granted": True},
+            {"oracle inputs": "warn"},
+            "InvertingGradients, fashion-mini/lenet",
+        ),
+        (
+            {"seeds": (0,), "observations": 20},
+            {"randomness": "warn"},
+            "accuracy from one seed: DPSGD(noise_multiplier=0.1, max_grad_norm=1.0), "
+            "fashion-mini/mlp",
+        ),
+        (
+            {"adaptive": False},
+            {"adaptive": "warn"},
+            "TopK(ratio=0.1), fashion-mini/mlp, round 0",
+        ),
+        ({"failed": 1}, {"completeness": "fail"}, "first error: ValueError: loss is not finite"),
+        ({"missing": 1}, {"completeness": "fail", "power": "warn"}, "missing: 1 cells"),
+        (
+            {"bound": 0.3},
+            {"proven bound": "fail"},
+            "65.0 % [40.8, 84.6] against a bound of 30 %: InvertingGradients against "
+            "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0), fashion-mini/lenet, round 0",
+        ),
+        ({"bound": 0.6}, {}, None),
+        (
+            {"observations": 8},
+            {"power": "warn"},
+            "16 of 17 observations cannot exclude a rate of 21 %: fashion-mini/mlp",
+        ),
+        ({"batch_size": 2}, {}, None),
+        ({"checkpoints": (0, 20)}, {}, None),
+    ],
+    ids=str,
+)
+def test_each_fault_is_noticed_and_nothing_else(
+    tmp_path: Path, fault: dict[str, Any], verdicts: dict[str, str], detail: str | None
+) -> None:
+    found = troubles(make_results(tmp_path, **fault))
+    assert {name: check.verdict for name, check in found.items()} == verdicts
+    if detail is not None:
+        assert detail in [case for check in found.values() for case in check.details]
+    for check in found.values():
+        assert check.text.endswith(".")
+        assert ". " not in check.text  # one sentence
+
+
+def test_a_run_without_any_outcome_is_not_trusted(tmp_path: Path) -> None:
+    found = troubles(make_results(tmp_path, failed=1000))
+    assert found["undefended control"].verdict == found["completeness"].verdict == "fail"
+    assert {"blind guess", "adaptive", "power"} <= set(found)
+    assert "error: 116 cells" in found["completeness"].details
+
+
+def test_a_run_of_training_only_is_not_trusted(tmp_path: Path) -> None:
+    found = troubles(make_results(tmp_path, checkpoints=()))
+    assert found["undefended control"].verdict == "fail"
+
+
+def test_one_useless_attack_is_named_where_another_works(results: Results) -> None:
+    useless = results.attacks["adversary"] == "LinearLeakage"
+    identified = results.attacks["identified"].mask(useless & results.attacks["identified"], False)
+    found = troubles(with_attacks(results, identified=identified))
+    assert found["undefended control"].verdict == "warn"
+    assert found["undefended control"].details == ("LinearLeakage: never",)
+
+
+def test_a_scenario_that_no_attack_breaks_fails(results: Results) -> None:
+    here = results.attacks["scenario"] == "fashion-mini/lenet"
+    identified = results.attacks["identified"].mask(here & results.attacks["identified"], False)
+    check = troubles(with_attacks(results, identified=identified))["undefended control"]
+    assert check.verdict == "fail"
+    assert check.details == ("fashion-mini/lenet, round 0: no attack",)
+
+
+def test_a_success_short_of_the_truth_s_objective_is_no_failed_optimiser(results: Results) -> None:
+    objective = results.attacks["objective"].mask(results.attacks["identified"] == True, 9.0)  # noqa: E712
+    assert "optimiser" not in troubles(with_attacks(results, objective=objective))
+
+
+def test_strengths_are_compared_only_if_all_other_options_agree(tmp_path: Path) -> None:
+    results = make_results(tmp_path, monotone=False)
+    assert "monotone" in troubles(results)
+    weakest = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
+    defense = results.attacks["defense"].replace(weakest, weakest.replace("norm=1.0", "norm=9.0"))
+    assert "monotone" not in troubles(with_attacks(results, defense=defense))
+
+
+def test_an_option_left_at_its_default_is_part_of_the_sweep(tmp_path: Path) -> None:
+    results = make_results(tmp_path, monotone=False)
+    weakest = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
+    defense = results.attacks["defense"].replace(weakest, "DPSGD(max_grad_norm=1.0)")
+    assert "monotone" in troubles(with_attacks(results, defense=defense))
+
+
+def test_a_defense_without_a_readable_label_is_compared_with_none(tmp_path: Path) -> None:
+    results = make_results(tmp_path, monotone=False)
+    weakest = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
+    defense = results.attacks["defense"].replace(weakest, "DPSGD(<secret>)")
+    assert "monotone" not in troubles(with_attacks(results, defense=defense))
+
+
+def test_seventeen_observations_are_enough(tmp_path: Path) -> None:
+    found = troubles(make_results(tmp_path, seeds=(0,), observations=17))
+    assert "power" not in found

@@ -1,0 +1,202 @@
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from leakfrontier.adversaries import InputSpace
+from leakfrontier.evaluate import torchvision_ops
+from leakfrontier.evaluate.models import MODELS, build_model
+
+DIGITS = InputSpace((1, 8, 8), 10)
+FASHION = InputSpace((1, 28, 28), 10)
+CIFAR = InputSpace((3, 32, 32), 100)
+SPACES = {"digits": DIGITS, "fashion": FASHION, "cifar": CIFAR}
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def layers(model: nn.Module) -> list[str]:
+    return [type(module).__name__ for module in model.children()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_scores_every_class_and_all_parameters_matter(name: str, space: InputSpace) -> None:
+    model = build_model(name, space, rng())
+    inputs = torch.rand((3, *space.shape), generator=rng(1))
+    outputs = model(inputs)
+    assert outputs.shape == (3, space.classes)
+    outputs.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    alone = torch.cat([model(example[None]) for example in inputs])
+    assert torch.allclose(outputs, alone, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_initialised_from_the_generator_alone(name: str) -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    models = [build_model(name, DIGITS, rng(seed)) for seed in (3, 3, 4)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(6)
+    models.append(build_model(name, DIGITS, rng(3)))
+    first, same, other, again = (nn.utils.parameters_to_vector(m.parameters()) for m in models)
+    assert torch.equal(first, same)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_generator_gives_one_model_after_the_other() -> None:
+    generator = rng()
+    first, second = (build_model("mlp", DIGITS, generator) for _ in range(2))
+    assert not torch.equal(next(first.parameters()), next(second.parameters()))
+
+
+def test_parameter_counts_are_those_of_the_papers() -> None:
+    def count(name: str, space: InputSpace, **options: object) -> int:
+        return sum(p.numel() for p in build_model(name, space, rng(), **options).parameters())
+
+    mlp = 784 * 50 + 50 + 2 * (50 * 50 + 50) + 50 * 10 + 10
+    assert count("mlp", FASHION, width=50) == mlp
+    cnn = 27 * 12 + 12 + 108 * 24 + 24 + 24 * 1024 * 1024 + 1024 + 1024 * 100 + 100
+    assert count("cnn", CIFAR) == cnn
+    lenet = 3 * 25 * 12 + 12 + 2 * (12 * 25 * 12 + 12) + 768 * 100 + 100  # 768 features: DLG
+    assert count("lenet", CIFAR) == lenet
+    assert count("resnet18", InputSpace((3, 32, 32), 1000)) == 11_689_512  # torchvision's
+
+
+def test_lenet_initialisation_of_deep_leakage() -> None:
+    sigmoid = nn.utils.parameters_to_vector(build_model("lenet", FASHION, rng()).parameters())
+    assert sigmoid.abs().max() <= 0.5
+    assert sigmoid.std().item() == pytest.approx(12**-0.5, rel=0.02)
+    relu = build_model("lenet", FASHION, rng(), activation="relu")
+    assert nn.utils.parameters_to_vector(relu.parameters()).abs().max() < 0.25
+    assert layers(relu) == [*["Conv2d", "ReLU"] * 3, "Flatten", "Linear"]
+    assert "Tanh" in layers(build_model("lenet", FASHION, rng(), activation="tanh"))
+
+
+def test_resnet_has_group_norm() -> None:
+    model = build_model("resnet18", CIFAR, rng(), groups=2)
+    groups = [module.num_groups for module in model.modules() if isinstance(module, nn.GroupNorm)]
+    assert groups == [2] * 20
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("vgg", {}, "one of mlp, cnn, lenet, resnet18, .*file.py:factory"),
+        ("mlp", {"depth": 3}, "depth.*its options are width=200"),
+        ("cnn", {"width": 3}, r"its options are \(none\)"),
+        ("mlp", {"width": 0}, "width must be at least 1, got 0"),
+        ("lenet", {"activation": "gelu"}, "one of sigmoid, relu, tanh, got 'gelu'"),
+        ("resnet18", {"groups": 3}, "groups must divide 64"),
+    ],
+)
+def test_says_what_is_allowed(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_model(name, DIGITS, rng(), **options)
+
+
+@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18"])
+@pytest.mark.parametrize("space", [InputSpace((20,), 2), InputSpace((1, 8, 8), 2, vocabulary=50)])
+def test_convolutions_need_images(name: str, space: InputSpace) -> None:
+    with pytest.raises(ValueError, match=rf"{name} needs images of shape \(channels"):
+        build_model(name, space, rng())
+
+
+def test_mlp_takes_vectors() -> None:
+    assert build_model("mlp", InputSpace((20,), 2), rng())(torch.zeros(4, 20)).shape == (4, 2)
+
+
+OWN = """
+import torch
+from torch import nn
+
+def linear(space, bias=True):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(space.classes, bias=bias))
+
+def normalised(space):
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10))
+
+def tokens(space):
+    return nn.Sequential(nn.Embedding(space.vocabulary, 3), nn.Flatten(), nn.LazyLinear(2))
+
+class Pair(nn.Module):
+    def __init__(self, space):
+        super().__init__()
+    def forward(self, inputs):
+        return inputs, inputs
+
+def wrong_classes(space):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, space.classes + 1))
+
+def wrong_inputs(space):
+    return nn.Sequential(nn.Flatten(), nn.Linear(65, space.classes))
+
+def nothing(space):
+    pass
+
+def no_space():
+    return nn.Flatten()
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    return file
+
+
+def test_a_model_of_ones_own(own: Path) -> None:
+    model, same = (build_model(f"{own}:linear", DIGITS, rng(), bias=False) for _ in range(2))
+    assert [p.shape for p in model.parameters()] == [(10, 64)]
+    assert torch.equal(next(model.parameters()), next(same.parameters()))
+
+
+def test_a_model_of_ones_own_on_tokens(own: Path) -> None:
+    space = InputSpace((6,), 2, vocabulary=40)
+    model = build_model(f"{own}:tokens", space, rng())
+    assert model(torch.zeros(3, 6, dtype=torch.int64)).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("normalised", r"BatchNorm \(1\).*mix the examples.*GroupNorm"),
+        ("wrong_classes", r"shape \(2, 10\), got \(2, 11\)"),
+        ("wrong_inputs", r"fails on inputs of shape \(2, 1, 8, 8\)"),
+        ("Pair", r"shape \(2, 10\), got tuple"),
+        ("nothing", "must return a torch.nn.Module, got NoneType"),
+        ("no_space", "cannot be called with the input space"),
+        ("constant", "must be a function that returns a model, got 3"),
+        ("absent", "has no 'absent'; it defines linear"),
+    ],
+)
+def test_refuses_models_that_cannot_be_used(own: Path, factory: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_model(f"{own}:{factory}", DIGITS, rng())
+
+
+def test_torchvision_is_imported_only_when_needed() -> None:
+    code = (
+        "import sys, torch\n"
+        "from leakfrontier.evaluate import data, models\n"
+        "data.load_dataset('fashion-mini')\n"
+        "sys.exit('torchvision' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_operators_of_torchvision_are_defined_only_if_missing() -> None:
+    assert hasattr(torch.ops.torchvision, "nms")
+    runpy.run_path(torchvision_ops.__file__)  # to define an operator twice is an error
+    assert hasattr(torch.ops.torchvision, "nms")

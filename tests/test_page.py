@@ -1,0 +1,72 @@
+"""The page in a browser: every chart is drawn, nothing is fetched, nothing fails."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+from synthetic import make_results
+
+from leakfrontier.reports import write_report
+
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-gpu",
+]
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    chromium = shutil.which("chromium")
+    if chromium is None and "CI" not in os.environ:
+        pytest.skip("chromium is not installed")
+    assert chromium is not None, "CI has to install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        yield browser.new_page(viewport={"width": 1200, "height": 900})
+        browser.close()
+
+
+@pytest.mark.parametrize("checkpoints", [(0,), (0, 40)], ids=["one round", "two rounds"])
+def test_page_works_offline(page: Page, tmp_path: Path, checkpoints: tuple[int, ...]) -> None:
+    make_results(tmp_path, checkpoints=checkpoints)
+    address = write_report(tmp_path).as_uri()
+    problems: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(address)
+    charts = page.locator(".chart")
+    charts.last.locator("svg, canvas").first.wait_for(timeout=30_000)
+    page.wait_for_function(
+        "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg, canvas'))"
+    )
+
+    expected = len(list((tmp_path / "figures").glob("*.svg")))
+    assert charts.count() == expected > 0
+    for chart in charts.all():
+        box = chart.locator("svg, canvas").first.bounding_box()
+        assert box is not None
+        assert min(box["width"], box["height"]) > 100
+        assert box["x"] + box["width"] <= 1200
+    assert chart_marks(page) > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+    assert problems == []
+    assert [url for url in requests if not url.startswith(("data:", "blob:", address))] == []
+
+
+def chart_marks(page: Page) -> int:
+    """Return the least number of drawn marks over all charts."""
+    return int(
+        page.evaluate(
+            "Math.min(...[...document.querySelectorAll('.chart')]"
+            ".map(c => c.querySelectorAll('svg .role-mark path, svg .role-mark text').length))"
+        )
+    )
