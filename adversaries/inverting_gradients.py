@@ -167,8 +167,11 @@ def _targets(observation: Observation) -> Tensor:
 def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Return the cosine between two updates, over all parameters together."""
     product = torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
-    squares = [torch.stack([v.square().sum() for v in u.values()]).sum() for u in (a, b)]
-    return product / (squares[0] * squares[1]).clamp(min=1e-30).sqrt()
+    return product / (_norm(a) * _norm(b)).clamp(min=1e-30)
+
+
+def _norm(update: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([value.norm() for value in update.values()]).norm()
 
 
 def _total_variation(inputs: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields
-from enum import Enum
+from enum import StrEnum
 from inspect import getdoc, signature
 from pathlib import Path
 from typing import Annotated
@@ -34,14 +34,14 @@ app = typer.Typer(
 )
 
 
-class Preset(str, Enum):
+class Preset(StrEnum):
     """Configurations that come with the package."""
 
     quick = "quick"
     full = "full"
 
 
-class Listing(str, Enum):
+class Listing(StrEnum):
     """What can be listed."""
 
     defenses = "defenses"

@@ -140,10 +140,9 @@ def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
     points = points.merge(trained[["defense", *measured]], on="defense", how="left")
     attacked = attacked.drop(columns=["scenario", "checkpoint", "family", "strength"])
     points = points.merge(attacked, on="defense", how="left")
-    points["success_text"] = points["success_text"].fillna("n/a")
-    points["advantage_text"] = [
-        limit_text(row.advantage, row.advantage_low, row.advantage_high) for row in rows(points)
-    ]
+    for name in ("success", "advantage"):
+        limits = points[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
+        points[f"{name}_text"] = [limit_text(*values) for values in limits.tolist()]
     return points
 
 

@@ -126,6 +126,7 @@ def _tables(
         "rates": rates,
         "worst_case": worst,
         "utility": utility(results),
+        "utility_curve": utility_curve(results),
         "frontier": pd.concat(points) if points else pd.DataFrame(),
         "hypervolume": pd.concat(families) if families else pd.DataFrame(),
         "checks": pd.DataFrame(verdicts, columns=["name", "verdict", "text", "details"]),

@@ -29,6 +29,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return make_results(tmp_path_factory.mktemp("run"))
 
 
+@pytest.fixture(scope="module")
+def rising(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return an evaluation in which stronger DPSGD leaks more."""
+    return make_results(tmp_path_factory.mktemp("rising"), monotone=False)
+
+
+def relabel_weakest(results: Results, label: str) -> Results:
+    weakest = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
+    return with_attacks(results, defense=results.attacks["defense"].replace(weakest, label))
+
+
 def troubles(results: Results) -> dict[str, Check]:
     return {check.name: check for check in run_checks(results) if check.verdict != "pass"}
 
@@ -162,26 +173,18 @@ def test_a_success_short_of_the_truth_s_objective_is_no_failed_optimiser(results
     assert "optimiser" not in troubles(with_attacks(results, objective=objective))
 
 
-def test_strengths_are_compared_only_if_all_other_options_agree(tmp_path: Path) -> None:
-    results = make_results(tmp_path, monotone=False)
-    assert "monotone" in troubles(results)
-    weakest = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
-    defense = results.attacks["defense"].replace(weakest, weakest.replace("norm=1.0", "norm=9.0"))
-    assert "monotone" not in troubles(with_attacks(results, defense=defense))
+def test_strengths_are_compared_only_if_all_other_options_agree(rising: Results) -> None:
+    other = relabel_weakest(rising, "DPSGD(noise_multiplier=0.01, max_grad_norm=9.0)")
+    assert "monotone" in troubles(rising)
+    assert "monotone" not in troubles(other)
 
 
-def test_an_option_left_at_its_default_is_part_of_the_sweep(tmp_path: Path) -> None:
-    results = make_results(tmp_path, monotone=False)
-    weakest = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
-    defense = results.attacks["defense"].replace(weakest, "DPSGD(max_grad_norm=1.0)")
-    assert "monotone" in troubles(with_attacks(results, defense=defense))
+def test_an_option_left_at_its_default_is_part_of_the_sweep(rising: Results) -> None:
+    assert "monotone" in troubles(relabel_weakest(rising, "DPSGD(max_grad_norm=1.0)"))
 
 
-def test_a_defense_without_a_readable_label_is_compared_with_none(tmp_path: Path) -> None:
-    results = make_results(tmp_path, monotone=False)
-    weakest = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
-    defense = results.attacks["defense"].replace(weakest, "DPSGD(<secret>)")
-    assert "monotone" not in troubles(with_attacks(results, defense=defense))
+def test_a_defense_without_a_readable_label_is_compared_with_none(rising: Results) -> None:
+    assert "monotone" not in troubles(relabel_weakest(rising, "DPSGD(<secret>)"))
 
 
 def test_seventeen_observations_are_enough(tmp_path: Path) -> None:

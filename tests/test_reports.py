@@ -236,7 +236,7 @@ def test_gallery_shows_the_same_victims(report: tuple[Path, Results]) -> None:
     assert gallery is not None
     truth, prior = gallery.references
     assert (truth.name, prior.name) == ("truth", "prior guess")
-    assert list(gallery.defenses)[0] == "none"
+    assert next(iter(gallery.defenses)) == "none"
     undefended = gallery.defenses["none"][0]
     assert all(tile is not None and tile.identified for tile in undefended.tiles)
     assert [t and t.source for t in undefended.tiles] == [t and t.source for t in truth.tiles]
