@@ -37,12 +37,12 @@ class Training(Strict):
         alpha: Concentration of the Dirichlet distribution of `label-skew`.
     """
 
-    rounds: int = Field(default=60, ge=1)
+    rounds: int = Field(default=150, ge=1)
     clients: int = Field(default=10, ge=1)
-    clients_per_round: int = Field(default=5, ge=1)
+    clients_per_round: int = Field(default=2, ge=1)
     batch_size: int = Field(default=32, ge=1)
     server: Literal["sgd", "adam"] = "adam"
-    lr: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    lr: float = Field(default=0.005, gt=0, allow_inf_nan=False)
     partition: Literal["iid", "label-skew", "feature-skew"] = "iid"
     alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 

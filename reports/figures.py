@@ -540,21 +540,15 @@ def _grid(panels: list[Layers]) -> Chart:
 
 
 def _styled(chart: Chart) -> Chart:
-    font = "Helvetica, Arial, Liberation Sans, sans-serif"
-    styled: Chart = (
-        chart.configure(font=font, background="white")
-        .configure_view(stroke=None)
-        .configure_axis(
-            gridColor="#ececec",
-            domainColor="#888888",
-            tickColor="#888888",
-            labelFontSize=11.5,
-            titleFontSize=12,
-            titleFontWeight="normal",
-            titlePadding=8,
-        )
-        .configure_legend(labelFontSize=12, titleFontSize=12, titleFontWeight="normal")
-        .configure_title(fontSize=13, anchor="start", fontWeight=600)
+    text = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+    lines = {"gridColor": "#ececec", "domainColor": "#888888", "tickColor": "#888888"}
+    styled: Chart = chart.configure(
+        font="Helvetica, Arial, Liberation Sans, sans-serif",
+        background="white",
+        view={"stroke": None},
+        axis=text | lines | {"titlePadding": 8},
+        legend=text,
+        title={"fontSize": 13, "anchor": "start", "fontWeight": 600},
     )
     return styled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,7 @@ def _render(
     )
 
 
+@cache
 def _javascript() -> Markup:
     bundle: str = vl_convert.javascript_bundle(
         "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
