@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -144,7 +145,10 @@ class _OpacusClient:
         with torch.no_grad():
             for mine, theirs in zip(replica.parameters(), model.parameters(), strict=True):
                 mine.copy_(theirs)
-        loss(self.module(batch.inputs), batch.targets).backward()
+        with warnings.catch_warnings():
+            # Per-example gradients of parameters need no gradient of the inputs.
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            loss(self.module(batch.inputs), batch.targets).backward()
         self.optimizer.pre_step()
         return {name: p.grad.clone() for name, p in replica.named_parameters()}
 

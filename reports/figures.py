@@ -33,7 +33,8 @@ CONTROL = "#444444"
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31"]
 SHAPES = ["square", "triangle-up", "diamond", "triangle-down", "cross"]
 _POINT = [
-    *("defense", "series", "sweep", "strength", "setting", "checkpoint", "pareto"),
+    *("defense", "series", "sweep", "strength", "checkpoint", "pareto"),
+    *("label", "label_x", "label_y"),
     *("accuracy", "accuracy_low", "accuracy_high", "accuracy_text"),
     *("shown", "advantage_low", "advantage_high", "advantage_text", "success_text"),
     *("p_pareto", "verdict"),
@@ -93,7 +94,8 @@ def frontier_figure(scenario: str, points: pd.DataFrame) -> Figure | None:
         return None
     arms = describe_defenses(points)
     points = points.merge(arms[["defense", "setting", "knob", "sweep", "order"]], on="defense")
-    points = points.sort_values("order")
+    # The control is drawn last, on top of weak defenses that share its place.
+    points = points.sort_values("order", ascending=False, ignore_index=True)
     points["series"] = _series(points)
     points["shown"] = points["advantage"].clip(lower=0)
     for limit in ("advantage_low", "advantage_high"):
@@ -102,11 +104,11 @@ def frontier_figure(scenario: str, points: pd.DataFrame) -> Figure | None:
         f"{percent(p.accuracy)} [{100 * p.accuracy_low:.1f}, {100 * p.accuracy_high:.1f}]"
         for p in rows(points)
     ]
-    chart = _frontier_layers(points)
+    several = points["checkpoint"].nunique() > 1
+    chart = _frontier_layers(points, *((430, 320) if several else (_WIDTH, 420)))
     figure: Chart = chart
-    panels = points["checkpoint"].nunique()
-    if panels > 1:
-        figure = chart.properties(width=430, height=320).facet(
+    if several:
+        figure = chart.facet(
             facet=alt.Facet(
                 "checkpoint:O",
                 title=None,
@@ -120,7 +122,7 @@ def frontier_figure(scenario: str, points: pd.DataFrame) -> Figure | None:
         "Each point is a defense; bars are 95 % intervals. Better is down and to the right. Filled "
         "points with a dark outline are Pareto-optimal at their estimates, joined by the grey "
         "staircase; lines join the strengths of one family, and the text beside a point is the "
-        "value of its family's parameter.",
+        "value of its family's parameter, where there is room.",
         _styled(figure),
     )
 
@@ -130,15 +132,20 @@ def _series(points: pd.DataFrame) -> pd.Series:
     return points["family"] + knobs
 
 
-def _frontier_layers(points: pd.DataFrame) -> Layers:
-    colour, shape = _family_scales(points["series"].unique().tolist())
+def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
+    colour, shape = _family_scales(points["series"].unique().tolist()[::-1])
     margin = 0.03
     lowest, highest = points["accuracy_low"].min(), points["accuracy_high"].max()
+    domain = (max(0.0, lowest - margin), min(1.0, highest + margin))
+    labels = [
+        _place_labels(group, domain, width, height) for _, group in points.groupby("checkpoint")
+    ]
+    points = points.join(pd.concat(labels))
     x = alt.X(
         "accuracy:Q",
         title="Test accuracy",
         axis=alt.Axis(format="%"),
-        scale=alt.Scale(domain=[max(0.0, lowest - margin), min(1.0, highest + margin)], nice=False),
+        scale=alt.Scale(domain=list(domain), nice=False),
     )
     y = alt.Y(
         "shown:Q",
@@ -177,14 +184,33 @@ def _frontier_layers(points: pd.DataFrame) -> Layers:
             alt.Tooltip("verdict:N", title="verdict"),
         ],
     )
-    halo = base.mark_text(
-        align="left", dx=9, dy=-9, fontSize=11, stroke="white", strokeWidth=3, strokeJoin="round"
-    ).encode(text="setting:N")
-    text = base.mark_text(align="left", dx=9, dy=-9, fontSize=11).encode(
-        text="setting:N", color=colour
-    )
+    names = base.encode(x="label_x:Q", y="label_y:Q", text="label:N")
+    halo = names.mark_text(fontSize=11, stroke="white", strokeWidth=3, strokeJoin="round")
+    text = names.mark_text(fontSize=11).encode(color=colour)
     layers = alt.layer(stairs, sweeps, across, down, dots, halo, text, data=points[_POINT])
-    return layers.properties(width=_WIDTH, height=420)
+    return layers.properties(width=width, height=height)
+
+
+def _place_labels(
+    points: pd.DataFrame, domain: tuple[float, float], width: int, height: int
+) -> pd.DataFrame:
+    """Return where each point's setting is written; nowhere if every place beside it is taken."""
+    right, up = (domain[1] - domain[0]) / width, 1 / height  # one pixel
+    taken = [(p.accuracy, p.shown, 7 * right, 7 * up) for p in rows(points)]
+    placed = {}
+    for p in rows(points.sort_values("pareto", ascending=False)):
+        wide, high = (3.4 * len(p.setting) + 2) * right, 7 * up
+        for side, level in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
+            x, y = p.accuracy + side * (wide + 8 * right), p.shown + level * 11 * up
+            free = all(abs(x - a) >= wide + w or abs(y - b) >= high + h for a, b, w, h in taken)
+            if p.setting and free and high <= y <= 1 - high:
+                taken.append((x, y, wide, high))
+                placed[p.Index] = (x, y, p.setting)
+                break
+    columns = ["label_x", "label_y", "label"]
+    found = pd.DataFrame.from_dict(placed, orient="index", columns=columns)
+    hidden = {"label_x": domain[0], "label_y": 0.0, "label": ""}
+    return found.reindex(points.index).fillna(hidden)
 
 
 def _family_scales(series: list[str]) -> tuple[alt.Color, alt.Shape]:
@@ -338,7 +364,7 @@ def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figu
     arms = describe_defenses(worst)
     worst = worst.drop(columns=["family", "strength"]).merge(arms, on="defense")
     control = worst.loc[worst["family"] == "none", "rate"]
-    swept = worst.dropna(subset=["strength"])
+    swept = worst.dropna(subset=["strength"]).sort_values("order")
     swept = swept[swept.groupby("sweep")["defense"].transform("size") > 1]
     if swept.empty:
         return None
@@ -496,7 +522,8 @@ def _lines(
     place: dict[str, Any] = {"align": align, "dx": 6 if align == "left" else 0, "fontSize": 11}
     halo = spots.mark_text(stroke="white", strokeWidth=4, strokeJoin="round", **place)
     words = spots.mark_text(**place).encode(color=alt.Color("colour:N", scale=None))
-    return alt.layer(curves, halo, words).properties(title=title)
+    layers = [curves, halo, words] if len(names) else [curves]
+    return alt.layer(*layers).properties(title=title)
 
 
 def _along(data: pd.DataFrame) -> pd.DataFrame:

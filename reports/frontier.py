@@ -287,26 +287,35 @@ def _answers(points: pd.DataFrame) -> list[str]:
     missed = [target for target in TARGETS if target not in met]
     return [
         *([_out_of_reach(placed, missed)] if missed else []),
-        *(_most_accurate(placed, target) for target in met),
+        *_most_accurate(placed, met),
         _least_success(placed),
     ]
 
 
-def _most_accurate(placed: pd.DataFrame, target: float) -> str:
-    best = placed[placed["advantage_high"] <= target].sort_values("accuracy").iloc[-1]
-    return (
-        f"Most accurate defense whose worst-case advantage is at most {100 * target:.0f} % with "
-        f"95 % confidence: {best['name']}, accuracy {percent(best['accuracy'])}."
-    )
+def _most_accurate(placed: pd.DataFrame, targets: list[float]) -> list[str]:
+    """Return a sentence per defense that is the most accurate one within some target."""
+    best: dict[str, list[float]] = {}
+    for target in targets:
+        within = placed[placed["advantage_high"] <= target].sort_values("accuracy")
+        best.setdefault(str(within["name"].iloc[-1]), []).append(target)
+    accuracy = placed.set_index("name")["accuracy"]
+    return [
+        f"Most accurate defense whose worst-case advantage is at most {_either(met)} with 95 % "
+        f"confidence: {name}, accuracy {percent(accuracy[name])}."
+        for name, met in best.items()
+    ]
+
+
+def _either(shares: list[float]) -> str:
+    return " or ".join(f"{100 * share:.0f} %" for share in shares)
 
 
 def _out_of_reach(placed: pd.DataFrame, targets: list[float]) -> str:
     closest = placed.sort_values("advantage_high").iloc[0]
-    limits = " or ".join(f"{100 * target:.0f} %" for target in targets)
     text = (
-        f"No tested defense is shown to keep the worst-case advantage at or below {limits} with "
-        f"95 % confidence; the lowest upper limit is {percent(closest['advantage_high'])} "
-        f"({closest['name']})."
+        "No tested defense is shown to keep the worst-case advantage at or below "
+        f"{_either(targets)} with 95 % confidence; the lowest upper limit is "
+        f"{percent(closest['advantage_high'])} ({closest['name']})."
     )
     observations = int(placed["observations"].max())
     resolution = advantage(clopper_pearson(0, observations).high, closest["blind"])

@@ -112,6 +112,8 @@ def _defenses(
             if row.empty:
                 continue
             chosen = pictures.merge(row[_ATTACK], on=_ATTACK)
+            if chosen.empty:
+                continue
             name = names[attack]
             if defense.family != "none":
                 name = describe_attack(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import synthetic
 from playwright.sync_api import Page, sync_playwright
 from synthetic import make_results
 
@@ -34,7 +35,10 @@ def page() -> Iterator[Page]:
 
 
 @pytest.mark.parametrize("checkpoints", [(0,), (0, 40)], ids=["one round", "two rounds"])
-def test_page_works_offline(page: Page, tmp_path: Path, checkpoints: tuple[int, ...]) -> None:
+def test_page_works_offline(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(synthetic, "SCENARIOS", synthetic.SCENARIOS[:1])
     make_results(tmp_path, checkpoints=checkpoints)
     address = write_report(tmp_path).as_uri()
     problems: list[str] = []

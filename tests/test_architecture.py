@@ -1,0 +1,63 @@
+"""Folders import only what they may, and every method is registered."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from leakfrontier.adversaries import ADVERSARIES, PANEL
+from leakfrontier.defenses import DEFENSES
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT: dict[str, set[str]] = {
+    "defenses": set(),
+    "adversaries": set(),
+    "evaluate": {"defenses", "adversaries"},
+    "reports": {"evaluate"},
+}
+COMMAND_LINE = ROOT / "evaluate" / "cli.py"  # the entry point, which ends a run with its report
+MACHINERY = {"__init__", "base", "panel", "label_inference"}  # shared by attacks, none itself
+
+
+def imported_modules(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {
+        "." * node.level + (node.module or "") for node in nodes if isinstance(node, ast.ImportFrom)
+    }
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_imports_follow_the_rule(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        modules = imported_modules(path)
+        ours = {name.split(".")[1] for name in modules if name.startswith("leakfrontier.")}
+        allowed = MAY_IMPORT[folder] | ({"reports"} if path == COMMAND_LINE else set())
+        assert ours <= allowed, f"{path} imports {ours}"
+        assert not any(name.startswith("..") for name in modules), f"{path} climbs out of {folder}"
+
+
+@pytest.mark.parametrize("registry", [DEFENSES, ADVERSARIES], ids=["defenses", "adversaries"])
+def test_every_module_is_registered(registry: dict[str, type]) -> None:
+    classes = registry.values()
+    folder = ROOT / next(iter(classes)).__module__.split(".")[1]
+    files = {path.stem for path in folder.glob("*.py")} - MACHINERY
+    assert files == {cls.__module__.rsplit(".", 1)[1] for cls in classes} - MACHINERY
+
+
+def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:
+    for name, adversary in PANEL.members.items():
+        assert ADVERSARIES[name] is type(adversary)
+    with pytest.raises(TypeError):
+        PANEL.members["mine"] = next(iter(PANEL.members.values()))  # type: ignore[index]
+
+
+def test_lives_beside_hugging_face_evaluate(tmp_path: Path) -> None:
+    script = (
+        "import evaluate, leakfrontier.evaluate, leakfrontier.evaluate.run\n"
+        "assert hasattr(evaluate, 'EvaluationModule') and hasattr(evaluate, 'load')\n"
+        "assert evaluate.__file__ != leakfrontier.evaluate.__file__\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)

@@ -1,0 +1,234 @@
+"""The one path: training, observation and replay pass the same hooks, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from federated import SPACE, batch, convolutional, mlp, observed, rng
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
+from leakfrontier.defenses import DPSGD, Batch, Defense, Loss, TopK, Update
+from leakfrontier.evaluate.client import ThreatModel, local_update, observe, release
+from leakfrontier.evaluate.contract import Checked
+from leakfrontier.evaluate.federation import Federation
+
+STEPS = FedAvg(epochs=2, batch_size=2, lr=0.1)
+
+
+@dataclass
+class Spy(Defense):
+    """Records every hook that it passes through, also in copies and in replays."""
+
+    calls: list[str] = field(default_factory=list)
+
+    def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        self.calls.append("on_batch")
+        return batch
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        self.calls.append("gradient")
+        return super().gradient(model, loss, batch, rng)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        self.calls.append("on_update")
+        return update
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        self.calls.append("on_round")
+        return list(updates)
+
+
+HOOKS = {
+    "FedSGD": (FedSGD(), ["on_batch", "gradient", "on_update", "on_round"]),
+    "FedAvg": (STEPS, ["on_batch", "gradient"] * 4 + ["on_update", "on_round"]),
+}
+
+
+@pytest.mark.parametrize(("protocol", "hooks"), HOOKS.values(), ids=HOOKS)
+def test_every_upload_passes_all_hooks_in_order(protocol: Protocol, hooks: list[str]) -> None:
+    spy, model, share = Spy(), mlp(), batch(4)
+
+    federation = Federation(model, cross_entropy, [share], spy, protocol, 1, batch_size=4)
+    federation.round(rng())
+    assert spy.calls == hooks, "training"
+
+    spy.calls.clear()
+    observation = observed(model, share, spy, protocol)
+    assert spy.calls == hooks, "observation"
+
+    spy.calls.clear()
+    observation.simulate(*share)
+    assert spy.calls == hooks, "replay"
+
+
+@pytest.mark.parametrize("build", [mlp, convolutional])
+@pytest.mark.parametrize("protocol", [FedSGD(), FedAvg(epochs=3, batch_size=4, lr=0.1)])
+def test_replay_of_the_truth_is_the_upload(build, protocol: Protocol) -> None:  # noqa: ANN001
+    share = batch(4)  # a full batch per step, so that its order cannot matter
+    for defense in (Defense(), DPSGD(0.0, 0.5), TopK(0.1)):
+        observation = observed(build(), share, defense, protocol)
+        replayed = observation.simulate(*share)
+        for name, value in observation.update.items():
+            torch.testing.assert_close(replayed[name], value, rtol=1e-3, atol=1e-6)
+
+
+def test_an_ignorant_adversary_replays_the_undefended_client() -> None:
+    share, model = batch(3), mlp()
+    informed = observed(model, share, TopK(0.1))
+    ignorant = observed(model, share, TopK(0.1), threat=ThreatModel(knows_defense=False))
+    assert torch.equal(informed.update["1.weight"], ignorant.update["1.weight"])
+    assert (informed.simulate(*share)["1.weight"] == 0).float().mean() > 0.5
+    assert (ignorant.simulate(*share)["1.weight"] == 0).float().mean() < 0.5
+    assert ignorant.log_likelihood is None
+
+
+def test_the_adversary_never_replays_the_clients_noise() -> None:
+    share, model = batch(3), mlp()
+
+    @dataclass
+    class Noise(Defense):
+        def on_update(self, update: Update, rng: Generator) -> Update:
+            return {
+                name: value + torch.randn(value.shape, generator=rng)
+                for name, value in update.items()
+            }
+
+    observation = observed(model, share, Noise())
+    clean = local_update(model, cross_entropy, share, Defense(), FedSGD(), rng())
+    client = observation.update["1.weight"] - clean["1.weight"]
+    for _ in range(3):
+        replayed = observation.simulate(*share)["1.weight"] - clean["1.weight"]
+        correlation = torch.corrcoef(torch.stack([client.flatten(), replayed.flatten()]))[0, 1]
+        assert abs(float(correlation)) < 0.1
+
+
+def test_fedavg_equals_a_plain_loop_of_sgd() -> None:
+    model, share = convolutional(), batch(6)
+    protocol = FedAvg(epochs=2, batch_size=2, lr=0.1)
+    update = local_update(model, cross_entropy, share, Defense(), protocol, rng(5))
+
+    reference = convolutional()
+    start = [p.detach().clone() for p in reference.parameters()]
+    optimizer, draws = torch.optim.SGD(reference.parameters(), lr=0.1), rng(5)
+    for _ in range(2):
+        for rows in torch.randperm(6, generator=draws).split(2):
+            optimizer.zero_grad()
+            cross_entropy(reference(share.inputs[rows]), share.targets[rows]).backward()
+            optimizer.step()
+    for value, before, after in zip(update.values(), start, reference.parameters(), strict=True):
+        torch.testing.assert_close(value, after - before, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("protocol", [FedSGD(), FedAvg(epochs=2, batch_size=1, lr=0.5)])
+def test_replay_is_differentiable_through_all_local_steps(protocol: Protocol) -> None:
+    share = Batch(batch(2).inputs.double(), batch(2).targets)
+    model = convolutional().double()
+    observation = observed(model, share, protocol=protocol)
+
+    def first_weight(inputs: Tensor) -> Tensor:
+        return observation.simulate(inputs, share.targets)["0.weight"][0, 0]
+
+    inputs = share.inputs.clone().requires_grad_()
+    assert torch.autograd.gradcheck(first_weight, (inputs,), fast_mode=True)
+
+
+def test_an_aggregate_is_one_observation_of_all_clients() -> None:
+    @dataclass
+    class Sum(Defense):
+        def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+            return [{name: sum(u[name] for u in updates) for name in updates[0]}]  # type: ignore[misc]
+
+    shares, model = [batch(2, seed) for seed in range(3)], mlp()
+    seen = observe(model, cross_entropy, shares, Sum(), FedSGD(), SPACE, ThreatModel(), rng())
+    assert len(seen) == 1
+    assert (seen[0].batch_size, seen[0].protocol.clients) == (6, 3)
+    everybody = Batch(*(torch.cat(parts) for parts in zip(*shares, strict=True)))
+    replayed = seen[0].simulate(*everybody)
+    torch.testing.assert_close(replayed["1.weight"], seen[0].update["1.weight"])
+
+
+@dataclass
+class Broken(Defense):
+    """Breaks the contract of a hook in a chosen way."""
+
+    how: str
+
+    def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        if self.how == "NaN batch":
+            return Batch(batch.inputs * torch.nan, batch.targets)
+        if self.how == "modified batch":
+            batch.inputs.add_(1)
+        return batch
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        if self.how == "modified model":
+            with torch.no_grad():
+                next(model.parameters()).add_(1)
+        return super().gradient(model, loss, batch, rng)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        name = next(iter(update))
+        if self.how == "wrong names":
+            return {f"module.{key}": value for key, value in update.items()}
+        if self.how == "missing name":
+            return {key: value for key, value in update.items() if key != name}
+        if self.how == "wrong shape":
+            return {**update, name: update[name].flatten()}
+        if self.how == "NaN":
+            return {**update, name: update[name] / 0}
+        if self.how == "no dict":
+            return list(update.values())  # type: ignore[return-value]
+        if self.how == "modified":
+            update[name].mul_(2)
+        if self.how == "renamed":
+            update["extra"] = update.pop(name)
+        return update
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        return [] if self.how == "nothing" else list(updates)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("NaN batch", "the batch returned by Broken.on_batch contains NaN"),
+        ("modified batch", "Broken.on_batch modified its argument"),
+        ("modified model", "Broken.gradient modified its argument"),
+        ("wrong names", r"Broken.on_update must return the parameters \['1.bias'"),
+        ("missing name", "Broken.on_update must return the parameters"),
+        ("wrong shape", r"Broken.on_update must keep the shape \(32, 192\) of '1.weight'"),
+        ("NaN", "Broken.on_update returned NaN or infinite values for '1.weight'"),
+        ("no dict", "Broken.on_update must return a dict of tensors, got list"),
+        ("modified", "Broken.on_update modified its argument"),
+        ("renamed", "Broken.on_update changed the names of its argument"),
+        ("nothing", "Broken.on_round must return 1 or 1 updates, got 0"),
+    ],
+)
+def test_a_defense_that_breaks_its_contract_is_named(how: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        observed(mlp(), batch(2), Broken(how))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_private_batch_with_nan_is_refused(value: float) -> None:
+    share = batch(2)
+    share.inputs[1, 0, 0, 0] = value
+    with pytest.raises(ValueError, match="the private batch contains NaN or infinite"):
+        observed(mlp(), share)
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="is empty"):
+        observed(mlp(), Batch(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)))
+
+
+def test_checks_change_nothing() -> None:
+    model, share = mlp(), batch(3)
+    plain = release(model, cross_entropy, [share], [TopK(0.1)], FedSGD(), rng())
+    checked = release(model, cross_entropy, [share], [Checked(TopK(0.1))], FedSGD(), rng())
+    assert all(torch.equal(plain[0][name], checked[0][name]) for name in plain[0])
