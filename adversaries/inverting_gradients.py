@@ -68,9 +68,9 @@ class InvertingGradients(Adversary):
         results: list[Reconstruction | NotApplicable | None] = [None] * len(observations)
         groups: dict[tuple[object, int], list[int]] = {}
         targets: dict[int, Tensor] = {}
-        for index, observation in enumerate(observations):
+        for index, (observation, rng) in enumerate(zip(observations, rngs, strict=True)):
             try:
-                targets[index] = _targets(observation)
+                targets[index] = _targets(observation, rng)
             except NotApplicable as reason:
                 results[index] = reason
             else:
@@ -158,10 +158,10 @@ class InvertingGradients(Adversary):
         return best, lowest
 
 
-def _targets(observation: Observation) -> Tensor:
+def _targets(observation: Observation, rng: Generator) -> Tensor:
     if observation.space.vocabulary is not None:
         raise NotApplicable("tokens cannot be optimised by gradient descent")
-    return infer_targets(observation)
+    return infer_targets(observation, rng)
 
 
 def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
@@ -171,7 +171,8 @@ def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 
 
 def _norm(update: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([value.norm() for value in update.values()]).norm()
+    squares = [torch.linalg.vector_norm(value).square() for value in update.values()]
+    return torch.stack(squares).sum().sqrt()
 
 
 def _total_variation(inputs: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
     x = alt.X(
         "accuracy:Q",
         title="Test accuracy",
-        axis=alt.Axis(format="%"),
+        axis=alt.Axis(format="%", tickCount=10),
         scale=alt.Scale(domain=list(domain), nice=False),
     )
     y = alt.Y(

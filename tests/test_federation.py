@@ -25,15 +25,15 @@ def accuracy(defense: Defense, protocol: Protocol, server: str, lr: float, round
 
 
 @pytest.mark.parametrize(
-    ("protocol", "server", "lr"),
+    ("protocol", "server", "lr", "rounds"),
     [
-        (FedSGD(), "adam", 0.01),
-        (FedSGD(), "sgd", 0.2),
-        (FedAvg(epochs=1, batch_size=32, lr=0.1), "sgd", 1.0),
+        (FedSGD(), "adam", 0.01, 60),
+        (FedSGD(), "sgd", 0.2, 150),
+        (FedAvg(epochs=1, batch_size=32, lr=0.1), "sgd", 1.0, 60),
     ],
 )
-def test_training_learns(protocol: Protocol, server: str, lr: float) -> None:
-    assert accuracy(Defense(), protocol, server, lr, rounds=150) > 0.85
+def test_training_learns(protocol: Protocol, server: str, lr: float, rounds: int) -> None:
+    assert accuracy(Defense(), protocol, server, lr, rounds) > 0.85
 
 
 def test_utility_falls_with_noise_and_recovers_by_error_feedback() -> None:

@@ -1,0 +1,56 @@
+"""What the toolkit promises of its panel on real images, at the size of the quick preset."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pandas import DataFrame
+
+from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.rows import AttackRow
+from leakfrontier.evaluate.run import RunConfig
+from leakfrontier.evaluate.scenario import SCENARIOS
+from leakfrontier.evaluate.statistics import clopper_pearson
+from leakfrontier.evaluate.trial import AttackTrial
+
+DPSGD = Method(name="DPSGD", options={"noise_multiplier": 1.0, "max_grad_norm": 1.0})
+MEMBERS = {
+    member.name: member
+    for member in RunConfig(scenarios=("digits/mlp",), defenses=("none",)).members()  # type: ignore[arg-type]
+}
+
+
+@cache
+def attack(model: str, adversary: str, defended: bool = False) -> DataFrame:
+    trial = AttackTrial(
+        SCENARIOS[f"fashion-mini/{model}"],
+        DPSGD if defended else Method(name="none"),
+        MEMBERS[adversary],
+        knows_defense=True,
+        seed=0,
+        checkpoint=0,
+        observations=20,
+    )
+    return DataFrame(trial.run(Path()).attacks, columns=list(AttackRow.__dataclass_fields__))
+
+
+def test_linear_leakage_is_exact_on_an_undefended_mlp() -> None:
+    assert np.median(attack("mlp", "LinearLeakage")["psnr"]) > 100
+
+
+def test_inverting_gradients_identifies_undefended_victims_on_lenet() -> None:
+    rows = attack("lenet", "InvertingGradients")
+    assert rows["identified"].sum() >= 18
+    assert rows["label_correct"].all()
+
+
+@pytest.mark.parametrize(
+    ("model", "adversary"), [("mlp", "LinearLeakage"), ("lenet", "InvertingGradients")]
+)
+def test_dpsgd_takes_both_down_to_the_prior_rate(model: str, adversary: str) -> None:
+    identified = int(attack(model, adversary, True)["identified"].sum())
+    prior = int(attack(model, "PriorGuess", True)["identified"].sum()) / 20
+    interval = clopper_pearson(identified, 20)
+    assert interval.low <= max(prior, 1 / 100) <= interval.high
+    assert interval.high < 0.5
