@@ -1,0 +1,23 @@
+"""Print how much time the harness adds to training and attacks, from the rows of a run.
+
+    python benchmarks/overhead.py runs/quick
+"""
+
+import sys
+from pathlib import Path
+
+from leakfrontier.evaluate.store import Store
+
+
+def main(folder: Path) -> None:
+    """Compare each cell's wall time with the time spent in training or in the attack itself."""
+    cells = Store(folder).results().cells
+    cells["what"] = cells["adversary"].fillna("training")
+    sums = cells.groupby(["scenario", "what"])[["seconds", "busy"]].sum()
+    sums.loc[("all", "all"), :] = sums.sum()
+    sums["overhead %"] = 100 * (sums["seconds"] / sums["busy"] - 1)
+    print(sums.round(1).to_string())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
