@@ -123,11 +123,13 @@ class InvertingGradients(Adversary):
             for name in first.update
         }
 
-        def objectives(guess: Tensor) -> Tensor:
-            each = vmap(lambda x, y, u: self._objective(first, x, y, u), randomness="different")
-            return each(guess, labels, observed)
+        def objective(inputs: Tensor, labels: Tensor, observed: dict[str, Tensor]) -> Tensor:
+            return self._objective(first, inputs, labels, observed)
 
-        best, lowest = self._minimise(objectives, guess, first.space)
+        each = _vectorised(objective, guess, labels, observed)
+        best, lowest = self._minimise(
+            lambda guess: each(guess, labels, observed), guess, first.space
+        )
         return [
             Reconstruction(guesses[values.argmin()], labels, float(values.min()))
             for guesses, values, labels in zip(
@@ -156,6 +158,26 @@ class InvertingGradients(Adversary):
             with torch.no_grad():
                 guess.copy_(space.clamp(guess))
         return best, lowest
+
+
+Objective = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]
+
+
+def _vectorised(
+    objective: Objective, inputs: Tensor, labels: Tensor, observed: dict[str, Tensor]
+) -> Objective:
+    """Return the objective of many guesses, at once if the replayed code allows it."""
+    at_once: Objective = vmap(objective, randomness="different")
+
+    def one_by_one(inputs: Tensor, labels: Tensor, observed: dict[str, Tensor]) -> Tensor:
+        updates = [{name: value[i] for name, value in observed.items()} for i in range(len(inputs))]
+        return torch.stack([objective(*one) for one in zip(inputs, labels, updates, strict=True)])
+
+    try:
+        at_once(inputs, labels, observed)
+    except RuntimeError:  # a defense that branches on values, or takes them out of tensors
+        return one_by_one
+    return at_once
 
 
 def _targets(observation: Observation, rng: Generator) -> Tensor:

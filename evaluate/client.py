@@ -185,7 +185,7 @@ def make_replay(
         shares = [
             Batch(*part) for part in zip(inputs.chunk(clients), targets.chunk(clients), strict=True)
         ]
-        informed = [believed.replay(observed) for _ in shares]
+        informed = [replace(believed).replay(observed) for _ in shares]
         return release(model, loss, shares, informed, protocol, replay_rng, shuffle=False)[0]
 
     return replay

@@ -1,9 +1,10 @@
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from federated import SPACE, batch, mlp, observed, rng
+from torch import Generator
 
 from leakfrontier.adversaries import (
     FedAvg,
@@ -14,7 +15,7 @@ from leakfrontier.adversaries import (
     Protocol,
     Reconstruction,
 )
-from leakfrontier.defenses import DPSGD, Defense, TopK
+from leakfrontier.defenses import DPSGD, Defense, TopK, Update
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import ThreatModel, make_replay
 from leakfrontier.evaluate.models import build_model
@@ -85,6 +86,26 @@ def test_attacking_together_is_the_same_as_one_by_one() -> None:
     for a, b in zip(together, alone, strict=True):
         assert isinstance(a, Reconstruction)
         torch.testing.assert_close(a.inputs, b.inputs, rtol=1e-3, atol=1e-3)
+
+
+@dataclass
+class Halved(Defense):
+    """Branches on a value, which cannot be vectorised, and keeps state."""
+
+    seen: int = field(default=0, init=False)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        self.seen += 1
+        big = max(float(value.abs().max()) for value in update.values()) > 1e-9
+        return {name: value / 2 if big else value for name, value in update.items()}
+
+
+def test_replays_a_defense_that_cannot_be_vectorised() -> None:
+    share = batch(1)
+    attack = InvertingGradients(iterations=3)
+    plain = attack.reconstruct(observed(LENET, share), rng())
+    halved = attack.reconstruct(observed(LENET, share, Halved()), rng())
+    torch.testing.assert_close(halved.inputs, plain.inputs, rtol=1e-3, atol=1e-3)
 
 
 def test_one_observation_that_is_not_applicable_does_not_stop_the_others() -> None:
