@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
+import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad
 
@@ -70,10 +71,10 @@ class Guarantee:
 class Defense:
     """The undefended client; subclasses override the hooks at which they act.
 
-    The harness calls `on_model` once, when the architecture is agreed on; a client calls
-    `on_batch` and `gradient` at every local step and `on_update` once per upload; `on_round` is
-    what the server can see of all the clients of a round. Hooks return new values and leave
-    their arguments alone; all randomness comes from `rng`.
+    The harness calls `on_model` once, when the architecture is agreed on; a client draws its
+    `batches`, calls `on_batch` and `gradient` at every local step and `on_update` once per
+    upload; `on_round` is what the server can see of all the clients of a round. Hooks return new
+    values and leave their arguments alone; all randomness comes from `rng`.
 
     Fields are hyper-parameters, so that `repr(defense)` is its configuration. State between
     rounds lives in `field(init=False, repr=False)`; `dataclasses.replace(defense)` is a fresh
@@ -91,9 +92,21 @@ class Defense:
         """Return how strongly it defends, on a scale of its own; None without a single knob."""
         return None
 
+    @property
+    def cohort(self) -> int:
+        """Return how many clients' uploads the server sees only together."""
+        return 1
+
     def on_model(self, model: nn.Module) -> nn.Module:
         """Return the model that is trained, e.g. with a layer added."""
         return model
+
+    def batches(
+        self, examples: int, batch_size: int, epochs: int, rng: Generator
+    ) -> Iterator[Tensor]:
+        """Yield which of a client's examples each local step sees, e.g. Poisson samples."""
+        for _ in range(epochs):
+            yield from torch.randperm(examples, generator=rng).split(batch_size)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Return the examples that are trained on, e.g. augmented."""
@@ -162,11 +175,22 @@ class Chain(Defense):
         """Return whether any link is."""
         return any(link.stochastic for link in self.links)
 
+    @property
+    def cohort(self) -> int:
+        """Return the largest cohort of a link."""
+        return max((link.cohort for link in self.links), default=1)
+
     def on_model(self, model: nn.Module) -> nn.Module:
         """Apply every link's `on_model`."""
         for link in self.links:
             model = link.on_model(model)
         return model
+
+    def batches(
+        self, examples: int, batch_size: int, epochs: int, rng: Generator
+    ) -> Iterator[Tensor]:
+        """Draw as the link that computes the gradient does: its guarantee depends on it."""
+        return self._computing.batches(examples, batch_size, epochs, rng)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Apply every link's `on_batch`."""

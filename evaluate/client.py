@@ -91,7 +91,7 @@ def local_update(
     if isinstance(protocol, FedSGD):
         return step.gradient(start, batch, rng)
     weights = start
-    for part in _minibatches(batch, protocol, rng, shuffle):
+    for part in _minibatches(batch, defense, protocol, rng, shuffle):
         gradient = step.gradient(weights, part, rng)
         weights = {name: weights[name] - protocol.lr * gradient[name] for name in start}
     return {name: weights[name] - start[name] for name in start}
@@ -117,12 +117,15 @@ class _Step(nn.Module):
         return self.defense.gradient(self.model, self.loss, trained_on, rng)
 
 
-def _minibatches(batch: Batch, protocol: FedAvg, rng: Generator, shuffle: bool) -> Iterator[Batch]:
+def _minibatches(
+    batch: Batch, defense: Defense, protocol: FedAvg, rng: Generator, shuffle: bool
+) -> Iterator[Batch]:
+    """Yield the local steps' examples: drawn by the defense, or in order for a replay."""
     size = len(batch.inputs)
-    for _ in range(protocol.epochs):
-        order = torch.randperm(size, generator=rng) if shuffle else torch.arange(size)
-        for rows in order.split(protocol.batch_size):
-            yield Batch(batch.inputs[rows], batch.targets[rows])
+    drawn = defense.batches(size, protocol.batch_size, protocol.epochs, rng)
+    in_order = torch.arange(size).split(protocol.batch_size) * protocol.epochs
+    for rows in drawn if shuffle else in_order:
+        yield Batch(batch.inputs[rows], batch.targets[rows])
 
 
 def observe(
@@ -140,6 +143,8 @@ def observe(
 
     Observations of the same model may share one `replay`, made by `make_replay`.
     """
+    if not all(len(share.inputs) for share in shares):
+        raise ValueError("the private batch is empty")
     clients = [Checked(replace(defense)) for _ in shares]
     updates = release(model, loss, shares, clients, protocol, rng)
     truths = _behind(updates, shares)

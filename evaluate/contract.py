@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,12 @@ class Checked(Defense):
     """
 
     inner: Defense
+
+    def batches(
+        self, examples: int, batch_size: int, epochs: int, rng: Generator
+    ) -> Iterator[Tensor]:
+        """Draw as the defense does."""
+        return self.inner.batches(examples, batch_size, epochs, rng)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Check the private batch and what the defense makes of it."""
@@ -93,9 +99,7 @@ class Checked(Defense):
 
 
 def check_batch(batch: Batch, what: str) -> None:
-    """Raise if a batch is empty, is not paired with targets, or has values that are not finite."""
-    if len(batch.inputs) == 0:
-        raise ValueError(f"{what} is empty")
+    """Raise if a batch is not paired with targets, or has values that are not finite."""
     if len(batch.inputs) != len(batch.targets):
         raise ValueError(f"{what} has {len(batch.inputs)} inputs but {len(batch.targets)} targets")
     if not _is_finite(batch.inputs):

@@ -67,7 +67,7 @@ class Federation:
     def round(self, rng: Generator) -> None:
         """Train one round: sample clients, collect what they release, step."""
         chosen = torch.randperm(len(self.shares), generator=rng)[: self.clients_per_round].tolist()
-        shares = [self._local_examples(self.shares[index], rng) for index in chosen]
+        shares = [self._local_examples(index, rng) for index in chosen]
         defenses = [self._defenses[index] for index in chosen]
         updates = release(self.model, self.loss, shares, defenses, self.protocol, rng)
         self._step(updates, clients=len(chosen))
@@ -88,10 +88,13 @@ class Federation:
             if done < rounds:
                 self.round(rng)
 
-    def _local_examples(self, share: Batch, rng: Generator) -> Batch:
+    def _local_examples(self, client: int, rng: Generator) -> Batch:
+        """Return a client's examples of this round: one draw for FedSGD, all for FedAvg."""
+        share = self.shares[client]
         if not isinstance(self.protocol, FedSGD):
             return share
-        rows = torch.randperm(len(share.inputs), generator=rng)[: self.batch_size]
+        draws = self._defenses[client].batches(len(share.inputs), self.batch_size, 1, rng)
+        rows = next(iter(draws))
         return Batch(share.inputs[rows], share.targets[rows])
 
     def _step(self, updates: Sequence[Update], clients: int) -> None:
