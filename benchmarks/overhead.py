@@ -1,6 +1,6 @@
 """Print how much time the harness adds to training and attacks, from the rows of a run.
 
-    python benchmarks/overhead.py runs/quick
+python benchmarks/overhead.py runs/quick
 """
 
 import sys

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from .accounting import gaussian_epsilon
 from .base import Batch, Defense, Guarantee, Loss, Plan, Update
 
 
@@ -19,23 +22,37 @@ from .base import Batch, Defense, Guarantee, Loss, Plan, Update
 class DPSGD(Defense):
     """Clip every example's gradient, add Gaussian noise to their sum, divide by the batch size.
 
-    One Opacus `DPOptimizer` per client computes every gradient, in training as in the observed
-    step. The upload is (sum of clipped gradients + N(0, (sigma C)^2)) / B.
+    One Opacus optimizer per client computes every gradient, in training as in the observed
+    step. The upload is (sum of clipped gradients + N(0, (sigma C)^2)) / B. Local batches are
+    Poisson samples, as the accountants assume: of N examples each is in a step with probability
+    B / N, and B, not the size of the sample, divides the sum.
 
     Attributes:
         noise_multiplier: sigma, the noise's standard deviation in units of `max_grad_norm`.
         max_grad_norm: C, the norm to which each example's gradient is clipped; may be infinite
             without noise.
-        expected_batch_size: B; by default the size of the batch at hand.
+        clipping: `flat` clips the gradient of all parameters together; `per_layer` each
+            parameter's to C / sqrt(number of parameters), so that together they stay within C.
+        per_example: How per-example norms are found: `ghost` without the gradients themselves
+            [2], several times faster and smaller; `hooks` by computing them. Flat clipping only
+            for `ghost`.
+        poisson_sampling: Whether local batches are Poisson samples; without them batches are
+            shuffled and the guarantee has no amplification by sampling.
 
     References:
-        Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. "Deep Learning with
-        Differential Privacy." CCS 2016. https://arxiv.org/abs/1607.00133
+        [1] Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. "Deep Learning with
+            Differential Privacy." CCS 2016. https://arxiv.org/abs/1607.00133
+        [2] Li, Tramer, Liang, Hashimoto. "Large Language Models Can Be Strong Differentially
+            Private Learners." ICLR 2022. https://arxiv.org/abs/2110.05679
     """
 
     noise_multiplier: float
     max_grad_norm: float = 1.0
-    expected_batch_size: int | None = None
+    clipping: Literal["flat", "per_layer"] = "flat"
+    per_example: Literal["ghost", "hooks"] = "ghost"
+    poisson_sampling: bool = True
+    _batch_size: int | None = field(default=None, init=False, repr=False, compare=False)
+    _divisor: int = field(default=1, init=False, repr=False, compare=False)
     _client: _OpacusClient | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -45,8 +62,12 @@ class DPSGD(Defense):
             raise ValueError(f"max_grad_norm must be in (0, inf], got {self.max_grad_norm}")
         if self.max_grad_norm == math.inf and self.noise_multiplier > 0:
             raise ValueError("max_grad_norm must be finite with noise, got inf")
-        if self.expected_batch_size is not None and not self.expected_batch_size >= 1:
-            raise ValueError(f"expected_batch_size must be >= 1, got {self.expected_batch_size}")
+        if self.clipping not in ("flat", "per_layer"):
+            raise ValueError(f"clipping must be 'flat' or 'per_layer', got {self.clipping!r}")
+        if self.per_example not in ("ghost", "hooks"):
+            raise ValueError(f"per_example must be 'ghost' or 'hooks', got {self.per_example!r}")
+        if self.clipping == "per_layer" and self.per_example == "ghost":
+            raise ValueError("per_example must be 'hooks' with clipping='per_layer', got 'ghost'")
 
     @property
     def stochastic(self) -> bool:
@@ -58,39 +79,56 @@ class DPSGD(Defense):
         """Return the noise multiplier."""
         return self.noise_multiplier
 
+    def on_model(self, model: nn.Module) -> nn.Module:
+        """Refuse a model in which the examples of a batch see each other."""
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm):
+                raise ValueError(
+                    f"layer {name!r} is a BatchNorm, which mixes the examples of a batch: no "
+                    "example's gradient can be clipped by itself. Use GroupNorm in every arm, "
+                    "e.g. by the scenario's replace_batch_norm"
+                )
+        return model
+
+    def batches(
+        self, examples: int, batch_size: int, epochs: int, rng: Generator
+    ) -> Iterator[Tensor]:
+        """Yield Poisson samples, as many as there would be batches."""
+        self._batch_size = min(batch_size, examples)
+        if not self.poisson_sampling:
+            yield from super().batches(examples, batch_size, epochs, rng)
+            return
+        for _ in range(epochs * -(-examples // batch_size)):
+            chosen = torch.rand(examples, generator=rng) < self._batch_size / examples
+            yield chosen.nonzero().flatten()
+
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         """Return the clipped, noised mean gradient, as Opacus's optimizer would step on it."""
         if self._client is None:
-            self._client = _OpacusClient(model, self.noise_multiplier, self.max_grad_norm)
-        size = self.expected_batch_size or len(batch.inputs)
-        return self._client.gradient(model, loss, batch, size, rng)
+            self._client = _OpacusClient(model, self)
+        self._divisor = self._batch_size or len(batch.inputs)
+        return self._client.gradient(model, loss, batch, self._divisor, rng)
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the clipping without the noise."""
-        return ClippedGradient(self.max_grad_norm, self.expected_batch_size)
+        return ClippedGradient(self.max_grad_norm, self.clipping)
 
     def log_likelihood(
         self, observed: Mapping[str, Tensor], expected: Mapping[str, Tensor]
     ) -> Tensor | None:
-        """Return the Gaussian log-density of the noise, if B is fixed; None without noise."""
-        if not self.noise_multiplier or self.expected_batch_size is None:
+        """Return the Gaussian log-density of the noise on this client's last gradient."""
+        if not self.noise_multiplier:
             return None
-        std = self.noise_multiplier * self.max_grad_norm / self.expected_batch_size
+        std = self.noise_multiplier * self.max_grad_norm / self._divisor
         squares = [(observed[name] - expected[name]).square().sum() for name in observed]
         return -torch.stack(squares).sum() / (2 * std**2)
 
     def guarantee(self, plan: Plan) -> Guarantee:
         """Return epsilon of the subsampled Gaussian mechanism, by privacy loss distributions."""
-        return Guarantee(self._epsilon(plan), plan.delta, "record", "add/remove", "PLD")
-
-    def _epsilon(self, plan: Plan) -> float:
-        if not self.noise_multiplier:
-            return math.inf
-        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, pld
-
-        step = PoissonSampledDpEvent(plan.sample_rate, GaussianDpEvent(self.noise_multiplier))
-        accountant = pld.PLDAccountant().compose(SelfComposedDpEvent(step, plan.steps))
-        return float(accountant.get_epsilon(plan.delta))
+        if not self.poisson_sampling:
+            plan = Plan(plan.steps, 1.0, plan.delta)
+        epsilon = gaussian_epsilon(self.noise_multiplier, plan)
+        return Guarantee(epsilon, plan.delta, "record", "add/remove", "PLD")
 
 
 @dataclass
@@ -101,7 +139,7 @@ class ClippedGradient(Defense):
     """
 
     max_grad_norm: float
-    expected_batch_size: int | None = None
+    clipping: str = "flat"
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         """Return the clipped mean gradient."""
@@ -112,45 +150,87 @@ class ClippedGradient(Defense):
             return loss(output, target.unsqueeze(0))
 
         gradients = vmap(grad(example_loss), in_dims=(None, 0, 0))(parameters, *batch)
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
-        factor = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)  # Opacus's own form
-        size = self.expected_batch_size or len(batch.inputs)
+        factors = self._factors({name: g.flatten(1).norm(dim=1) for name, g in gradients.items()})
         return {
-            name: torch.einsum("i,i...->...", factor, g) / size for name, g in gradients.items()
+            name: torch.einsum("i,i...->...", factors[name], g) / len(batch.inputs)
+            for name, g in gradients.items()
         }
+
+    def _factors(self, norms: Update) -> Update:
+        """Return what each example's gradient is multiplied by, in Opacus's own form."""
+        if self.clipping == "per_layer":
+            bound = self.max_grad_norm / math.sqrt(len(norms))
+            return {name: (bound / (norm + 1e-6)).clamp(max=1.0) for name, norm in norms.items()}
+        together = torch.stack(list(norms.values())).norm(dim=0)
+        return dict.fromkeys(norms, (self.max_grad_norm / (together + 1e-6)).clamp(max=1.0))
 
 
 class _OpacusClient:
     """A replica of the model under Opacus's hooks, with the optimizer that makes it private."""
 
-    def __init__(self, model: nn.Module, noise_multiplier: float, max_grad_norm: float) -> None:
-        from opacus import GradSampleModule  # here, because it takes seconds to import
-        from opacus.optimizers import DPOptimizer
-
-        self.module = GradSampleModule(_replica(model))
-        self.optimizer = DPOptimizer(
-            torch.optim.SGD(self.module.parameters(), lr=1.0),
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=min(max_grad_norm, torch.finfo(torch.float32).max),
-            expected_batch_size=1,
-        )
+    def __init__(self, model: nn.Module, defense: DPSGD) -> None:
+        replica = _replica(model)
+        self.ghost = defense.per_example == "ghost"
+        norm = min(defense.max_grad_norm, torch.finfo(torch.float32).max)
+        self.module = _wrapped(replica, norm, self.ghost)
+        self.optimizer = _optimizer(replica, norm, defense)
 
     def gradient(
         self, model: nn.Module, loss: Loss, batch: Batch, size: int, rng: Generator
     ) -> Update:
-        self.optimizer.zero_grad()
-        self.optimizer.expected_batch_size = size
-        self.optimizer.generator = rng
+        """Return what the optimizer would step along, at the model's current parameters."""
         replica = self.module._module
         with torch.no_grad():
             for mine, theirs in zip(replica.parameters(), model.parameters(), strict=True):
                 mine.copy_(theirs)
+        self.optimizer.zero_grad()
+        self.optimizer.expected_batch_size = size
+        self.optimizer.generator = rng
+        self._backward(loss, batch)
+        self.optimizer.pre_step()
+        return {name: p.grad.clone() for name, p in replica.named_parameters()}
+
+    def _backward(self, loss: Loss, batch: Batch) -> None:
         with warnings.catch_warnings():
             # Per-example gradients of parameters need no gradient of the inputs.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            loss(self.module(batch.inputs), batch.targets).backward()
-        self.optimizer.pre_step()
-        return {name: p.grad.clone() for name, p in replica.named_parameters()}
+            outputs = self.module(batch.inputs)
+            if not self.ghost:
+                loss(outputs, batch.targets).backward()
+                return
+            from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+
+            losses = vmap(lambda o, y: loss(o.unsqueeze(0), y.unsqueeze(0)))(outputs, batch.targets)
+            DPTensorFastGradientClipping(self.module, self.optimizer, losses).backward()
+
+
+def _wrapped(replica: nn.Module, norm: float, ghost: bool) -> Any:  # noqa: ANN401 - untyped
+    from opacus import GradSampleModule  # here, because it takes seconds to import
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+
+    if ghost:
+        return GradSampleModuleFastGradientClipping(replica, max_grad_norm=norm)
+    return GradSampleModule(replica)
+
+
+def _optimizer(replica: nn.Module, norm: float, defense: DPSGD) -> Any:  # noqa: ANN401 - untyped
+    from opacus.optimizers import (
+        DPOptimizer,
+        DPOptimizerFastGradientClipping,
+        DPPerLayerOptimizer,
+    )
+
+    parameters = list(replica.parameters())
+    bounds: Any = norm
+    kind = DPOptimizerFastGradientClipping if defense.per_example == "ghost" else DPOptimizer
+    if defense.clipping == "per_layer":
+        kind, bounds = DPPerLayerOptimizer, [norm / math.sqrt(len(parameters))] * len(parameters)
+    return kind(
+        torch.optim.SGD(parameters, lr=1.0),
+        noise_multiplier=defense.noise_multiplier,
+        max_grad_norm=bounds,
+        expected_batch_size=1,
+    )
 
 
 def _replica(model: nn.Module) -> nn.Module:

@@ -159,10 +159,10 @@ def observe(
             batch_size=len(truth.inputs),
             replay=replay,
             targets=truth.targets if threat.knows_targets else None,
-            log_likelihood=defense.log_likelihood if threat.knows_defense else None,
+            log_likelihood=client.inner.log_likelihood if threat.knows_defense else None,
             public=threat.public,
         )
-        for update, truth in zip(updates, truths, strict=True)
+        for update, truth, client in zip(updates, truths, clients, strict=False)
     ]
 
 

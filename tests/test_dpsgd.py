@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.defenses import DPSGD, Batch, Plan, Update, batch_gradient
+from leakfrontier.defenses.accounting import gaussian_epsilon
 
 MODELS = [mlp, convolutional]
+WAYS = ["ghost", "hooks"]
 
 
 def flat(update: Update) -> Tensor:
@@ -26,10 +28,63 @@ def clipped_mean(model: nn.Module, data: Batch, norm: float) -> Tensor:
 
 
 @pytest.mark.parametrize("build", MODELS)
-def test_without_noise_it_is_the_mean_of_clipped_gradients(build) -> None:  # noqa: ANN001
+@pytest.mark.parametrize("way", WAYS)
+def test_without_noise_it_is_the_mean_of_clipped_gradients(build, way) -> None:  # noqa: ANN001
     model, data = build(), batch(6)
-    gradient = flat(DPSGD(0.0, 0.5).gradient(model, cross_entropy, data, rng()))
+    gradient = flat(DPSGD(0.0, 0.5, per_example=way).gradient(model, cross_entropy, data, rng()))
     torch.testing.assert_close(gradient, clipped_mean(model, data, 0.5), rtol=1e-4, atol=1e-6)
+
+
+def test_ghost_and_hooks_draw_the_same_noise() -> None:
+    model, data = mlp(), batch(6)
+    ghost, hooks = (
+        flat(DPSGD(1.0, 0.5, per_example=way).gradient(model, cross_entropy, data, rng(4)))  # type: ignore[arg-type]
+        for way in WAYS
+    )
+    torch.testing.assert_close(ghost, hooks, rtol=1e-4, atol=1e-5)
+
+
+def test_per_layer_clipping_bounds_every_parameter() -> None:
+    model, data = mlp(), batch(1)
+    defense = DPSGD(0.0, 0.2, clipping="per_layer", per_example="hooks")
+    gradient = defense.gradient(model, cross_entropy, data, rng())
+    norms = torch.stack([value.norm() for value in gradient.values()])
+    torch.testing.assert_close(norms, torch.full((4,), 0.1), rtol=1e-3, atol=1e-4)
+    replayed = defense.replay({}).gradient(model, cross_entropy, data, rng())
+    torch.testing.assert_close(flat(replayed), flat(gradient), rtol=1e-4, atol=1e-6)
+
+
+def test_batches_are_poisson_samples_divided_by_the_expected_size() -> None:
+    defense = DPSGD(0.0, 1.0)
+    sizes = [len(rows) for rows in defense.batches(200, 20, 200, rng())]
+    assert len(sizes) == 2000
+    assert sum(sizes) / 2000 == pytest.approx(20, abs=4 * math.sqrt(18 / 2000))
+    assert torch.tensor(sizes).float().var() == pytest.approx(200 * 0.1 * 0.9, rel=0.15)
+    model, data = mlp(), batch(5)
+    gradient = flat(defense.gradient(model, cross_entropy, data, rng()))
+    torch.testing.assert_close(gradient * 20 / 5, clipped_mean(model, data, 1.0))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_empty_sample_is_noise_alone(way) -> None:  # noqa: ANN001
+    defense, model = DPSGD(1.0, 2.0, per_example=way), mlp(hidden=300)
+    next(defense.batches(100, 10, 1, rng()))
+    nobody = Batch(batch(1).inputs[:0], batch(1).targets[:0])
+    gradient = flat(defense.gradient(model, cross_entropy, nobody, rng()))
+    assert float(gradient.std()) == pytest.approx(2.0 / 10, rel=0.02)
+
+
+def test_without_poisson_sampling_every_example_is_seen_and_nothing_is_amplified() -> None:
+    defense = DPSGD(1.0, poisson_sampling=False)
+    rows = torch.cat(list(defense.batches(10, 3, 1, rng())))
+    assert sorted(rows.tolist()) == list(range(10))
+    plan = Plan(10, 0.01, 1e-5)
+    assert defense.guarantee(plan) == DPSGD(1.0).guarantee(Plan(10, 1.0, 1e-5))
+
+
+def test_batch_norm_is_refused_with_advice() -> None:
+    with pytest.raises(ValueError, match=r"layer '0' is a BatchNorm.*Use GroupNorm"):
+        DPSGD(1.0).on_model(nn.Sequential(nn.BatchNorm2d(3)))
 
 
 @pytest.mark.parametrize("build", MODELS)
@@ -58,10 +113,9 @@ def test_no_example_contributes_more_than_the_norm() -> None:
         torch.cat([data.inputs, 1e4 * data.inputs[:1]]), data.targets[[0, 1, 2, 3, 4, 0]]
     )
     for norm in (0.01, 1.0):
-        defense = DPSGD(0.0, norm, expected_batch_size=6)
-        with_it = flat(defense.gradient(model, cross_entropy, extreme, rng()))
-        without = flat(defense.gradient(model, cross_entropy, data, rng()))
-        assert float((with_it - without).norm()) * 6 <= norm * (1 + 1e-4)
+        with_it = flat(DPSGD(0.0, norm).gradient(model, cross_entropy, extreme, rng())) * 6
+        without = flat(DPSGD(0.0, norm).gradient(model, cross_entropy, data, rng())) * 5
+        assert float((with_it - without).norm()) <= norm * (1 + 1e-3)
 
 
 def test_same_optimizer_for_every_step_and_a_fresh_one_for_a_fresh_copy() -> None:
@@ -97,7 +151,8 @@ def test_replay_is_the_clipping_alone_and_differentiable(build) -> None:  # noqa
 
 
 def test_log_likelihood_is_the_normal_density_up_to_a_constant() -> None:
-    defense = DPSGD(0.5, 2.0, expected_batch_size=4)
+    defense, model = DPSGD(0.5, 2.0), mlp()
+    defense.gradient(model, cross_entropy, batch(4), rng())
     expected = {"w": torch.zeros(5)}
     observed = [{"w": torch.randn(5, generator=rng(i))} for i in range(2)]
     normal = torch.distributions.Normal(0.0, 0.5 * 2.0 / 4)
@@ -123,6 +178,17 @@ def test_guarantee_equals_the_reference(
     assert (guarantee.unit, guarantee.adjacency) == ("record", "add/remove")
 
 
+@pytest.mark.parametrize(
+    ("sigma", "sample_rate", "steps", "delta", "epsilon"),
+    [(1.3, 256 / 60000, 3510, 1e-5, 0.874), (0.6, 0.01, 1000, 1e-5, 7.444)],
+)
+def test_prv_accountant_agrees(
+    sigma: float, sample_rate: float, steps: int, delta: float, epsilon: float
+) -> None:
+    plan = Plan(steps, sample_rate, delta)
+    assert gaussian_epsilon(sigma, plan, "PRV") == pytest.approx(epsilon, rel=0.005)
+
+
 def test_no_noise_gives_no_guarantee() -> None:
     assert DPSGD(0.0).guarantee(Plan(1, 1.0, 1e-5)).epsilon == math.inf
 
@@ -136,7 +202,9 @@ def test_no_noise_gives_no_guarantee() -> None:
         ({"noise_multiplier": 1, "max_grad_norm": 0}, r"max_grad_norm must be in \(0, inf\]"),
         ({"noise_multiplier": 1, "max_grad_norm": math.nan}, "max_grad_norm"),
         ({"noise_multiplier": 1, "max_grad_norm": math.inf}, "finite with noise"),
-        ({"noise_multiplier": 1, "expected_batch_size": 0}, "expected_batch_size must be >= 1"),
+        ({"noise_multiplier": 1, "clipping": "soft"}, "clipping must be 'flat' or 'per_layer'"),
+        ({"noise_multiplier": 1, "per_example": "magic"}, "per_example must be 'ghost' or 'hooks'"),
+        ({"noise_multiplier": 1, "clipping": "per_layer"}, "must be 'hooks' with clipping="),
     ],
 )
 def test_rejects_bad_parameters(options: dict[str, float], message: str) -> None:
