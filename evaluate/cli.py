@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from leakfrontier.adversaries import ADVERSARIES
@@ -81,12 +82,16 @@ def run(
     loaded = load_config(source, extra_defenses=[_method(text) for text in defense or ()])
     folder = out or Path("runs") / Path(source).stem
     console = Console()
-    console.print(f"Results go to [bold]{folder}[/bold]")
-    results = run_config(
-        loaded, folder, workers=workers, retry_failed=retry_failed, console=console
-    )
+    _print_path(console, "Results go to", folder)
+    try:
+        results = run_config(
+            loaded, folder, workers=workers, retry_failed=retry_failed, console=console
+        )
+    except KeyboardInterrupt:
+        console.print("Interrupted. The same command continues where it stopped.")
+        raise typer.Exit(130) from None
     _print_summary(console, results)
-    console.print(f"Report: [bold]{write_report(folder)}[/bold]")
+    _print_path(console, "Report:", write_report(folder))
 
 
 @app.command()
@@ -96,17 +101,18 @@ def report(
     """Write DIR/report.html, tables and figures from the rows of a run."""
     from leakfrontier.reports import write_report
 
-    Console().print(f"Report: [bold]{write_report(folder)}[/bold]")
+    _print_path(Console(), "Report:", write_report(folder))
 
 
 @app.command("list")
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
     """List what is there, with the options of each."""
     table = Table(title=what.value, title_justify="left")
-    for column in ("name", "options", "what it is"):
+    table.add_column("name", no_wrap=True)
+    for column in ("options", "what it is"):
         table.add_column(column, overflow="fold")
     for row in _LISTINGS[what]():
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 
@@ -114,14 +120,10 @@ def main() -> None:
     """Run the command line; a mistake of the user's is explained without a traceback."""
     try:
         app()
-    except ValueError as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"[bold red]Error:[/bold red] {error}", markup=True, highlight=False
-        )
+    except (ValueError, OSError) as error:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(f"[bold red]Error:[/bold red] {escape(str(error))}")
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("Interrupted. The same command continues where it stopped.")
-        sys.exit(130)
 
 
 def _method(text: str) -> object:
@@ -132,27 +134,32 @@ def _method(text: str) -> object:
         raise ValueError(f"--defense {text!r} is not a valid YAML mapping: {error}") from error
 
 
+def _print_path(console: Console, what: str, path: Path) -> None:
+    console.print(f"{what} [bold]{escape(str(path))}[/bold]", soft_wrap=True)
+
+
 def _print_summary(console: Console, results: Results) -> None:
     """Print accuracy and worst-case success of every arm, and what failed."""
     failed = results.cells[results.cells["status"] != "ok"]
     for _, cell in failed.iterrows():
         reason = cell["error"].partition("\n")[0]
         what = cell["adversary"] if cell["kind"] == "attack" else "training"
-        console.print(f"[red]{cell['status']}[/red] {what} on {cell['defense']}: ", end="")
-        console.print(reason, markup=False)
+        text = escape(f"{what} on {cell['defense']}: {reason}")
+        console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
     accuracy = utility(results).set_index(["scenario", "defense"])["text"]
     table = Table(title="worst case over the panel: victims identified", title_justify="left")
     for column in ("scenario", "round", "defense", "accuracy", "success"):
         table.add_column(column, overflow="fold")
     for _, row in worst_case(results).iterrows():
         arm = (row["scenario"], row["defense"])
-        table.add_row(
+        texts = (
             row["scenario"],
             str(row["checkpoint"]),
             row["defense"],
             accuracy.get(arm, "not trained"),
             row["text"],
         )
+        table.add_row(*map(escape, texts))
     console.print(table)
 
 
@@ -164,7 +171,8 @@ def _classes(registry: dict[str, type]) -> Iterable[tuple[str, str, str]]:
 
 def _functions(registry: dict[str, Callable[..., object]]) -> Iterable[tuple[str, str, str]]:
     for name, function in registry.items():
-        options = [str(p) for p in list(signature(function).parameters.values())[1:]]
+        known = list(signature(function).parameters.values())[1:]  # the first is the input space
+        options = [str(option.replace(annotation=option.empty)) for option in known]
         yield name, ", ".join(options), _summary(function)
 
 
@@ -195,3 +203,6 @@ _LISTINGS: dict[Listing, Callable[[], Iterable[tuple[str, str, str]]]] = {
     Listing.datasets: _datasets,
     Listing.models: lambda: _functions(dict(MODELS)),
 }
+
+if __name__ == "__main__":
+    main()

@@ -17,9 +17,7 @@ from PIL import Image
 from torch import Generator, Tensor
 
 from leakfrontier.adversaries import InputSpace
-from leakfrontier.defenses import Batch
-
-from . import torchvision_ops  # noqa: F401 (torchvision may not import without it)
+from leakfrontier.defenses import Batch, torchvision_ops  # noqa: F401 (or torchvision may fail)
 
 Indices = NDArray[np.int64]
 """Positions of examples in a batch."""

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
 from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedSGD, Protocol
 from leakfrontier.defenses import DEFENSES, Defense
@@ -47,7 +47,7 @@ class Method(Strict):
     """
 
     name: str
-    options: dict[str, Any] = {}
+    options: dict[str, JsonValue] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -66,6 +66,8 @@ class Method(Strict):
     def grid(self) -> list[Method]:
         """Return one method per combination of the options that are lists."""
         values = [v if isinstance(v, list) else [v] for v in self.options.values()]
+        if not all(values):
+            raise ValueError(f"{self.name}: a list of values must not be empty, got {self.options}")
         return [
             Method(name=self.name, options=dict(zip(self.options, chosen, strict=True)))
             for chosen in product(*values)
@@ -109,8 +111,10 @@ def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: st
     _check_options(method, [field.name for field in fields(cls) if field.init], kind)
     try:
         built: T = cls(**method.options)
-    except TypeError as error:  # a missing option, or a value that cannot be compared
-        raise ValueError(f"{kind} {method.name}: {error}") from error
+    except ValueError:
+        raise
+    except Exception as error:  # a missing option, a value that cannot be compared, a mistake
+        raise ValueError(f"{kind} {method.name}: {type(error).__name__}: {error}") from error
     return built
 
 

@@ -12,8 +12,8 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from leakfrontier.adversaries import InputSpace
+from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or torchvision may fail)
 
-from . import torchvision_ops  # noqa: F401 (torchvision may not import without it)
 from .plugins import load_attribute
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 def load_attribute(spec: str) -> Any:  # noqa: ANN401
     """Return what `package.module:name` or `path/to/file.py:name` refers to.
 
-    A file is executed once in a process, so that loading it again gives the same classes.
+    A file is executed once in a process, so that loading it again gives the same classes, unless
+    it was edited.
     """
     source, _, name = spec.rpartition(":")
     if not source or not name:
@@ -39,19 +39,21 @@ def _load_file(path: Path) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    name = f"leakfrontier_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    content = path.read_bytes()
+    digest = hashlib.sha256(str(path).encode() + b"\0" + content).hexdigest()
+    name = f"leakfrontier_plugin_{digest[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file")
-    module = module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses look their own module up while it is executed
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        # Not by an import: bytecode on disk can be older than an edit of the same second.
+        exec(compile(content, path, "exec"), vars(module))
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ValueError(f"{path} fails when it is loaded: {error!r}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} fails when it is loaded: {reason}") from error
     return module
 
 

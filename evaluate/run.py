@@ -11,15 +11,18 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from leakfrontier.adversaries import PANEL
+from leakfrontier.defenses import Defense
 
 from .engine import Done, Failure, execute
 from .methods import Method, Strict, build_adversary, build_defense
 from .rows import Outcome
-from .scenario import SCENARIOS, Scenario, load_world
+from .scenario import SCENARIOS, Scenario, label, load_world
+from .scoring import candidates
 from .store import Results, Store
 from .trial import AttackTrial, TrainTrial, Trial, run_trial
 
@@ -42,8 +45,8 @@ class RunConfig(Strict):
         time_limit: Seconds after which one cell is given up and recorded as such.
     """
 
-    scenarios: tuple[Scenario, ...] = Field(min_length=1)
-    defenses: tuple[Method, ...] = Field(min_length=1)
+    scenarios: tuple[Scenario, ...]
+    defenses: tuple[Method, ...]
     adversaries: Literal["panel"] | tuple[Method, ...] = "panel"
     seeds: int = Field(default=1, ge=1)
     observations: int = Field(default=20, ge=1)
@@ -73,10 +76,18 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _different_names(self) -> RunConfig:
-        names = [scenario.name for scenario in self.scenarios]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two scenarios are called {name!r}: give one a `title`")
+        named = {
+            "scenarios": [scenario.name for scenario in self.scenarios],
+            "defenses": [label(defense) for defense in self.defenses],
+            "adversaries": [member.name.rpartition(":")[2] for member in self.members()],
+        }
+        for kind, names in named.items():
+            if not names:
+                raise ValueError(f"{kind} must hold at least one, got none")
+            for name in names:
+                if names.count(name) > 1:
+                    advice = "give one a `title`" if kind == "scenarios" else "leave one out"
+                    raise ValueError(f"two {kind} are called {name!r}: {advice}")
         return self
 
     @property
@@ -104,7 +115,9 @@ def load_config(
         extra_defenses: More defenses, each a name or a mapping as in a file.
     """
     content = dict(source if isinstance(source, Mapping) else _read_yaml(source))
-    content["defenses"] = [*(content.get("defenses") or ()), *extra_defenses]
+    defenses = content.get("defenses") or []
+    if isinstance(defenses, list | tuple):
+        content["defenses"] = [*defenses, *extra_defenses]
     try:
         return RunConfig.model_validate(content)
     except ValidationError as error:
@@ -141,7 +154,7 @@ def run(
         console: Where progress is shown; by default the terminal.
     """
     for scenario in config.scenarios:
-        load_world(scenario)  # a dataset that is missing is better reported before the run
+        _check(scenario)
     trials = plan(config)
     store = Store(out, create=True)
     store.begin(config.panel, config.model_dump(mode="json"), [trial.cell for trial in trials])
@@ -157,6 +170,17 @@ def run(
                 store.write(trial.cell.key, _outcome(done), done.seconds)
                 progress.advance(trial, done)
     return store.results()
+
+
+def _check(scenario: Scenario) -> None:
+    """Raise what would make every cell of a scenario fail."""
+    try:
+        world = load_world(scenario)
+        world.model(Defense(), seed=0)
+        candidates(world)
+    except Exception as error:
+        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"scenario {scenario.name}: {reason}") from error
 
 
 def _attacks(
@@ -274,7 +298,7 @@ def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - whatever the file h
             raise ConfigError(f"cannot read the configuration {source}: {error}") from error
     try:
         content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: the 13th month
         raise ConfigError(f"{source} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{source} must hold a mapping with the keys {[*RunConfig.model_fields]}")
@@ -286,6 +310,12 @@ def _explain(error: ValidationError) -> str:
     lines = []
     for finding in error.errors():
         place = ".".join(str(part) for part in finding["loc"])
-        message = finding["msg"].removeprefix("Value error, ")
-        lines.append(f"{place}: {message}" if place else message)
+        lines.append(f"{place}: {_message(finding)}" if place else _message(finding))
     return "\n".join(lines)
+
+
+def _message(finding: ErrorDetails) -> str:
+    if finding["type"] == "value_error":
+        return str(finding["ctx"]["error"])
+    message = finding["msg"].replace("valid tuple", "list")
+    return message if finding["type"] == "missing" else f"{message}, got {finding['input']!r}"

@@ -106,9 +106,12 @@ class Scenario(Strict):
 
     @property
     def name(self) -> str:
-        """Return the title, or else dataset and model, and what differs from the defaults."""
-        if self.title is not None:
-            return self.title
+        """Return what reports call it."""
+        return self.description if self.title is None else self.title
+
+    @property
+    def description(self) -> str:
+        """Return the dataset, the model and what differs from the defaults."""
         parts = [Path(self.dataset).name if "/" in self.dataset else self.dataset]
         parts += [label(self.model)]
         if self.protocol != Method(name="FedSGD"):

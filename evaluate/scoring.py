@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 
 import torch
 from torch import Tensor
@@ -37,6 +38,19 @@ class Scoring:
     truths: Sequence[Batch]
     observations: Sequence[Observation]
     results: Sequence[Reconstruction | NotApplicable]
+
+    def __post_init__(self) -> None:
+        name = type(self.adversary).__name__
+        if len(self.results) != len(self.truths):
+            raise ValueError(
+                f"{name}.reconstruct_all must return {len(self.truths)} results, "
+                f"got {len(self.results)}"
+            )
+        for result in self.results:
+            if not isinstance(result, Reconstruction | NotApplicable):
+                raise ValueError(
+                    f"{name} must return a Reconstruction, got {type(result).__name__}"
+                )
 
     def rows(self, seconds: float) -> Iterator[AttackRow]:
         """Yield one row per victim."""
@@ -77,8 +91,8 @@ class Scoring:
                 candidates=pool.shape[1] + 1,
                 label_correct=None if labels is None else bool(labels[victim]),
                 labels_granted=self.observations[index].targets is not None,
-                objective=result.objective,
-                objective_at_truth=at_truth,
+                objective=_number(result.objective),
+                objective_at_truth=_number(at_truth),
             )
 
     def _pixels(self, inputs: Tensor) -> Tensor:
@@ -94,7 +108,7 @@ class Scoring:
             )
         if not result.inputs.isfinite().all():
             raise ValueError(f"{name} returned NaN or infinite values")
-        guess = torch.cat([self._pixels(result.inputs), torch.zeros_like(truth[:1])])
+        guess = torch.cat([self._pixels(result.inputs.detach()), torch.zeros_like(truth[:1])])
         return guess[metrics.match(guess[:-1], truth)]  # -1, no guess, is the black one
 
     def _look_alikes(self, index: int) -> Tensor:
@@ -104,7 +118,7 @@ class Scoring:
         """
         train = self.world.train
         rng = generator("look-alikes", self.world.scenario.dataset, self.seed, index)
-        count = self._candidates() - 1
+        count = candidates(self.world) - 1
         chosen = [
             metrics.distractors(
                 int(victim), train.targets, train.inputs, self.victims[index], count, rng
@@ -112,12 +126,6 @@ class Scoring:
             for victim in self.victims[index]
         ]
         return torch.stack([self._pixels(train.inputs[rows]) for rows in chosen])
-
-    def _candidates(self) -> int:
-        """Return the number of look-alikes: as asked for, or what the smallest class allows."""
-        counts = torch.bincount(self.world.train.targets)
-        spare = int(counts[counts > 0].min()) - self.world.scenario.batch_size + 1
-        return max(2, min(self.world.scenario.candidates, spare))
 
     def _counterfactual(self, index: int, truth: Tensor, pool: Tensor) -> Tensor | None:
         """Return whether another observation's guess identifies the victims."""
@@ -131,13 +139,27 @@ class Scoring:
         if result.targets is None or self.observations[index].targets is not None:
             return None
         guessed = torch.cat([result.targets, torch.tensor([-1])])
-        matched = guessed[metrics.match(self._pixels(result.inputs), truth)]
+        matched = guessed[metrics.match(self._pixels(result.inputs.detach()), truth)]
         return matched == self.truths[index].targets
+
+
+def candidates(world: World) -> int:
+    """Return the number of look-alikes: as asked for, or what the smallest class allows."""
+    counts = torch.bincount(world.train.targets)
+    counts = torch.where(counts > 0, counts, counts.max())
+    label, batch_size = int(counts.argmin()), world.scenario.batch_size
+    allowed = int(counts[label]) - batch_size + 1
+    if allowed < 2:
+        raise ValueError(
+            f"class {label} of {world.scenario.dataset} has {counts[label]} training examples: "
+            f"batches of {batch_size} and their look-alikes need at least {batch_size + 1}"
+        )
+    return min(world.scenario.candidates, allowed)
 
 
 def _bytes(pixels: Tensor) -> bytes:
     return pixels.clamp(0, 1).mul(255).round().to(torch.uint8).numpy().tobytes()
 
 
-def _number(value: Tensor) -> float | None:
-    return None if value.isnan() else float(value)
+def _number(value: Tensor | float | None) -> float | None:
+    return None if value is None or isnan(value) else float(value)

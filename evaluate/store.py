@@ -59,7 +59,7 @@ class Store:
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         self.path = folder / FILE_NAME
         if create:
-            folder.mkdir(parents=True, exist_ok=True)
+            _make(folder)
         elif not self.path.exists():
             raise StoreError(f"{folder} has no {FILE_NAME}: `leakfrontier run --out` makes one")
         with self._connect() as database:
@@ -165,12 +165,14 @@ class Store:
     def _connect(self) -> Iterator[sqlite3.Connection]:
         """Open the file for one transaction: all of it is kept, or nothing."""
         try:
-            with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
+            connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+            with closing(connection) as database, database:
+                database.execute("BEGIN")  # the module's own transactions leave CREATE out
                 yield database
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
             raise StoreError(
-                f"{self.path} cannot be read as a results file ({error}): if it is damaged, move "
-                "it away and run again"
+                f"{self.path} cannot be used as a results file ({error}): check that its folder "
+                "is writable; if the file is damaged, move it away and run again"
             ) from error
 
     @staticmethod
@@ -209,6 +211,15 @@ class Store:
     @staticmethod
     def _meta(database: sqlite3.Connection) -> dict[str, Any]:
         return {name: json.loads(value) for name, value in database.execute("SELECT * FROM meta")}
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make the folder {folder} ({error.strerror}): choose another --out folder"
+        ) from error
 
 
 def _columns(row_type: type) -> list[str]:

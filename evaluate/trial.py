@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -169,7 +169,7 @@ class AttackTrial:
     @property
     def _identity(self) -> tuple[object, ...]:
         """Return what the adversary's draws depend on: not the defense, so that they pair."""
-        return (self.scenario.name, self.adversary.config(), self.seed)
+        return (self.scenario.description, self.adversary.config(), self.seed)
 
     def _model(self, world: World, defense: Defense, folder: Path) -> nn.Module:
         model = world.model(defense, self.seed)
@@ -231,7 +231,7 @@ class AttackTrial:
     @property
     def _upload(self) -> tuple[object, ...]:
         """Return what an upload's noise depends on: not the adversary, so that all see the same."""
-        return (self.scenario.name, self.defense.config())
+        return (self.scenario.description, self.defense.config())
 
 
 Trial = TrainTrial | AttackTrial
@@ -242,6 +242,8 @@ _ATTACK_FIELDS = ("knows_defense", "seed", "checkpoint", "observations", "pictur
 def run_trial(task: tuple[Trial, Path]) -> Outcome:
     """Do the work of one cell, in the folder of its run."""
     trial, folder = task
+    if replace(trial).cell.key != trial.cell.key:
+        raise ValueError("a source file has changed since the run began: start the run again")
     # All draws of ours come from generators of their own; this is for dropout in users' models.
     torch.manual_seed(generator("global", trial.cell.key).initial_seed())
     return trial.run(folder)
@@ -257,8 +259,8 @@ def _labels(scenario: Scenario, defense: Method) -> dict[str, object]:
         "batch_size": scenario.batch_size,
         "defense": label(defense),
         "family": label(Method(name=defense.name)),
-        "strength": built.strength,
-        "stochastic": built.stochastic,
+        "strength": None if built.strength is None else float(built.strength),
+        "stochastic": bool(built.stochastic),
     }
 
 

@@ -1,5 +1,55 @@
 """One torch thread per process: two on a busy machine are slower than one."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+HEADER = """
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from leakfrontier.adversaries import Adversary, NotApplicable, PriorGuess, Reconstruction
+from leakfrontier.defenses import Batch, Defense
+"""
+
+
+@pytest.fixture
+def tiny() -> dict[str, Any]:
+    """Return a configuration whose cells take a fraction of a second each."""
+    return {
+        "scenarios": [
+            {
+                "dataset": "digits",
+                "model": {"name": "mlp", "width": 16},
+                "candidates": 20,
+                "training": {"rounds": 4, "clients": 4, "batch_size": 8},
+            }
+        ],
+        "defenses": ["none"],
+        "adversaries": ["PriorGuess"],
+        "observations": 3,
+    }
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a user's Python file, by default with all it may import."""
+
+    def write(code: str, name: str = "mine", header: str = HEADER) -> Path:
+        path = tmp_path / f"{name}.py"
+        path.write_text(header + code)
+        return path
+
+    return write
