@@ -20,7 +20,7 @@ from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.federation import Federation, evaluate
 from leakfrontier.evaluate.models import build_model
 
-BATCH, STEPS, DELTA, EPSILON = 1024, 900, 1e-5, 3.0
+BATCH, STEPS, DELTA, EPSILON = 1024, 300, 1e-5, 3.0
 
 
 def speed(batch_size: int = 64, repeats: int = 5) -> None:
@@ -78,7 +78,7 @@ def mnist(folder: Path) -> None:
         )
 
     rng = torch.Generator().manual_seed(1)
-    federation.train(STEPS, rng, at=range(0, STEPS + 1, 100), on_checkpoint=show)
+    federation.train(STEPS, rng, at=range(0, STEPS + 1, 50), on_checkpoint=show)
 
 
 def _small_cnn() -> nn.Module:

@@ -45,6 +45,21 @@ class ThreatModel:
     public: PublicData | None = None
 
 
+@dataclass(frozen=True)
+class Upload:
+    """An observation, beside what it must not give away.
+
+    Attributes:
+        observation: What the adversary is granted.
+        truth: The private examples behind it.
+        trained_on: What the last local step saw of them, e.g. augmented.
+    """
+
+    observation: Observation
+    truth: Batch
+    trained_on: Batch
+
+
 def release(
     model: nn.Module,
     loss: Loss,
@@ -138,7 +153,7 @@ def observe(
     threat: ThreatModel,
     rng: Generator,
     replay: Replay | None = None,
-) -> list[Observation]:
+) -> list[Upload]:
     """Return what the server sees when clients under `defense` train on their shares.
 
     Observations of the same model may share one `replay`, made by `make_replay`.
@@ -147,30 +162,30 @@ def observe(
         raise ValueError("the private batch is empty")
     clients = [Checked(replace(defense)) for _ in shares]
     updates = release(model, loss, shares, clients, protocol, rng)
-    truths = _behind(updates, shares)
-    behind_one = len(shares) // len(truths)
-    replay = replay or make_replay(model, loss, defense, protocol, threat, behind_one, rng)
-    return [
-        Observation(
+    together = len(shares) if len(updates) < len(shares) else 1
+    replay = replay or make_replay(model, loss, defense, protocol, threat, together, rng)
+    uploads = []
+    for index, update in enumerate(updates):
+        behind = slice(index, index + together)
+        truth = _joined(shares[behind])
+        observation = Observation(
             model=model,
             update=update,
-            protocol=replace(protocol, clients=behind_one),
+            protocol=replace(protocol, clients=together),
             space=space,
             batch_size=len(truth.inputs),
             replay=replay,
             targets=truth.targets if threat.knows_targets else None,
-            log_likelihood=client.inner.log_likelihood if threat.knows_defense else None,
+            log_likelihood=clients[index].inner.log_likelihood if threat.knows_defense else None,
             public=threat.public,
         )
-        for update, truth, client in zip(updates, truths, clients, strict=False)
-    ]
+        trained_on = _joined([client.trained_on for client in clients[behind]])
+        uploads.append(Upload(observation, truth, trained_on))
+    return uploads
 
 
-def _behind(updates: Sequence[Update], shares: Sequence[Batch]) -> Sequence[Batch]:
-    """Return the private examples behind each update: a client's own, or everybody's."""
-    if len(updates) == len(shares):
-        return shares
-    return [Batch(*(torch.cat(parts) for parts in zip(*shares, strict=True)))]
+def _joined(shares: Sequence[Batch]) -> Batch:
+    return Batch(*(torch.cat(parts) for parts in zip(*shares, strict=True)))
 
 
 def make_replay(

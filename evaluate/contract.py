@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor, nn
@@ -17,9 +17,11 @@ class Checked(Defense):
 
     Attributes:
         inner: The defense that does the work.
+        trained_on: What the last local step was trained on.
     """
 
     inner: Defense
+    trained_on: Batch = field(init=False, repr=False, compare=False)
 
     def batches(
         self, examples: int, batch_size: int, epochs: int, rng: Generator
@@ -34,6 +36,7 @@ class Checked(Defense):
         result = self.inner.on_batch(batch, rng)
         self._check_untouched("on_batch", before, batch)
         check_batch(result, f"the batch returned by {self._name('on_batch')}")
+        self.trained_on = result
         return result
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:

@@ -24,7 +24,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 """The activations that `lenet` can have."""
 
 
-def build_model(name: str, space: InputSpace, rng: Generator, **options: object) -> nn.Module:
+def build_model(
+    name: str,
+    space: InputSpace,
+    rng: Generator,
+    *,
+    replace_batch_norm: bool = False,
+    **options: object,
+) -> nn.Module:
     """Return a new model, initialised from `rng` alone.
 
     Args:
@@ -32,6 +39,7 @@ def build_model(name: str, space: InputSpace, rng: Generator, **options: object)
             `path/to/file.py:factory`; it is called as `factory(space, **options)`.
         space: The model's inputs and classes.
         rng: Source of the initial parameters; torch's global generator is left as it was.
+        replace_batch_norm: Whether BatchNorm is replaced by GroupNorm, as Opacus does it.
         **options: Options of that model.
     """
     factory = _find_factory(name)
@@ -41,6 +49,8 @@ def build_model(name: str, space: InputSpace, rng: Generator, **options: object)
         # Unlike torch.manual_seed, this leaves the generators of other devices alone.
         torch.default_generator.manual_seed(seed)
         model = factory(space, **options)
+        if replace_batch_norm and isinstance(model, nn.Module):
+            model = _with_group_norm(model)
         _check_model(name, model, space)
     return model
 
@@ -132,6 +142,13 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 """Every model by name, as `factory(space, **options)`. Add a line here to add a model."""
 
 
+def _with_group_norm(model: nn.Module) -> nn.Module:
+    from opacus.validators import ModuleValidator  # here, because it takes seconds to import
+
+    fixed: nn.Module = ModuleValidator.fix(model)
+    return fixed
+
+
 def _find_factory(name: str) -> Callable[..., nn.Module]:
     if name in MODELS:
         return MODELS[name]
@@ -168,7 +185,7 @@ def _check_model(name: str, model: object, space: InputSpace) -> None:
         if isinstance(module, _BatchNorm):
             raise ValueError(
                 f"{name} has BatchNorm ({path or 'the model itself'}), whose statistics mix the "
-                "examples of a batch; use torch.nn.GroupNorm instead"
+                "examples of a batch: use GroupNorm, or set replace_batch_norm in the scenario"
             )
     _check_output(name, model, space)
 

@@ -43,7 +43,11 @@ class AttackRow:
         reason: Why the attack was not applicable; None if it ran.
         psnr: Peak signal-to-noise ratio in dB, data range 1.
         ssim: Structural similarity.
-        identified: Whether the guess is nearest to the victim among its look-alikes.
+        psnr_transformed: PSNR against what the defense made of the example before training;
+            None if nothing.
+        identified: Whether the guess is nearest to the victim among its look-alikes, or to what
+            the defense made of the victim among its look-alikes treated alike.
+        identified_original: The same for the private example alone.
         counterfactual: The same for the guess of another observation: success by prior alone.
         candidates: Number of look-alikes, the victim included: chance is 1 / candidates.
         label_correct: Whether the guessed label is right; None if the attack guesses none.
@@ -58,7 +62,9 @@ class AttackRow:
     reason: str | None = None
     psnr: float | None = None
     ssim: float | None = None
+    psnr_transformed: float | None = None
     identified: bool | None = None
+    identified_original: bool | None = None
     counterfactual: bool | None = None
     candidates: int | None = None
     label_correct: bool | None = None

@@ -19,7 +19,7 @@ from leakfrontier.defenses import Batch, Defense
 
 from .client import ThreatModel
 from .data import load_dataset
-from .methods import Method, Strict, build_protocol
+from .methods import Method, Strict, build_defense, build_protocol
 from .models import build_model
 
 
@@ -64,6 +64,7 @@ class Scenario(Strict):
         dataset: A name of `DATASETS`, or a folder of images.
         data_folder: Where downloads are kept.
         model: A name of `MODELS`, or the user's own `module:factory`, and its options.
+        replace_batch_norm: Whether a model's BatchNorm becomes GroupNorm, under every defense.
         protocol: `FedSGD` or `FedAvg`, and its options.
         batch_size: Private examples behind one attacked upload. The smaller, the easier the
             attack: 1 is the worst case.
@@ -79,6 +80,7 @@ class Scenario(Strict):
     dataset: str = "fashion-mini"
     data_folder: Path | None = None
     model: Method = Method(name="mlp")
+    replace_batch_norm: bool = False
     protocol: Method = Method(name="FedSGD")
     batch_size: int = Field(default=1, ge=1)
     checkpoints: tuple[int, ...] = (0,)
@@ -155,12 +157,23 @@ class World:
         """Return the protocol."""
         return build_protocol(self.scenario.protocol)
 
+    def defense(self, method: Method) -> Defense:
+        """Return a defense, told how the inputs were normalised."""
+        return build_defense(method).for_space(self.space.mean, self.space.std)
+
     def model(self, defense: Defense, seed: int) -> nn.Module:
         """Return the initial model: the same for every defense, up to its own `on_model`."""
         scenario = self.scenario
         rng = generator("model", scenario.model.config(), scenario.dataset, seed)
         method = scenario.model
-        return defense.on_model(build_model(method.name, self.space, rng, **method.options))
+        model = build_model(
+            method.name,
+            self.space,
+            rng,
+            replace_batch_norm=scenario.replace_batch_norm,
+            **method.options,
+        )
+        return defense.on_model(model)
 
     def threat(self, knows_defense: bool) -> ThreatModel:
         """Return what the scenario grants to the adversary."""

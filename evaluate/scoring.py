@@ -9,10 +9,11 @@ from math import isnan
 import torch
 from torch import Tensor
 
-from leakfrontier.adversaries import Adversary, NotApplicable, Observation, Reconstruction
-from leakfrontier.defenses import Batch
+from leakfrontier.adversaries import Adversary, NotApplicable, Reconstruction
+from leakfrontier.defenses import Batch, Defense
 
 from . import metrics
+from .client import Upload
 from .rows import AttackRow, Picture
 from .scenario import World, generator
 
@@ -23,27 +24,28 @@ class Scoring:
 
     Attributes:
         world: The scenario and its data.
+        defense: The defense, which may have transformed the examples.
         adversary: The attack.
         seed: Repetition; with the scenario, it determines the look-alikes.
-        victims: Indices of each observation's private examples.
-        truths: The private examples.
-        observations: What the adversary saw.
+        victims: Indices of each observation's private examples that are scored. Where the server
+            sees several clients only together, these are the first client's.
+        uploads: What the adversary saw, and what is behind it.
         results: What it made of it.
     """
 
     world: World
+    defense: Defense
     adversary: Adversary
     seed: int
     victims: Sequence[Tensor]
-    truths: Sequence[Batch]
-    observations: Sequence[Observation]
+    uploads: Sequence[Upload]
     results: Sequence[Reconstruction | NotApplicable]
 
     def __post_init__(self) -> None:
         name = type(self.adversary).__name__
-        if len(self.results) != len(self.truths):
+        if len(self.results) != len(self.uploads):
             raise ValueError(
-                f"{name}.reconstruct_all must return {len(self.truths)} results, "
+                f"{name}.reconstruct_all must return {len(self.uploads)} results, "
                 f"got {len(self.results)}"
             )
         for result in self.results:
@@ -66,31 +68,35 @@ class Scoring:
         """Yield the first victim of the first observations, and its reconstruction."""
         for index, result in list(enumerate(self.results))[:count]:
             if isinstance(result, Reconstruction):
-                truth = self._pixels(self.truths[index].inputs)
-                guess = self._matched(result, truth)
+                private = self.uploads[index].truth
+                truth, guess = self._pixels(private.inputs), self._guesses(result, private)
                 shape = tuple(truth.shape[1:])
                 yield Picture(index, 0, shape, _bytes(truth[0]), _bytes(guess[0]))
 
     def _score(self, index: int, result: Reconstruction) -> Iterator[AttackRow]:
-        truth = self._pixels(self.truths[index].inputs)
-        guess = self._matched(result, truth)
+        upload, victims = self.uploads[index], len(self.victims[index])
+        truth = self._pixels(upload.truth.inputs)[:victims]
+        guess = self._guesses(result, upload.truth)[:victims]
         pool = self._look_alikes(index)
         psnr, ssim = metrics.psnr(guess, truth), metrics.ssim(guess, truth)
-        identified = metrics.identified(guess, truth, pool)
-        counterfactual = self._counterfactual(index, truth, pool)
-        labels = self._labels_correct(index, result, truth)
-        at_truth = self.adversary.objective(self.observations[index], *self.truths[index])
-        for victim in range(len(truth)):
+        identified = self._identified(result, upload.truth, pool)
+        psnr_transformed, identified_transformed = self._against_transformed(index, result, pool)
+        counterfactual = self._counterfactual(index, pool)
+        labels = self._labels_correct(result, upload)
+        at_truth = self.adversary.objective(upload.observation, *upload.truth)
+        for victim in range(victims):
             yield AttackRow(
                 observation=index,
                 victim=victim,
                 psnr=float(psnr[victim]),
                 ssim=_number(ssim[victim]),
-                identified=bool(identified[victim]),
+                psnr_transformed=_number(psnr_transformed[victim]),
+                identified=bool(identified[victim] | identified_transformed[victim]),
+                identified_original=bool(identified[victim]),
                 counterfactual=None if counterfactual is None else bool(counterfactual[victim]),
                 candidates=pool.shape[1] + 1,
                 label_correct=None if labels is None else bool(labels[victim]),
-                labels_granted=self.observations[index].targets is not None,
+                labels_granted=upload.observation.targets is not None,
                 objective=_number(result.objective),
                 objective_at_truth=_number(at_truth),
             )
@@ -98,18 +104,44 @@ class Scoring:
     def _pixels(self, inputs: Tensor) -> Tensor:
         return self.world.space.to_pixels(inputs)
 
-    def _matched(self, result: Reconstruction, truth: Tensor) -> Tensor:
-        """Return a guess for each truth, in pixels; black where the attack gave too few."""
+    def _guesses(self, result: Reconstruction, private: Batch) -> Tensor:
+        """Return a guess for each example, in pixels; black where the attack gave too few."""
         name = type(self.adversary).__name__
-        if result.inputs.shape[1:] != truth.shape[1:]:
+        if result.inputs.shape[1:] != private.inputs.shape[1:]:
             raise ValueError(
-                f"{name} must return inputs of shape {tuple(truth.shape[1:])}, "
+                f"{name} must return inputs of shape {tuple(private.inputs.shape[1:])}, "
                 f"got {tuple(result.inputs.shape[1:])}"
             )
         if not result.inputs.isfinite().all():
             raise ValueError(f"{name} returned NaN or infinite values")
-        guess = torch.cat([self._pixels(result.inputs.detach()), torch.zeros_like(truth[:1])])
-        return guess[metrics.match(guess[:-1], truth)]  # -1, no guess, is the black one
+        guess = self._pixels(result.inputs.detach())
+        black = torch.zeros_like(guess[:1])
+        return torch.cat([guess, black])[self._matches(result, private)]  # -1: no guess
+
+    def _matches(self, result: Reconstruction, private: Batch) -> Tensor:
+        return metrics.match(self._pixels(result.inputs.detach()), self._pixels(private.inputs))
+
+    def _identified(self, result: Reconstruction, private: Batch, pool: Tensor) -> Tensor:
+        """Return whether each victim is told apart from its look-alikes, given in pixels."""
+        guess, truth = self._guesses(result, private), self._pixels(private.inputs)
+        return metrics.identified(guess[: len(pool)], truth[: len(pool)], pool)
+
+    def _against_transformed(
+        self, index: int, result: Reconstruction, pool: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return PSNR and identification against what was trained on, if it differs."""
+        upload, count = self.uploads[index], len(pool)
+        seen = upload.trained_on
+        if seen.inputs.shape != upload.truth.inputs.shape or torch.equal(
+            seen.inputs, upload.truth.inputs
+        ):
+            return torch.full((count,), torch.nan), torch.zeros(count, dtype=torch.bool)
+        rng = generator("transformed look-alikes", self.world.scenario.dataset, self.seed, index)
+        labels = seen.targets[:count].repeat_interleave(pool.shape[1], 0)
+        inputs = self.world.space.to_inputs(pool.flatten(0, 1))
+        transformed = self.defense.on_batch(Batch(inputs, labels), rng).inputs
+        psnr = metrics.psnr(self._guesses(result, seen), self._pixels(seen.inputs))
+        return psnr, self._identified(result, seen, self._pixels(transformed).view_as(pool))
 
     def _look_alikes(self, index: int) -> Tensor:
         """Return the pixels of the examples that each victim has to be told apart from.
@@ -127,20 +159,19 @@ class Scoring:
         ]
         return torch.stack([self._pixels(train.inputs[rows]) for rows in chosen])
 
-    def _counterfactual(self, index: int, truth: Tensor, pool: Tensor) -> Tensor | None:
+    def _counterfactual(self, index: int, pool: Tensor) -> Tensor | None:
         """Return whether another observation's guess identifies the victims."""
         other = self.results[(index + 1) % len(self.results)]
         if len(self.results) < 2 or isinstance(other, NotApplicable):
             return None
-        return metrics.identified(self._matched(other, truth), truth, pool)
+        return self._identified(other, self.uploads[index].truth, pool)
 
-    def _labels_correct(self, index: int, result: Reconstruction, truth: Tensor) -> Tensor | None:
+    def _labels_correct(self, result: Reconstruction, upload: Upload) -> Tensor | None:
         """Return whether the labels of the matched guesses are right, if they were inferred."""
-        if result.targets is None or self.observations[index].targets is not None:
+        if result.targets is None or upload.observation.targets is not None:
             return None
         guessed = torch.cat([result.targets, torch.tensor([-1])])
-        matched = guessed[metrics.match(self._pixels(result.inputs.detach()), truth)]
-        return matched == self.truths[index].targets
+        return guessed[self._matches(result, upload.truth)] == upload.truth.targets
 
 
 def candidates(world: World) -> int:

@@ -19,8 +19,16 @@ _APPLICATION_ID = 0x4C46524F  # marks the file as ours
 _FORMAT = 1
 
 _TABLES = {"attacks": AttackRow, "utility": UtilityRow, "pictures": Picture}
-_FLAGS = ["identified", "counterfactual", "label_correct", "labels_granted"]
-_NUMBERS = ["psnr", "ssim", "candidates", "objective", "objective_at_truth", "seconds"]
+_FLAGS = ["identified", "identified_original", "counterfactual", "label_correct", "labels_granted"]
+_NUMBERS = [
+    "psnr",
+    "ssim",
+    "psnr_transformed",
+    "candidates",
+    "objective",
+    "objective_at_truth",
+    "seconds",
+]
 
 
 class StoreError(ValueError):

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from leakfrontier.adversaries import Adversary, Observation, PriorGuess
+from leakfrontier.adversaries import PANEL, Adversary, PriorGuess
 from leakfrontier.defenses import Batch, Defense
 
-from .client import Replay, make_replay, observe
+from .client import Replay, Upload, make_replay, observe
 from .data import partition
 from .federation import Federation, evaluate
 from .methods import Method, build_adversary, build_defense
@@ -53,8 +53,8 @@ class TrainTrial:
 
     def run(self, folder: Path) -> Outcome:
         """Train, evaluating along the way and saving the checkpoints."""
-        world, defense = load_world(self.scenario), build_defense(self.defense)
-        training = self.scenario.training
+        world = load_world(self.scenario)
+        defense, training = world.defense(self.defense), self.scenario.training
         rng = generator("training", self.cell.key)
         shares = partition(
             world.train,
@@ -130,6 +130,7 @@ class AttackTrial:
             "scenario": scenario,
             "defense": self.defense.config(),
             "adversary": self.adversary.config(),
+            "panel": PANEL.version,
             **{name: getattr(self, name) for name in _ATTACK_FIELDS},
         }
         adversary = build_adversary(self.adversary)
@@ -147,21 +148,20 @@ class AttackTrial:
 
     def run(self, folder: Path) -> Outcome:
         """Observe uploads, attack them, and score what came out."""
-        world, defense = load_world(self.scenario), build_defense(self.defense)
-        adversary = build_adversary(self.adversary)
+        world = load_world(self.scenario)
+        defense, adversary = world.defense(self.defense), build_adversary(self.adversary)
         model = self._model(world, defense, folder)
         victims = self._victims(world)
-        truths = [Batch(world.train.inputs[rows], world.train.targets[rows]) for rows in victims]
 
         start = time.perf_counter()
-        observations = self._observe(world, defense, adversary, model, truths)
-        rngs = [generator("adversary", *self._identity, i) for i in range(len(truths))]
-        results = adversary.reconstruct_all(observations, rngs)
+        uploads = self._observe(world, defense, adversary, model, victims)
+        rngs = [generator("adversary", *self._identity, i) for i in range(len(uploads))]
+        results = adversary.reconstruct_all([upload.observation for upload in uploads], rngs)
         busy = time.perf_counter() - start
 
-        scores = Scoring(world, adversary, self.seed, victims, truths, observations, results)
+        scores = Scoring(world, defense, adversary, self.seed, victims, uploads, results)
         return Outcome(
-            attacks=tuple(scores.rows(seconds=busy / len(truths))),
+            attacks=tuple(scores.rows(seconds=busy / len(uploads))),
             pictures=tuple(scores.pictures(self.pictures)),
             busy=busy,
         )
@@ -201,32 +201,41 @@ class AttackTrial:
         defense: Defense,
         adversary: Adversary,
         model: nn.Module,
-        truths: Sequence[Batch],
-    ) -> list[Observation]:
-        """Return one upload per batch; those of one model share its replay."""
-        threat = world.threat(self.knows_defense)
+        victims: Sequence[Tensor],
+    ) -> list[Upload]:
+        """Return one upload per batch of victims; those of one model share its replay."""
+        threat, protocol = world.threat(self.knows_defense), world.protocol
         replays: dict[nn.Module, Replay] = {}
-        observations = []
-        for index, truth in enumerate(truths):
-            sent = adversary.craft(
-                model, world.space, index, generator("craft", *self._identity, index)
-            )
+        uploads = []
+        for index, rows in enumerate(victims):
+            rng = generator("craft", *self._identity, index)
+            sent = adversary.craft(model, world.space, index, rng)
             if sent not in replays:
                 rng = generator("replay", *self._identity, index)
-                replays[sent] = make_replay(sent, loss, defense, world.protocol, threat, 1, rng)
+                replays[sent] = make_replay(
+                    sent, loss, defense, protocol, threat, defense.cohort, rng
+                )
             rng = generator("client", self._upload, self.seed, self.checkpoint, index)
-            observations += observe(
-                sent,
-                loss,
-                [truth],
-                defense,
-                world.protocol,
-                world.space,
-                threat,
-                rng,
-                replays[sent],
+            shares = self._cohort(world, rows, defense.cohort, index)
+            uploads += observe(
+                sent, loss, shares, defense, protocol, world.space, threat, rng, replays[sent]
             )
-        return observations
+        return uploads
+
+    def _cohort(self, world: World, victims: Tensor, clients: int, index: int) -> list[Batch]:
+        """Return the victims' share and those of the clients that are only seen with them."""
+        others = torch.ones(len(world.train.targets), dtype=torch.bool)
+        others[victims] = False
+        spare, needed = others.nonzero().flatten(), (clients - 1) * len(victims)
+        if needed > len(spare):
+            raise ValueError(f"{clients} clients need {needed} more examples, got {len(spare)}")
+        rng = generator("bystanders", self.scenario.dataset, self.seed, index)
+        bystanders = spare[torch.randperm(len(spare), generator=rng)[:needed]]
+        return [
+            Batch(world.train.inputs[rows], world.train.targets[rows])
+            for rows in (victims, *bystanders.split(len(victims)))
+            if len(rows)
+        ]
 
     @property
     def _upload(self) -> tuple[object, ...]:

@@ -56,7 +56,7 @@ def observed(
     protocol: Protocol | None = None,
     threat: ThreatModel | None = None,
 ) -> Observation:
-    (observation,) = observe(
+    (upload,) = observe(
         model,
         cross_entropy,
         [share],
@@ -66,4 +66,4 @@ def observed(
         threat or ThreatModel(),
         rng(1),
     )
-    return observation
+    return upload.observation

@@ -146,10 +146,25 @@ def test_an_aggregate_is_one_observation_of_all_clients() -> None:
     shares, model = [batch(2, seed) for seed in range(3)], mlp()
     seen = observe(model, cross_entropy, shares, Sum(), FedSGD(), SPACE, ThreatModel(), rng())
     assert len(seen) == 1
-    assert (seen[0].batch_size, seen[0].protocol.clients) == (6, 3)
-    everybody = Batch(*(torch.cat(parts) for parts in zip(*shares, strict=True)))
-    replayed = seen[0].simulate(*everybody)
-    torch.testing.assert_close(replayed["1.weight"], seen[0].update["1.weight"])
+    observation, truth = seen[0].observation, seen[0].truth
+    assert (observation.batch_size, observation.protocol.clients) == (6, 3)
+    assert torch.equal(truth.inputs, torch.cat([share.inputs for share in shares]))
+    replayed = observation.simulate(*truth)
+    torch.testing.assert_close(replayed["1.weight"], observation.update["1.weight"])
+
+
+def test_an_upload_tells_what_was_trained_on() -> None:
+    @dataclass
+    class Inverted(Defense):
+        def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+            return Batch(-batch.inputs, batch.targets)
+
+    share = batch(2)
+    (upload,) = observe(
+        mlp(), cross_entropy, [share], Inverted(), FedSGD(), SPACE, ThreatModel(), rng()
+    )
+    assert torch.equal(upload.truth.inputs, share.inputs)
+    assert torch.equal(upload.trained_on.inputs, -share.inputs)
 
 
 @dataclass
