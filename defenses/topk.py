@@ -9,15 +9,17 @@ import torch
 from torch import Generator, Tensor
 
 from .base import Defense, Update
+from .vector import flatten, map_vectors, restore
 
 
 @dataclass
 class TopK(Defense):
     """Upload only the largest entries of the update; carry the rest to the next round.
 
-    The kept entries are the `ratio` largest in magnitude over all parameters together.
-    Error feedback adds what was dropped to the next update, which restores the convergence
-    rate of dense SGD [1]. Pruning was proposed against gradient inversion in [2].
+    The kept entries are the `ratio` largest in magnitude, at least one, over all parameters
+    together or of each tensor. Error feedback adds what was dropped to the next update, which
+    restores the convergence rate of dense SGD [1]. Pruning was proposed against gradient
+    inversion in [2].
 
     Note that error feedback *delays* leakage rather than preventing it: a dropped entry is
     uploaded once enough of it has accumulated.
@@ -25,6 +27,7 @@ class TopK(Defense):
     Attributes:
         ratio: Fraction of entries to upload, in (0, 1]. 1 uploads everything.
         error_feedback: Whether to carry dropped entries to the next round.
+        per_layer: Whether each tensor keeps its own largest entries, so that none falls silent.
 
     References:
         [1] Stich, Cordonnier, Jaggi. "Sparsified SGD with Memory." NeurIPS 2018.
@@ -35,6 +38,7 @@ class TopK(Defense):
 
     ratio: float
     error_feedback: bool = True
+    per_layer: bool = False
     _dropped: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -48,25 +52,18 @@ class TopK(Defense):
 
     def on_update(self, update: Update, rng: Generator) -> Update:
         """Return the update with all but its largest entries set to zero."""
-        flat = torch.cat([value.flatten() for value in update.values()])
-        if self._dropped is not None:
-            if self._dropped.shape != flat.shape:
-                raise ValueError(
-                    f"update has {flat.numel()} entries, the last one had "
-                    f"{self._dropped.numel()}: use one TopK per client"
-                )
-            flat = flat + self._dropped
-
-        count = max(1, round(self.ratio * flat.numel()))
-        largest = flat.abs().topk(count).indices
-        sent = torch.zeros_like(flat).index_copy(0, largest, flat[largest])
+        update = restore(update, self._dropped)
+        sent = map_vectors(self._largest, update, self.per_layer)
         if self.error_feedback:
-            self._dropped = flat - sent
-        return _unflatten(sent, like=update)
+            self._dropped = flatten(update) - flatten(sent)
+        return sent
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the mask that the observed upload shows: its non-zero entries."""
-        return Masked({name: value != 0 for name, value in observed.items()})
+        return Masked.as_in(observed)
+
+    def _largest(self, vector: Tensor) -> Tensor:
+        return keep(vector, vector.abs().topk(kept_count(self.ratio, vector)).indices)
 
 
 @dataclass
@@ -79,12 +76,21 @@ class Masked(Defense):
 
     kept: Mapping[str, Tensor]
 
+    @classmethod
+    def as_in(cls, observed: Mapping[str, Tensor]) -> Masked:
+        """Return the mask that an observed upload shows: its non-zero entries."""
+        return cls({name: value != 0 for name, value in observed.items()})
+
     def on_update(self, update: Update, rng: Generator) -> Update:
         """Return the update with all other entries set to zero."""
         return {name: value * self.kept[name] for name, value in update.items()}
 
 
-def _unflatten(flat: Tensor, like: Update) -> Update:
-    """Cut a vector back into tensors named and shaped like those of `like`."""
-    pieces = torch.split(flat, [value.numel() for value in like.values()])
-    return {name: piece.view_as(like[name]) for name, piece in zip(like, pieces, strict=True)}
+def keep(vector: Tensor, indices: Tensor) -> Tensor:
+    """Return a vector with all but the entries at `indices` set to zero."""
+    return torch.zeros_like(vector).index_copy(0, indices, vector[indices])
+
+
+def kept_count(ratio: float, vector: Tensor) -> int:
+    """Return how many entries a fraction of a vector is: at least one."""
+    return max(1, round(ratio * vector.numel()))

@@ -1,0 +1,43 @@
+"""Updates as vectors: what the defenses that compress an upload share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from .base import Update
+
+
+def flatten(update: Mapping[str, Tensor]) -> Tensor:
+    """Return all entries of an update as one vector."""
+    return torch.cat([value.flatten() for value in update.values()])
+
+
+def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Update:
+    """Cut a vector back into tensors named and shaped like those of `like`."""
+    pieces = torch.split(vector, [value.numel() for value in like.values()])
+    return {name: piece.view_as(like[name]) for name, piece in zip(like, pieces, strict=True)}
+
+
+def map_vectors(
+    function: Callable[[Tensor], Tensor], update: Mapping[str, Tensor], per_layer: bool
+) -> Update:
+    """Apply a function of a vector to each tensor of an update, or to all of it as one."""
+    if per_layer:
+        return {name: function(value.flatten()).view_as(value) for name, value in update.items()}
+    return unflatten(function(flatten(update)), like=update)
+
+
+def restore(update: Mapping[str, Tensor], dropped: Tensor | None) -> Update:
+    """Add to an update what compression dropped from the client's last one, if anything."""
+    if dropped is None:
+        return dict(update)
+    vector = flatten(update)
+    if vector.shape != dropped.shape:
+        raise ValueError(
+            f"update has {vector.numel()} entries, the last one had {dropped.numel()}: "
+            "use one copy of the defense per client"
+        )
+    return unflatten(vector + dropped, like=update)
