@@ -152,11 +152,10 @@ def accuracy_interval(
 ) -> Interval:
     """Return the mean test accuracy over seeds, with a cautious interval.
 
-    It contains the Wilson interval of the pooled counts (which test examples were drawn) and the
-    spread of the seeds (which model was trained): from five seeds on, the t-interval of their
-    mean; with fewer, no seed-level interval is claimed and the spread is their minimum and
-    maximum. Pooling takes the seeds' test examples for distinct ones: where all seeds share one
-    test set, its sampling error is underestimated.
+    It contains the Wilson interval of the mean on one test set, which all seeds share (which
+    test examples were drawn), and the spread of the seeds (which model was trained): from five
+    seeds on, the t-interval of their mean; with fewer, no seed-level interval is claimed and the
+    spread is their minimum and maximum.
 
     Args:
         correct: Correctly classified test examples, per seed.
@@ -170,16 +169,16 @@ def accuracy_interval(
         )
     for hits, size in zip(correct, total, strict=True):
         _check_counts(hits, size)
-    pooled = wilson(sum(correct), sum(total), confidence)
     seeds = np.array(correct) / np.array(total)
     mean, n = float(seeds.mean()), len(seeds)
+    sampled = wilson(round(mean * min(total)), min(total), confidence)
     if n < LEAST_SEEDS:
         low, high = float(seeds.min()), float(seeds.max())
     else:
         error = float(seeds.std(ddof=1)) / sqrt(n)
         half = float(stats.t.isf(_tail(confidence), n - 1)) * error
         low, high = max(0.0, mean - half), min(1.0, mean + half)
-    return Interval(mean, min(low, pooled.low), max(high, pooled.high), n)
+    return Interval(mean, min(low, sampled.low), max(high, sampled.high), n)
 
 
 def mcnemar(a: ArrayLike, b: ArrayLike) -> float:

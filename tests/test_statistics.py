@@ -225,10 +225,10 @@ def test_outcomes_must_be_measured() -> None:
             statistics.union([bad])
 
 
-def test_accuracy_of_few_seeds_spans_them_and_the_pooled_interval() -> None:
+def test_accuracy_of_few_seeds_spans_them_and_the_interval_of_one_test_set() -> None:
     close = statistics.accuracy_interval([80, 80], [100, 100])
-    pooled = statistics.wilson(160, 200)
-    assert (close.value, close.low, close.high) == (0.8, pooled.low, pooled.high)
+    sampled = statistics.wilson(80, 100)
+    assert (close.value, close.low, close.high) == (0.8, sampled.low, sampled.high)
     apart = statistics.accuracy_interval([700, 800, 900], [1000, 1000, 1000])
     assert (apart.value, apart.low, apart.high, apart.n) == (pytest.approx(0.8), 0.7, 0.9, 3)
 
@@ -244,8 +244,8 @@ def test_accuracy_of_five_seeds_has_a_t_interval() -> None:
 
 def test_accuracy_of_equal_seeds_is_still_uncertain() -> None:
     interval = statistics.accuracy_interval([80] * 5, [100] * 5)
-    pooled = statistics.wilson(400, 500)
-    assert (interval.low, interval.high) == (pooled.low, pooled.high)
+    sampled = statistics.wilson(80, 100)
+    assert (interval.low, interval.high) == (sampled.low, sampled.high)
 
 
 @pytest.mark.parametrize(("correct", "total"), [([], []), ([1], [1, 2]), ([0], [0]), ([3], [2])])
