@@ -1,21 +1,66 @@
 """Client-side defenses, one published method per module."""
 
+from .ats import ATS
 from .base import Batch, Chain, Defense, Guarantee, Loss, Plan, Update, batch_gradient
+from .client_dp import ClientDP
 from .dpsgd import DPSGD
+from .dual_pruning import DualPruning
+from .mixup import Mixup
+from .noise import Noise
+from .outpost import Outpost
+from .precode import PRECODE
+from .quantization import Quantization
+from .randomk import RandomK
+from .secure_aggregation import SecureAggregation
+from .signsgd import SignSGD
+from .soteria import Soteria
 from .topk import TopK
 
-DEFENSES: dict[str, type[Defense]] = {"none": Defense, "DPSGD": DPSGD, "TopK": TopK}
+DEFENSES: dict[str, type[Defense]] = {
+    "none": Defense,
+    **{
+        cls.__name__: cls
+        for cls in (
+            DPSGD,
+            ClientDP,
+            Noise,
+            Quantization,
+            SignSGD,
+            TopK,
+            RandomK,
+            DualPruning,
+            ATS,
+            Mixup,
+            SecureAggregation,
+            Soteria,
+            PRECODE,
+            Outpost,
+        )
+    },
+}
 """Every defense by name. Add a line here to add a defense; `none` defends nothing."""
 
 __all__ = [
+    "ATS",
     "DEFENSES",
     "DPSGD",
+    "PRECODE",
     "Batch",
     "Chain",
+    "ClientDP",
     "Defense",
+    "DualPruning",
     "Guarantee",
     "Loss",
+    "Mixup",
+    "Noise",
+    "Outpost",
     "Plan",
+    "Quantization",
+    "RandomK",
+    "SecureAggregation",
+    "SignSGD",
+    "Soteria",
     "TopK",
     "Update",
     "batch_gradient",

@@ -37,3 +37,16 @@ def _prv(noise_multiplier: float, plan: Plan) -> float:
     accountant = PRVAccountant()
     accountant.history = [(noise_multiplier, plan.sample_rate, plan.steps)]
     return float(accountant.get_epsilon(plan.delta))
+
+
+def concentrated_epsilon(rho: float, plan: Plan) -> float:
+    """Return epsilon of a plan's steps, each of them rho-zCDP, by Renyi differential privacy.
+
+    The sample rate is ignored, which is an upper bound: zCDP does not say what sampling gains.
+    """
+    if rho == math.inf:
+        return math.inf
+    from dp_accounting import SelfComposedDpEvent, ZCDpEvent, rdp
+
+    accountant = rdp.RdpAccountant().compose(SelfComposedDpEvent(ZCDpEvent(rho), plan.steps))
+    return float(accountant.get_epsilon(plan.delta))

@@ -97,6 +97,10 @@ class Defense:
         """Return how many clients' uploads the server sees only together."""
         return 1
 
+    def for_space(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Defense:
+        """Return the defense for inputs centred by `mean` and divided by `std`, per channel."""
+        return self
+
     def on_model(self, model: nn.Module) -> nn.Module:
         """Return the model that is trained, e.g. with a layer added."""
         return model
@@ -180,6 +184,10 @@ class Chain(Defense):
         """Return the largest cohort of a link."""
         return max((link.cohort for link in self.links), default=1)
 
+    def for_space(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Defense:
+        """Return the chain of the links for that space."""
+        return Chain(tuple(link.for_space(mean, std) for link in self.links))
+
     def on_model(self, model: nn.Module) -> nn.Module:
         """Apply every link's `on_model`."""
         for link in self.links:
@@ -219,11 +227,18 @@ class Chain(Defense):
         return Chain(tuple(link.replay(observed) for link in self.links))
 
     def guarantee(self, plan: Plan) -> Guarantee | None:
-        """Return the gradient's guarantee if all else is post-processing; otherwise no claim."""
+        """Return the guarantee of the link that has one; otherwise no claim.
+
+        Links after a private one are post-processing. One that bounds whole uploads holds
+        whatever comes before it; one that bounds the gradient's examples does not survive
+        another link that changes or mixes them, or that changes the model.
+        """
         others = [link for link in self.links if link is not self._computing]
-        if any(_overrides(link, "on_batch") or _overrides(link, "on_model") for link in others):
-            return None
-        return self._computing.guarantee(plan)
+        mixed = any(_overrides(link, "on_batch") or _overrides(link, "on_model") for link in others)
+        claims = [link.guarantee(plan) for link in others]
+        if not mixed:
+            claims.insert(0, self._computing.guarantee(plan))
+        return next((claim for claim in claims if claim is not None), None)
 
 
 def batch_gradient(model: nn.Module, loss: Loss, batch: Batch) -> Update:

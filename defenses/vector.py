@@ -30,6 +30,11 @@ def map_vectors(
     return unflatten(function(flatten(update)), like=update)
 
 
+def straight_through(value: Tensor, rounded: Tensor) -> Tensor:
+    """Return `rounded`, with the derivative of `value`."""
+    return value + (rounded - value).detach()
+
+
 def restore(update: Mapping[str, Tensor], dropped: Tensor | None) -> Update:
     """Add to an update what compression dropped from the client's last one, if anything."""
     if dropped is None:

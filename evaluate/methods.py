@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
 from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedSGD, Protocol
-from leakfrontier.defenses import DEFENSES, Defense
+from leakfrontier.defenses import DEFENSES, Chain, Defense
 
 from .plugins import load_attribute
 
@@ -44,10 +44,12 @@ class Method(Strict):
     Attributes:
         name: A registered name, or `file.py:Name` or `package.module:Name`.
         options: Keyword arguments; the defaults hold for the others.
+        links: The defenses of a `Chain`, first applied first.
     """
 
     name: str
     options: dict[str, JsonValue] = {}
+    links: tuple[Method, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -55,10 +57,8 @@ class Method(Strict):
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, Mapping) and "name" in value and "options" not in value:
-            return {
-                "name": value["name"],
-                "options": {k: v for k, v in value.items() if k != "name"},
-            }
+            fixed = {key: value[key] for key in ("name", "links") if key in value}
+            return {**fixed, "options": {k: v for k, v in value.items() if k not in fixed}}
         if not isinstance(value, Mapping) or "name" not in value:
             raise ValueError(f"expected a name, or a mapping with the key 'name', got {value!r}")
         return value
@@ -69,7 +69,10 @@ class Method(Strict):
         if not all(values):
             raise ValueError(f"{self.name}: a list of values must not be empty, got {self.options}")
         return [
-            Method(name=self.name, options=dict(zip(self.options, chosen, strict=True)))
+            Method(
+                name=self.name, options=dict(zip(self.options, chosen, strict=True)), links=links
+            )
+            for links in product(*(link.grid() for link in self.links))
             for chosen in product(*values)
         ]
 
@@ -79,11 +82,18 @@ class Method(Strict):
         path = Path(self.name.rpartition(":")[0]).expanduser()
         if path.suffix == ".py" and path.is_file():
             config["source"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        if self.links:
+            config["links"] = [link.config() for link in self.links]
         return config
 
 
 def build_defense(method: Method) -> Defense:
     """Return the defense that a configuration names."""
+    if method.name == Chain.__name__:
+        _check_options(method, ["links"], "defense")
+        return Chain(tuple(build_defense(link) for link in method.links))
+    if method.links:
+        raise ValueError(f"only a {Chain.__name__} has links, got {method.name}")
     return _build(method, DEFENSES, Defense, "defense")
 
 

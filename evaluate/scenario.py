@@ -131,6 +131,8 @@ class Scenario(Strict):
 
 def label(method: Method) -> str:
     """Return a method's name with its options, as reports print it."""
+    if method.links:
+        return " then ".join(label(link) for link in method.links)
     name = method.name.rpartition(":")[2]
     options = ", ".join(f"{key}={value}" for key, value in method.options.items())
     return f"{name}({options})" if options else name

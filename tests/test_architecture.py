@@ -18,7 +18,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": {"evaluate"},
 }
 COMMAND_LINE = ROOT / "evaluate" / "cli.py"  # the entry point, which ends a run with its report
-MACHINERY = {"__init__", "base", "panel", "label_inference"}  # shared by attacks, none itself
+MACHINERY = {  # what methods share, none itself
+    *("__init__", "base", "panel", "label_inference"),
+    *("accounting", "secagg_protocol", "torchvision_ops", "transforms", "vector"),
+}
 
 
 def imported_modules(path: Path) -> set[str]:

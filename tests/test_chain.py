@@ -6,7 +6,7 @@ from federated import batch, mlp, rng
 from torch import Generator
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.defenses import DPSGD, Batch, Chain, Defense, Plan, TopK, Update
+from leakfrontier.defenses import DPSGD, Batch, Chain, ClientDP, Defense, Plan, TopK, Update
 
 
 @dataclass
@@ -64,6 +64,8 @@ def test_guarantee_survives_post_processing_and_nothing_else() -> None:
     assert Chain((DPSGD(1.0), TopK(0.1))).guarantee(plan) == alone
     assert Chain((Scale(2.0), DPSGD(1.0))).guarantee(plan) is None
     assert Chain((TopK(0.1),)).guarantee(plan) is None
+    whole = ClientDP(1.0)
+    assert Chain((Scale(2.0), whole, TopK(0.1))).guarantee(plan) == whole.guarantee(plan)
 
 
 def test_refuses_two_ways_to_compute_a_gradient() -> None:

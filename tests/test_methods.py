@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from leakfrontier.adversaries import PANEL, FedAvg, FedSGD, PriorGuess
-from leakfrontier.defenses import DPSGD, TopK
+from leakfrontier.defenses import DPSGD, Chain, TopK
 from leakfrontier.evaluate.methods import Method, build_adversary, build_defense, build_protocol
 from leakfrontier.evaluate.run import load_config
-from leakfrontier.evaluate.scenario import Scenario, Training
+from leakfrontier.evaluate.scenario import Scenario, Training, label
 from leakfrontier.evaluate.trial import AttackTrial, TrainTrial
 
 UserFile = Callable[..., Path]
@@ -103,7 +103,11 @@ def test_the_panel_is_rebuilt_with_all_its_hyper_parameters() -> None:
 @pytest.mark.parametrize(
     ("build", "method", "message"),
     [
-        (build_defense, "Nope", "unknown defense 'Nope': choose one of none, DPSGD, TopK, or name"),
+        (
+            build_defense,
+            "Nope",
+            "unknown defense 'Nope': choose one of none, DPSGD, .*TopK, .*or name",
+        ),
         (build_adversary, "TopK", "unknown adversary 'TopK': choose one of PriorGuess, Linear"),
         (build_protocol, "FedProx", "unknown protocol 'FedProx': choose one of FedSGD, FedAvg"),
         (build_defense, {"name": "TopK", "k": 1}, "TopK has no option 'k'; its options are ratio,"),
@@ -256,3 +260,23 @@ def test_only_attacks_on_trained_models_depend_on_training() -> None:
     assert replace(ATTACK, scenario=longer).cell.key == ATTACK.cell.key
     assert replace(trained, scenario=longer).cell.key != trained.cell.key
     assert replace(TRAIN, scenario=longer).cell.key != TRAIN.cell.key
+
+
+def test_a_chain_is_built_from_its_links_with_their_grids() -> None:
+    method = Method.model_validate(
+        {
+            "name": "Chain",
+            "links": [
+                {"name": "DPSGD", "noise_multiplier": [0.5, 1.0]},
+                {"name": "TopK", "ratio": 0.1},
+            ],
+        }
+    )
+    weak, strong = method.grid()
+    assert label(strong) == "DPSGD(noise_multiplier=1.0) then TopK(ratio=0.1)"
+    assert build_defense(strong) == Chain((DPSGD(1.0), TopK(0.1)))
+    assert weak.config() != strong.config()
+    with pytest.raises(ValueError, match="only a Chain has links, got TopK"):
+        build_defense(Method.model_validate({"name": "TopK", "links": ["none"]}))
+    with pytest.raises(ValueError, match="Chain has no option 'ratio'"):
+        build_defense(Method.model_validate({"name": "Chain", "ratio": 1, "links": []}))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from leakfrontier.adversaries import InputSpace
-from leakfrontier.evaluate import torchvision_ops
+from leakfrontier.defenses import torchvision_ops
 from leakfrontier.evaluate.models import MODELS, build_model
 
 DIGITS = InputSpace((1, 8, 8), 10)

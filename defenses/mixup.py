@@ -1,0 +1,84 @@
+"""Mixup: train on convex combinations of examples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from .base import Batch, Defense, Loss, Update, batch_gradient
+
+
+@dataclass
+class Mixup(Defense):
+    """Mix every example of a batch with another one, and the losses of their labels alike.
+
+    Inputs become x' = lam x + (1 - lam) x[order] for a random order of the batch, and the
+    gradient is that of lam L(f(x'), y) + (1 - lam) L(f(x'), y[order]); for the cross-entropy
+    that is the loss of the mixed label. One lam ~ Beta(alpha, alpha) per batch, as the authors
+    do [1]. The idea that mixing hides the private images is that of InstaHide [2], which mixes
+    more of them and flips signs, and was broken nonetheless [3].
+
+    There is no formal guarantee. A batch of one is mixed with itself: nothing is hidden. In a
+    larger one, an example is on average mixed with itself by chance, and lam is often near 0 or
+    1. What an attack recovers is the mixtures, in which both images can often be seen. A replay
+    draws its own order and lam at every call.
+
+    Attributes:
+        alpha: Parameter of the Beta distribution, in [0, inf): 1 draws lam uniformly, larger
+            values mix more evenly, 0 mixes nothing.
+
+    References:
+        [1] Zhang, Cisse, Dauphin, Lopez-Paz. "mixup: Beyond Empirical Risk Minimization."
+            ICLR 2018. https://arxiv.org/abs/1710.09412
+        [2] Huang, Song, Li, Arora. "InstaHide: Instance-hiding Schemes for Private Distributed
+            Learning." ICML 2020. https://arxiv.org/abs/2010.02772
+        [3] Carlini et al. "Is Private Learning Possible with Instance Encoding?" IEEE S&P 2021.
+            https://arxiv.org/abs/2011.05315
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < math.inf:
+            raise ValueError(f"alpha must be in [0, inf), got {self.alpha}")
+
+    @property
+    def stochastic(self) -> bool:
+        """Return whether anything is mixed."""
+        return self.alpha > 0
+
+    @property
+    def strength(self) -> float:
+        """Return alpha."""
+        return self.alpha
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        """Return the gradient of the mixed loss of mixed inputs."""
+        if not self.alpha:
+            return batch_gradient(model, loss, batch)
+        if not batch.inputs.is_floating_point():
+            raise ValueError(f"Mixup mixes real-valued inputs, got {batch.inputs.dtype}")
+        share = _draw_beta(self.alpha, rng).to(batch.inputs)
+        size = len(batch.inputs)
+        order = torch.randperm(size, generator=rng, device=rng.device).to(batch.inputs.device)
+        mixed = share * batch.inputs + (1 - share) * batch.inputs[order]
+
+        def mixed_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            return share * loss(outputs, targets) + (1 - share) * loss(outputs, targets[order])
+
+        return batch_gradient(model, mixed_loss, Batch(mixed, batch.targets))
+
+
+def _draw_beta(alpha: float, rng: Generator) -> Tensor:
+    """Return a draw of Beta(alpha, alpha), which `torch.distributions` cannot take from `rng`.
+
+    It is X / (X + Y) of two gamma variables, by their logarithms: at small alpha both underflow.
+    Gamma(alpha) is Gamma(alpha + 1) U^(1/alpha) for a uniform U.
+    """
+    shape = torch.full((2,), alpha + 1.0, dtype=torch.float64, device=rng.device)
+    uniform = torch.rand(2, generator=rng, dtype=torch.float64, device=rng.device)
+    logarithms = torch._standard_gamma(shape, generator=rng).log() + uniform.log() / alpha
+    return torch.sigmoid(logarithms[0] - logarithms[1])

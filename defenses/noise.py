@@ -1,0 +1,123 @@
+"""Noise on the upload."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from .accounting import concentrated_epsilon, gaussian_epsilon
+from .base import Defense, Guarantee, Plan, Update
+from .vector import flatten, unflatten
+
+Distribution = Literal["gaussian", "laplace"]
+
+
+@dataclass
+class Noise(Defense):
+    """Add independent noise to every entry of the update, by default without any clipping.
+
+    Its scale is absolute, as in the papers that evaluate attacks [1, 2]: sigma of a Gaussian, b
+    of a Laplace distribution, whose standard deviation is sqrt(2) b. Beware of comparing one
+    scale across models: the magnitude of updates differs by orders.
+
+    Noise without clipping bounds nothing, however large it is. With the update clipped to an L2
+    norm C there is a guarantee for the client as a whole, under addition or removal of the
+    client. To tell any two updates apart is twice as easy: that guarantee is the one of half the
+    scale. The Laplace mechanism would need an L1 norm for its usual guarantee. After L2 clipping
+    it is rho-zCDP with rho = C^2 / (2 b^2), since entry j is (s_j / b)-DP for a change of s_j,
+    hence (s_j / b)^2 / 2-zCDP [3], and entries compose: as much as a Gaussian of sigma = b.
+
+    Attributes:
+        scale: sigma or b; 0 adds nothing.
+        distribution: `gaussian` or `laplace`.
+        max_norm: C, the L2 norm to which the whole update is clipped first; None does not clip.
+
+    References:
+        [1] Zhu, Liu, Han. "Deep Leakage from Gradients." NeurIPS 2019.
+            https://arxiv.org/abs/1906.08935
+        [2] Balunovic, Dimitrov, Staab, Vechev. "Bayesian Framework for Gradient Leakage."
+            ICLR 2022. https://arxiv.org/abs/2111.04706
+        [3] Bun, Steinke. "Concentrated Differential Privacy: Simplifications, Extensions, and
+            Lower Bounds." TCC 2016. https://arxiv.org/abs/1605.02065 (Proposition 1.4)
+    """
+
+    scale: float
+    distribution: Distribution = "gaussian"
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.scale < math.inf:
+            raise ValueError(f"scale must be in [0, inf), got {self.scale}")
+        if self.distribution not in ("gaussian", "laplace"):
+            raise ValueError(
+                f"distribution must be 'gaussian' or 'laplace', got {self.distribution!r}"
+            )
+        if self.max_norm is not None and not 0 < self.max_norm < math.inf:
+            raise ValueError(f"max_norm must be in (0, inf), or None, got {self.max_norm}")
+
+    @property
+    def stochastic(self) -> bool:
+        """Return whether noise is added."""
+        return self.scale > 0
+
+    @property
+    def strength(self) -> float:
+        """Return the scale of the noise."""
+        return self.scale
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        """Return the update, clipped and with noise."""
+        if self.max_norm is not None:
+            update = _clipped(update, self.max_norm)
+        if not self.scale:
+            return update
+        return {name: value + self._draw(value, rng) for name, value in update.items()}
+
+    def replay(self, observed: Mapping[str, Tensor]) -> Defense:
+        """Return the clipping without the noise."""
+        return replace(self, scale=0.0)
+
+    def log_likelihood(
+        self, observed: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+    ) -> Tensor | None:
+        """Return the log-density of the noise; None without noise."""
+        if not self.scale:
+            return None
+        noise = torch.cat([(observed[name] - expected[name]).flatten() for name in observed])
+        if self.distribution == "laplace":
+            return -noise.abs().sum() / self.scale
+        return -noise.square().sum() / (2 * self.scale**2)
+
+    def guarantee(self, plan: Plan) -> Guarantee | None:
+        """Return the client's guarantee; None without clipping.
+
+        The server sees who takes part, so that sampling clients gains nothing. Every local step
+        counts as an upload, which is an upper bound if there are several to one upload.
+        """
+        if self.max_norm is None:
+            return None
+        if self.distribution == "laplace":
+            rho = (self.max_norm / self.scale) ** 2 / 2 if self.scale else math.inf
+            epsilon, accountant = concentrated_epsilon(rho, plan), "RDP"
+        else:
+            everybody = replace(plan, sample_rate=1.0)
+            epsilon, accountant = gaussian_epsilon(self.scale / self.max_norm, everybody), "PLD"
+        return Guarantee(epsilon, plan.delta, "client", "add/remove", accountant)
+
+    def _draw(self, like: Tensor, rng: Generator) -> Tensor:
+        if self.distribution == "gaussian":
+            return torch.empty_like(like).normal_(0, self.scale, generator=rng)
+        first, second = (torch.empty_like(like).exponential_(generator=rng) for _ in range(2))
+        return self.scale * (first - second)  # a difference of exponentials is Laplace
+
+
+def _clipped(update: Update, max_norm: float) -> Update:
+    vector = flatten(update)
+    norm = torch.linalg.vector_norm(vector)
+    factor = (max_norm / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1.0)
+    return unflatten(vector * factor, like=update)
