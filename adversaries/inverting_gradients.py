@@ -14,6 +14,7 @@ from torch.func import vmap
 from .base import Adversary, InputSpace, NotApplicable, Observation, Reconstruction
 from .label_inference import infer_targets
 
+_TINY = 1e-30  # keeps a cosine with nothing at zero
 _FLOATS_AT_ONCE = 2**25  # gradient entries held at once while vectorising over guesses
 
 
@@ -90,22 +91,16 @@ class InvertingGradients(Adversary):
 
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
         """Return the matching loss and the prior at a guess."""
-        loss = self._objective(observation, inputs, targets, dict(observation.update))
-        return float(loss.detach())
+        observed = observation.update
+        with torch.no_grad():
+            replayed = observation.simulate(inputs, targets)
+            product = sum((replayed[name] * observed[name]).sum() for name in observed)
+            cosine = product / (_norm(replayed) * _norm(observed)).clamp(min=_TINY)
+            return float(1 - cosine + self.total_variation * _total_variation(inputs))
 
     def _at_once(self, observation: Observation) -> int:
         entries = sum(value.numel() for value in observation.update.values())
         return max(1, _FLOATS_AT_ONCE // (entries * self.restarts))
-
-    def _objective(
-        self,
-        observation: Observation,
-        inputs: Tensor,
-        targets: Tensor,
-        observed: Mapping[str, Tensor],
-    ) -> Tensor:
-        replayed = observation.replay(inputs, targets, observed)
-        return 1 - _cosine(replayed, observed) + self.total_variation * _total_variation(inputs)
 
     def _search(
         self, observations: Sequence[Observation], targets: Tensor, rngs: Sequence[Generator]
@@ -123,12 +118,11 @@ class InvertingGradients(Adversary):
             for name in first.update
         }
 
-        def objective(inputs: Tensor, labels: Tensor, observed: dict[str, Tensor]) -> Tensor:
-            return self._objective(first, inputs, labels, observed)
-
-        each = _vectorised(objective, guess, labels, observed)
+        replay = _vectorised(first.replay, guess, labels, observed)
         best, lowest = self._minimise(
-            lambda guess: each(guess, labels, observed), guess, first.space
+            lambda guess: self._evaluate(guess, replay(guess, labels, observed), observed),
+            guess,
+            first.space,
         )
         return [
             Reconstruction(guesses[values.argmin()], labels, float(values.min()))
@@ -137,8 +131,37 @@ class InvertingGradients(Adversary):
             )
         ]
 
+    def _evaluate(
+        self, guess: Tensor, replayed: Mapping[str, Tensor], observed: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return each guess's objective and its slope.
+
+        The slope of the cosine in the replayed update is known, so that autograd need not keep
+        products as large as the update: that halves the time on wide layers.
+        """
+        prior = self.total_variation * vmap(_total_variation)(guess)
+        (slope,) = torch.autograd.grad(prior.sum(), guess)
+        with torch.no_grad():
+            rows = [
+                (replayed[name] * value).flatten(1).sum(dim=1) for name, value in observed.items()
+            ]
+            product = torch.stack(rows).sum(dim=0)
+            length = torch.stack([v.flatten(1).norm(dim=1) for v in replayed.values()]).norm(dim=0)
+            scale = torch.stack([v.flatten(1).norm(dim=1) for v in observed.values()]).norm(dim=0)
+            norms = (length * scale).clamp(min=_TINY)
+            ratio = product / length.square().clamp(min=_TINY)
+            moved = {name: value for name, value in replayed.items() if value.requires_grad}
+            pull = [_each(ratio, v) * v - observed[name] for name, v in moved.items()]
+        if moved:
+            (matching,) = torch.autograd.grad(list(moved.values()), guess, pull)
+            slope = slope + matching / _each(norms, guess)
+        return 1 - product / norms + prior.detach(), slope
+
     def _minimise(
-        self, objectives: Callable[[Tensor], Tensor], guess: Tensor, space: InputSpace
+        self,
+        evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
+        guess: Tensor,
+        space: InputSpace,
     ) -> tuple[Tensor, Tensor]:
         """Return each guess's best iterate and its objective."""
         optimizer = torch.optim.Adam([guess], lr=self.lr)
@@ -147,12 +170,11 @@ class InvertingGradients(Adversary):
         best = guess.detach().clone()
         lowest = torch.full((len(guess),), math.inf)
         for _ in range(self.iterations):
-            values = objectives(guess)
-            better = values.detach() < lowest
-            lowest = torch.where(better, values.detach(), lowest)
+            values, slope = evaluate(guess)
+            better = values < lowest
+            lowest = torch.where(better, values, lowest)
             best[better] = guess.detach()[better]
-            (gradient,) = torch.autograd.grad(values.sum(), guess)
-            guess.grad = gradient.sign()
+            guess.grad = slope.sign()
             optimizer.step()
             schedule.step()
             with torch.no_grad():
@@ -160,18 +182,21 @@ class InvertingGradients(Adversary):
         return best, lowest
 
 
-Objective = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]
+Replay = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def _vectorised(
-    objective: Objective, inputs: Tensor, labels: Tensor, observed: dict[str, Tensor]
-) -> Objective:
-    """Return the objective of many guesses, at once if the replayed code allows it."""
-    at_once: Objective = vmap(objective, randomness="different")
+    replay: Replay, inputs: Tensor, labels: Tensor, observed: Mapping[str, Tensor]
+) -> Replay:
+    """Return the replay of many guesses, at once if the replayed code allows it."""
+    at_once: Replay = vmap(replay, randomness="different")
 
-    def one_by_one(inputs: Tensor, labels: Tensor, observed: dict[str, Tensor]) -> Tensor:
+    def one_by_one(
+        inputs: Tensor, labels: Tensor, observed: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         updates = [{name: value[i] for name, value in observed.items()} for i in range(len(inputs))]
-        return torch.stack([objective(*one) for one in zip(inputs, labels, updates, strict=True)])
+        replayed = [replay(*one) for one in zip(inputs, labels, updates, strict=True)]
+        return {name: torch.stack([update[name] for update in replayed]) for name in observed}
 
     try:
         at_once(inputs, labels, observed)
@@ -186,10 +211,9 @@ def _targets(observation: Observation, rng: Generator) -> Tensor:
     return infer_targets(observation, rng)
 
 
-def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Return the cosine between two updates, over all parameters together."""
-    product = torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
-    return product / (_norm(a) * _norm(b)).clamp(min=1e-30)
+def _each(values: Tensor, like: Tensor) -> Tensor:
+    """Shape one value per guess so that it multiplies all entries of that guess."""
+    return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def _norm(update: Mapping[str, Tensor]) -> Tensor:

@@ -31,9 +31,9 @@ class ATS(Defense):
     flatter the defense, because a shift alone makes a pixel-wise score collapse.
 
     An informed adversary knows the policy, but not the draws: a replay draws anew at every
-    call, which makes the objective of an attack noisy. The draws are a few bits per image, so
-    an adversary could also try them all. The slope of posterize, equalize and autocontrast is
-    taken to be 1.
+    call, which makes the objective of an attack noisy. That is a weak adversary: the draws are
+    a few bits per image, so that a better one could try them all. The slope of posterize,
+    equalize and autocontrast is taken to be 1.
 
     Attributes:
         policy: Entries of the pool, such as `3-1-7`; several such policies are joined by `+`;

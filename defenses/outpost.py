@@ -10,7 +10,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .base import Batch, Defense, Loss, Update, batch_gradient
-from .topk import Masked
 
 
 @dataclass
@@ -31,8 +30,9 @@ class Outpost(Defense):
     Note that a client's first step, and with FedSGD its only one, is not perturbed at all with
     probability decay / (1 + decay): one upload in nine at the defaults. The noise depends on the
     scale of the weights and not on that of the gradient, without clipping: it can be negligible
-    (weights of 1,000 inputs at torch's initialisation give 0.0003) and guarantees nothing. Zeros
-    show what was pruned, and only those entries are left out of the replay.
+    (weights of 1,000 inputs at torch's initialisation give 0.0003) and guarantees nothing. An
+    adversary replays the pruning, if the upload has as many zeros as a pruned one must have:
+    that tells a step that was not perturbed, and several steps, whose sum has few zeros.
 
     Attributes:
         noise: Standard deviation of the noise at a risk of 1, in [0, inf).
@@ -87,12 +87,14 @@ class Outpost(Defense):
         return update
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the mask that the observed upload shows: its non-zero entries."""
-        return Masked({name: value != 0 for name, value in observed.items()})
+        """Return the pruning without the noise, if the observed upload was pruned."""
+        entries = sum(value.numel() for value in observed.values())
+        zeros = torch.stack([(value == 0).sum() for value in observed.values()]).sum()
+        # Noise hides at most the noised share of the zeros, and rounding one per tensor.
+        fewest = (self.pruning_rate - self.noised_share) * entries - len(observed) - 1
+        return Pruned(self.pruning_rate, zeros >= fewest)
 
-    def _perturbed(
-        self, gradient: Update, weights: Mapping[str, Tensor], rng: Generator
-    ) -> Update:
+    def _perturbed(self, gradient: Update, weights: Mapping[str, Tensor], rng: Generator) -> Update:
         fisher = torch.cat([value.square().flatten() for value in gradient.values()])
         noised = _largest(fisher, round(self.noised_share * len(fisher)))
         masks = noised.split([value.numel() for value in gradient.values()])
@@ -100,12 +102,34 @@ class Outpost(Defense):
         for (name, value), mask in zip(gradient.items(), masks, strict=True):
             std = self.noise * risk(weights[name])
             noise = torch.randn(value.shape, generator=rng, dtype=value.dtype, device=value.device)
-            perturbed[name] = self._pruned(value) + std * noise * mask.view_as(value)
+            perturbed[name] = pruned(value, self.pruning_rate) + std * noise * mask.view_as(value)
         return perturbed
 
-    def _pruned(self, value: Tensor) -> Tensor:
-        kept = max(1, value.numel() - round(self.pruning_rate * value.numel()))
-        return value * _largest(value.abs().flatten(), kept).view_as(value)
+
+@dataclass
+class Pruned(Defense):
+    """The pruning of each tensor alone: what can be replayed of Outpost.
+
+    Attributes:
+        pruning_rate: Share of entries of each tensor to drop.
+        active: Whether to prune at all, as a boolean tensor.
+    """
+
+    pruning_rate: float
+    active: Tensor
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        """Return the update with the smallest entries of each tensor set to zero."""
+        return {
+            name: torch.where(self.active, pruned(value, self.pruning_rate), value)
+            for name, value in update.items()
+        }
+
+
+def pruned(value: Tensor, rate: float) -> Tensor:
+    """Return a tensor with that share of its smallest entries set to zero, but for one."""
+    kept = max(1, value.numel() - round(rate * value.numel()))
+    return value * _largest(value.abs().flatten(), kept).view_as(value)
 
 
 def risk(weight: Tensor) -> Tensor:
@@ -118,4 +142,4 @@ def risk(weight: Tensor) -> Tensor:
 def _largest(values: Tensor, count: int) -> Tensor:
     """Return which entries of a vector are the `count` largest."""
     mask = torch.zeros_like(values, dtype=torch.bool)
-    return mask.index_fill(0, values.topk(count).indices, True)
+    return mask.scatter(0, values.topk(count).indices, True)

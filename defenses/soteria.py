@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -13,7 +14,7 @@ from .base import Batch, Defense, Loss, Update, batch_gradient
 from .topk import Masked
 
 _OFFSET = 0.1  # keeps features near zero from dominating, as in the authors' code
-_FLOATS_AT_ONCE = 2**22  # input derivatives held at once
+_FLOATS_AT_ONCE = 2**18  # input derivatives held at once
 
 
 @dataclass
@@ -115,7 +116,9 @@ def feature_scores(model: nn.Module, layer: nn.Linear, inputs: Tensor) -> Tensor
             hook.remove()
         return seen[0]
 
-    representation, pullback = vjp(features, inputs)
+    representation, pullback = cast(
+        tuple[Tensor, Callable[[Tensor], tuple[Tensor]]], vjp(features, inputs)
+    )
     if representation.dim() != 2:
         raise ValueError(
             "Soteria needs a layer that sees one vector per example, "
@@ -125,9 +128,11 @@ def feature_scores(model: nn.Module, layer: nn.Linear, inputs: Tensor) -> Tensor
     def slopes(direction: Tensor) -> Tensor:
         """Return ||dr_i/dX|| of every example, where r_i is the feature along a direction."""
         (slope,) = pullback(direction.expand_as(representation))
-        return torch.linalg.vector_norm(slope.flatten(1), dim=1)
+        norms: Tensor = slope.flatten(1).norm(dim=1)
+        return norms
 
     directions = torch.eye(layer.in_features).to(representation)
     at_once = max(1, _FLOATS_AT_ONCE // inputs.numel())
-    norms: Tensor = vmap(slopes, chunk_size=at_once)(directions)
-    return (norms.T / (representation.abs() + _OFFSET)).sum(dim=0)
+    with torch.no_grad():  # scores only choose, so that no derivatives of them are needed
+        every: Tensor = vmap(slopes, chunk_size=at_once)(directions)
+    return (every.T / (representation.abs() + _OFFSET)).sum(dim=0)

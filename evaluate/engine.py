@@ -26,7 +26,13 @@ from typing import Generic, Literal, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    # glibc keeps freed tensors for the next step: returning them to the system and faulting their
+    # pages in again takes up to half of the time of an attack on a wide layer.
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**31),
+}
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ class _Worker(Generic[T, R]):
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, function), daemon=True)
-        with _single_threaded():
+        with _worker_environment():
             self._process.start()
         theirs.close()
         self._time_limit = time_limit
@@ -184,10 +190,10 @@ class _Worker(Generic[T, R]):
 
 
 @contextmanager
-def _single_threaded() -> Iterator[None]:
-    """Limit the threads of processes started meanwhile; libraries read this when imported."""
-    before = {name: os.environ.get(name) for name in _THREAD_LIMITS}
-    os.environ.update(dict.fromkeys(_THREAD_LIMITS, "1"))
+def _worker_environment() -> Iterator[None]:
+    """Set what libraries read as they are loaded, for processes started meanwhile."""
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
     try:
         yield
     finally:

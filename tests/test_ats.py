@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated import SPACE, batch, convolutional, mlp, rng
+from federated import SPACE, batch, convolutional, mlp, observed, rng
 from torch import Tensor
 from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedAvg, FedSGD
+from leakfrontier.adversaries import FedAvg, FedSGD, InvertingGradients
 from leakfrontier.defenses import Batch, Chain, Defense, TopK
 from leakfrontier.defenses.ats import ATS
 from leakfrontier.defenses.transforms import POOL
@@ -101,6 +101,18 @@ def test_replay_is_differentiable_and_can_be_vectorised(
     (slope,) = torch.autograd.grad(values.sum(), guesses)
     assert slope.isfinite().all()
     assert (slope.flatten(1).abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize("informed", [True, False])
+def test_an_attack_finds_the_original_only_if_it_knows_the_policy(informed: bool) -> None:
+    data, defense = batch(1), fitted("0")
+    threat = ThreatModel(knows_defense=informed)
+    observation = observed(mlp(), data, defense, threat=threat)
+    attack = InvertingGradients(iterations=150, total_variation=0.0)
+    guess = attack.reconstruct(observation, rng()).inputs
+    inverted = defense.on_batch(data, rng()).inputs
+    near, far = (data.inputs, inverted) if informed else (inverted, data.inputs)
+    assert (guess - near).square().mean() < 0.1 * (guess - far).square().mean()
 
 
 def test_a_chain_passes_the_space_on() -> None:

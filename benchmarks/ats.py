@@ -1,0 +1,207 @@
+"""Is the search of ATS worth it? Found policies against random ones, on CIFAR-10.
+
+    python benchmarks/ats.py [FOLDER] [--candidates 200] [--victims 30] [--iterations 300]
+
+Searches policies for the LeNet with sigmoids, then attacks uploads of the untrained model, of
+one image each, by Inverting Gradients: under no defense, under the best policies found, and
+under policies drawn at random from those that the search accepted, so that only its privacy
+score makes the difference. Nothing else is chosen after seeing results.
+
+The attack is scored by whether its guess is nearer to the victim than to 99 look-alikes of the
+same class: against transformed images (the look-alikes get the same draws as the victim), which
+is what the upload is made of, and against the original ones. An adversary that knows the policy
+guesses the original, with draws of its own at every iteration. Where that fails, the original is
+not therefore hidden: the rate on transformed images is that of an adversary that has candidates
+and tries the few possible draws on them. Rates under different policies are not of equal
+difficulty: a transformation that adds contrast also sets the look-alikes apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from leakfrontier.adversaries import FedSGD, InputSpace, InvertingGradients, Reconstruction
+from leakfrontier.defenses import Batch
+from leakfrontier.defenses.ats import ATS
+from leakfrontier.evaluate import metrics
+from leakfrontier.evaluate.ats_search import save_policies, search
+from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
+from leakfrontier.evaluate.data import load_dataset
+from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.scenario import generator, loss
+from leakfrontier.evaluate.statistics import paired_difference, rate
+
+LOOK_ALIKES = 99
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What all arms share: the attacked model, the victims and their look-alikes."""
+
+    model: nn.Module
+    space: InputSpace
+    train: Batch
+    victims: Sequence[int]
+    attack: InvertingGradients
+
+    def attacked(self, policy: str, *, informed: bool) -> dict[str, list[bool]]:
+        """Return which victims are identified, by what the guess is compared with."""
+        defense = ATS(policy).for_space(self.space.mean, self.space.std)
+        threat = ThreatModel(knows_defense=informed)
+        rng = generator("replay", policy)
+        replay = make_replay(self.model, loss, defense, FedSGD(), threat, 1, rng)
+        observations = [
+            observe(
+                self.model,
+                loss,
+                [_rows(self.train, [victim])],
+                defense,
+                FedSGD(),
+                self.space,
+                threat,
+                generator("client", policy, victim),
+                replay,
+            )[0].observation
+            for victim in self.victims
+        ]
+        starts = [generator("adversary", victim) for victim in self.victims]
+        guesses = self.attack.reconstruct_all(observations, starts)
+        compared = (
+            {"original": ATS("")} if informed else {"transformed": defense, "original": ATS("")}
+        )
+        return {
+            what: [
+                self._is_identified(victim, guess, transform)
+                for victim, guess in zip(self.victims, guesses, strict=True)
+            ]
+            for what, transform in compared.items()
+        }
+
+    def _is_identified(self, victim: int, guess: object, transform: ATS) -> bool:
+        if not isinstance(guess, Reconstruction):
+            raise ValueError(f"the attack does not apply: {guess}")
+        look_alikes = metrics.distractors(
+            victim,
+            self.train.targets,
+            self.space.to_pixels(self.train.inputs),
+            torch.tensor([victim]),
+            LOOK_ALIKES,
+            generator("look-alikes", victim),
+        )
+        # One by one, so that all get the draws that the client made for the victim.
+        images = [
+            transform.on_batch(
+                _rows(self.train, [row]), generator("client", transform.policy, victim)
+            ).inputs
+            for row in (victim, *look_alikes.tolist())
+        ]
+        truth, pool = self.space.to_pixels(torch.cat(images)).split([1, LOOK_ALIKES])
+        return bool(metrics.identified(self.space.to_pixels(guess.inputs), truth, pool[None]))
+
+
+def semi_trained(space: InputSpace, train: Batch, epochs: int = 30) -> nn.Module:
+    """Return the LeNet trained on a tenth of the data, as the authors' search does."""
+    rng = generator("semi-trained")
+    model = build_model("lenet", space, rng)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    part = _rows(train, torch.randperm(len(train.targets), generator=rng)[::10].tolist())
+    for _ in range(epochs):
+        for rows in torch.randperm(len(part.targets), generator=rng).split(50):
+            optimizer.zero_grad()
+            loss(model(part.inputs[rows]), part.targets[rows]).backward()
+            optimizer.step()
+    return model
+
+
+def main() -> None:
+    """Search, attack, and print rates with 95 % intervals."""
+    options = _options()
+    torch.set_num_threads(1)
+    console = Console()
+    data = load_dataset(str(options.folder))
+    space = data.space()
+    train, test = (Batch(space.to_inputs(b.inputs), b.targets) for b in (data.train, data.test))
+    untrained = build_model("lenet", space, generator("untrained"))
+    found = search(
+        semi_trained(space, train),
+        untrained,
+        loss,
+        test,
+        space,
+        generator("search"),
+        candidates=options.candidates,
+        console=console,
+    )
+    if options.save:
+        save_policies(found, options.save)
+    best, random = _choose([one.policy for one in found], options.policies)
+    console.print(f"{len(found)} policies accepted; found: {best}; random: {random}", markup=False)
+
+    victims = torch.randperm(len(train.targets), generator=generator("victims"))
+    attack = InvertingGradients(iterations=options.iterations)
+    lab = Lab(untrained, space, train, victims[: options.victims].tolist(), attack)
+    compare(lab, best, random, console)
+
+
+def compare(lab: Lab, best: list[str], random: list[str], console: Console) -> None:
+    """Attack all arms; print rates over victims, and differences on the same victims."""
+    arms = {
+        "no defense": ([""], False),
+        "found": (best, False),
+        "random": (random, False),
+        "found, known to the adversary": (best, True),
+        "random, known to the adversary": (random, True),
+    }
+    results: dict[tuple[str, str], list[bool]] = {}
+    for arm, (policies, informed) in arms.items():
+        outcomes = [lab.attacked(policy, informed=informed) for policy in policies]
+        for what in outcomes[0]:
+            hits = results[arm, what] = [hit for outcome in outcomes for hit in outcome[what]]
+            share = rate(hits, [*lab.victims] * len(policies))
+            console.print(f"{arm:40}{what:13}{share}", markup=False)
+    for arm, what in results:
+        if arm.startswith("found"):
+            other = results[arm.replace("found", "random"), what]
+            difference = paired_difference(results[arm, what], other, [*lab.victims] * len(best))
+            label = arm.replace("found", "found - random")
+            console.print(f"{label:40}{what:13}{difference}", markup=False)
+
+
+def _choose(ranked: list[str], count: int) -> tuple[list[str], list[str]]:
+    """Return the best policies, and as many at random of the others."""
+    if not 1 <= count <= len(ranked) // 2:
+        raise ValueError(f"{len(ranked)} accepted policies are too few for {count} and {count}")
+    order = torch.randperm(len(ranked) - count, generator=generator("random policies"))
+    return ranked[:count], [ranked[count + i] for i in order[:count]]
+
+
+def _rows(data: Batch, rows: Sequence[int]) -> Batch:
+    return Batch(data.inputs[list(rows)], data.targets[list(rows)])
+
+
+def _options() -> argparse.Namespace:
+    shared = os.environ.get("LEAKFRONTIER_DATA")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?" if shared else None,
+        default=Path(shared or "", "cifar10"),
+        help="images of CIFAR-10 in train/ and test/; by default $LEAKFRONTIER_DATA/cifar10",
+    )
+    for name, value in {"candidates": 200, "victims": 30, "iterations": 300, "policies": 2}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--save", type=Path, help="JSON file for the policies")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
