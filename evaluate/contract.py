@@ -34,6 +34,10 @@ class Checked(Defense):
         check_batch(batch, "the private batch")
         before = [tensor.clone() for tensor in batch]
         result = self.inner.on_batch(batch, rng)
+        if not isinstance(result, Batch):
+            raise ValueError(
+                f"{self._name('on_batch')} must return a Batch, got {type(result).__name__}"
+            )
         self._check_untouched("on_batch", before, batch)
         check_batch(result, f"the batch returned by {self._name('on_batch')}")
         self.trained_on = result
@@ -61,7 +65,10 @@ class Checked(Defense):
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
         """Check that the server sees one update per client, or one for all of them."""
+        before = [value.clone() for update in updates for value in update.values()]
         result = self.inner.on_round(updates, rng)
+        after = [value for update in updates for value in update.values()]
+        self._check_untouched("on_round", before, after)
         if len(result) not in (1, len(updates)):
             raise ValueError(
                 f"{self._name('on_round')} must return 1 or {len(updates)} updates, "
@@ -92,6 +99,10 @@ class Checked(Defense):
                 f"{source} must return the parameters {sorted(like)}, got {sorted(update)}"
             )
         for name, value in update.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"{source} must return tensors, got {type(value).__name__} for {name!r}"
+                )
             if value.shape != like[name].shape:
                 raise ValueError(
                     f"{source} must keep the shape {tuple(like[name].shape)} of {name!r}, "

@@ -7,7 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any, Literal
+
+_VERSION = version("leakfrontier")
 
 Kind = Literal["train", "attack"]
 Status = Literal["ok", "error", "timeout", "crash"]
@@ -29,8 +32,8 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """Return a hash of the kind and the full configuration."""
-        return digest({"kind": self.kind, "config": self.config})
+        """Return a hash of the kind, the full configuration and the version of this package."""
+        return digest({"kind": self.kind, "config": self.config, "version": _VERSION})
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isnan
 
 import torch
@@ -148,16 +149,19 @@ class Scoring:
 
         They have the victim's label, so that knowing or inferring labels is of no help.
         """
-        train = self.world.train
         rng = generator("look-alikes", self.world.scenario.dataset, self.seed, index)
-        count = candidates(self.world) - 1
+        count, targets = candidates(self.world) - 1, self.world.train.targets
         chosen = [
             metrics.distractors(
-                int(victim), train.targets, train.inputs, self.victims[index], count, rng
+                int(victim), targets, self._train_pixels, self.victims[index], count, rng
             )
             for victim in self.victims[index]
         ]
-        return torch.stack([self._pixels(train.inputs[rows]) for rows in chosen])
+        return torch.stack([self._train_pixels[rows] for rows in chosen])
+
+    @cached_property
+    def _train_pixels(self) -> Tensor:
+        return self._pixels(self.world.train.inputs)
 
     def _counterfactual(self, index: int, pool: Tensor) -> Tensor | None:
         """Return whether another observation's guess identifies the victims."""

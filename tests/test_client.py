@@ -174,6 +174,8 @@ class Broken(Defense):
     how: str
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        if self.how == "no batch":
+            return batch.inputs  # type: ignore[return-value]
         if self.how == "NaN batch":
             return Batch(batch.inputs * torch.nan, batch.targets)
         if self.how == "modified batch":
@@ -198,6 +200,8 @@ class Broken(Defense):
             return {**update, name: update[name] / 0}
         if self.how == "no dict":
             return list(update.values())  # type: ignore[return-value]
+        if self.how == "no tensor":
+            return {**update, name: update[name].tolist()}
         if self.how == "modified":
             update[name].mul_(2)
         if self.how == "renamed":
@@ -205,6 +209,8 @@ class Broken(Defense):
         return update
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        if self.how == "modified round":
+            next(iter(updates[0].values())).mul_(2)
         return [] if self.how == "nothing" else list(updates)
 
 
@@ -221,6 +227,9 @@ class Broken(Defense):
         ("no dict", "Broken.on_update must return a dict of tensors, got list"),
         ("modified", "Broken.on_update modified its argument"),
         ("renamed", "Broken.on_update changed the names of its argument"),
+        ("no batch", "Broken.on_batch must return a Batch, got Tensor"),
+        ("no tensor", "Broken.on_update must return tensors, got list for '1.weight'"),
+        ("modified round", "Broken.on_round modified its argument"),
         ("nothing", "Broken.on_round must return 1 or 1 updates, got 0"),
     ],
 )

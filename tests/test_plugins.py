@@ -44,7 +44,7 @@ def test_files_of_one_name_do_not_collide(tmp_path: Path) -> None:
 def test_a_file_that_fails_can_be_mended(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ValueError, match="fails when it is loaded: ZeroDivisionError"):
         load_attribute(f"{file}:name")
     file.write_text("name = 'mended by a longer file'\n")
     assert load_attribute(f"{file}:name") == "mended by a longer file"
