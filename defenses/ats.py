@@ -71,7 +71,7 @@ class ATS(Defense):
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Return the images transformed, after checking that they are images."""
-        if self.policy:
+        if self.policy and len(batch.inputs):
             self._check_images(batch.inputs)
         return self._transformed(batch, rng)
 
@@ -80,7 +80,7 @@ class ATS(Defense):
         return _Replayed(self.policy, self.mean, self.std)
 
     def _transformed(self, batch: Batch, rng: Generator) -> Batch:
-        if not self.policy:
+        if not self.policy or not len(batch.inputs):
             return batch
         policies = parse_policy(self.policy)
         pixels = apply_policies(self._to_pixels(batch.inputs), policies, rng)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
@@ -141,9 +142,16 @@ class Defense:
         return self
 
     def log_likelihood(
-        self, observed: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+        self,
+        observed: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        batch_size: int | None = None,
     ) -> Tensor | None:
-        """Return log p(observed upload | replayed upload), up to a constant, if there is one."""
+        """Return log p(observed upload | replayed upload), up to a constant, if there is one.
+
+        `batch_size` is the number of examples behind a single gradient; None for the sum of
+        several local steps.
+        """
         return None
 
     def guarantee(self, plan: Plan) -> Guarantee | None:
@@ -156,7 +164,8 @@ class Chain(Defense):
     """Several defenses, each applied to what the one before it gives.
 
     `on_model`, `on_batch`, `on_update` and `on_round` are composed in the order of the list.
-    A gradient can be computed in one way only, so at most one link may override `gradient`.
+    A gradient can be computed in one way only, and batches drawn in one: at most one link may
+    override `gradient`, and one `batches`.
 
     Attributes:
         links: The defenses, first applied first.
@@ -173,6 +182,11 @@ class Chain(Defense):
             names = ", ".join(type(link).__name__ for link in computing)
             raise ValueError(f"at most one link may compute the gradient, got {names}")
         self._computing = computing[0] if computing else Defense()
+        drawing = [link for link in self.links if _overrides(link, "batches")]
+        if len(drawing) > 1:
+            names = ", ".join(type(link).__name__ for link in drawing)
+            raise ValueError(f"at most one link may draw the batches, got {names}")
+        self._drawing = drawing[0] if drawing else Defense()
 
     @property
     def stochastic(self) -> bool:
@@ -197,8 +211,8 @@ class Chain(Defense):
     def batches(
         self, examples: int, batch_size: int, epochs: int, rng: Generator
     ) -> Iterator[Tensor]:
-        """Draw as the link that computes the gradient does: its guarantee depends on it."""
-        return self._computing.batches(examples, batch_size, epochs, rng)
+        """Draw as the one link that draws does."""
+        return self._drawing.batches(examples, batch_size, epochs, rng)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Apply every link's `on_batch`."""
@@ -238,7 +252,8 @@ class Chain(Defense):
         claims = [link.guarantee(plan) for link in others]
         if not mixed:
             claims.insert(0, self._computing.guarantee(plan))
-        return next((claim for claim in claims if claim is not None), None)
+        made = [claim for claim in claims if claim is not None]
+        return next((claim for claim in made if claim.epsilon < math.inf), next(iter(made), None))
 
 
 def batch_gradient(model: nn.Module, loss: Loss, batch: Batch) -> Update:

@@ -68,7 +68,10 @@ class ClientDP(Defense):
         return self.mechanism.replay(observed)
 
     def log_likelihood(
-        self, observed: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+        self,
+        observed: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        batch_size: int | None = None,
     ) -> Tensor | None:
         """Return the Gaussian log-density of the noise; None without noise."""
         return self.mechanism.log_likelihood(observed, expected)

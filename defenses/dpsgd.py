@@ -52,7 +52,6 @@ class DPSGD(Defense):
     per_example: Literal["ghost", "hooks"] = "ghost"
     poisson_sampling: bool = True
     _batch_size: int | None = field(default=None, init=False, repr=False, compare=False)
-    _divisor: int = field(default=1, init=False, repr=False, compare=False)
     _client: _OpacusClient | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,20 +105,23 @@ class DPSGD(Defense):
         """Return the clipped, noised mean gradient, as Opacus's optimizer would step on it."""
         if self._client is None:
             self._client = _OpacusClient(model, self)
-        self._divisor = self._batch_size or len(batch.inputs)
-        return self._client.gradient(model, loss, batch, self._divisor, rng)
+        size = self._batch_size or len(batch.inputs)
+        return self._client.gradient(model, loss, batch, size, rng)
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the clipping without the noise."""
         return ClippedGradient(self.max_grad_norm, self.clipping)
 
     def log_likelihood(
-        self, observed: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+        self,
+        observed: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        batch_size: int | None = None,
     ) -> Tensor | None:
-        """Return the Gaussian log-density of the noise on this client's last gradient."""
-        if not self.noise_multiplier:
+        """Return the Gaussian log-density of the noise on a single gradient."""
+        if not self.noise_multiplier or batch_size is None:
             return None
-        std = self.noise_multiplier * self.max_grad_norm / self._divisor
+        std = self.noise_multiplier * self.max_grad_norm / batch_size
         squares = [(observed[name] - expected[name]).square().sum() for name in observed]
         return -torch.stack(squares).sum() / (2 * std**2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor, nn
@@ -22,9 +22,9 @@ class Mixup(Defense):
     more of them and flips signs, and was broken nonetheless [3].
 
     There is no formal guarantee. A batch of one is mixed with itself: nothing is hidden. In a
-    larger one, an example is on average mixed with itself by chance, and lam is often near 0 or
-    1. What an attack recovers is the mixtures, in which both images can often be seen. A replay
-    draws its own order and lam at every call.
+    larger one, one example per batch is on average mixed with itself by chance, and lam is often
+    near 0 or 1. What an attack recovers is the mixtures, in which both images can often be seen.
+    A replay draws its own order and lam at every call.
 
     Attributes:
         alpha: Parameter of the Beta distribution, in [0, inf): 1 draws lam uniformly, larger
@@ -40,6 +40,9 @@ class Mixup(Defense):
     """
 
     alpha: float = 1.0
+    _mixture: tuple[Tensor, Tensor] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < math.inf:
@@ -55,21 +58,28 @@ class Mixup(Defense):
         """Return alpha."""
         return self.alpha
 
-    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        """Return the gradient of the mixed loss of mixed inputs."""
-        if not self.alpha:
-            return batch_gradient(model, loss, batch)
+    def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        """Return mixed inputs; how they are mixed is kept for the loss."""
+        if not self.alpha or not len(batch.inputs):
+            return batch
         if not batch.inputs.is_floating_point():
             raise ValueError(f"Mixup mixes real-valued inputs, got {batch.inputs.dtype}")
         share = _draw_beta(self.alpha, rng).to(batch.inputs)
         size = len(batch.inputs)
         order = torch.randperm(size, generator=rng, device=rng.device).to(batch.inputs.device)
-        mixed = share * batch.inputs + (1 - share) * batch.inputs[order]
+        self._mixture = share, order
+        return Batch(share * batch.inputs + (1 - share) * batch.inputs[order], batch.targets)
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        """Return the gradient of the mixed loss of the batch that was mixed last."""
+        if self._mixture is None or len(self._mixture[1]) != len(batch.inputs):
+            return batch_gradient(model, loss, batch)
+        share, order = self._mixture
 
         def mixed_loss(outputs: Tensor, targets: Tensor) -> Tensor:
             return share * loss(outputs, targets) + (1 - share) * loss(outputs, targets[order])
 
-        return batch_gradient(model, mixed_loss, Batch(mixed, batch.targets))
+        return batch_gradient(model, mixed_loss, batch)
 
 
 def _draw_beta(alpha: float, rng: Generator) -> Tensor:

@@ -83,7 +83,10 @@ class Noise(Defense):
         return replace(self, scale=0.0)
 
     def log_likelihood(
-        self, observed: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+        self,
+        observed: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        batch_size: int | None = None,
     ) -> Tensor | None:
         """Return the log-density of the noise; None without noise."""
         if not self.scale:

@@ -86,7 +86,10 @@ class Quantization(Defense):
         return RoundedReplay(self._scales(observed), self.steps)
 
     def log_likelihood(
-        self, observed: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+        self,
+        observed: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        batch_size: int | None = None,
     ) -> Tensor | None:
         """Return a smooth stand-in for the probability of the observed levels.
 

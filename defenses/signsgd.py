@@ -55,7 +55,10 @@ class SignSGD(Defense):
         return SignReplay(self.scale)
 
     def log_likelihood(
-        self, observed: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+        self,
+        observed: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        batch_size: int | None = None,
     ) -> Tensor:
         """Return the logistic log-likelihood of the observed signs.
 

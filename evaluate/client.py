@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -52,7 +53,7 @@ class Upload:
     Attributes:
         observation: What the adversary is granted.
         truth: The private examples behind it.
-        trained_on: What the last local step saw of them, e.g. augmented.
+        trained_on: What local training last saw of each of them, e.g. augmented.
     """
 
     observation: Observation
@@ -160,7 +161,7 @@ def observe(
     """
     if not all(len(share.inputs) for share in shares):
         raise ValueError("the private batch is empty")
-    clients = [Checked(replace(defense)) for _ in shares]
+    clients = [Checked(replace(defense), share) for share in shares]
     updates = release(model, loss, shares, clients, protocol, rng)
     together = len(shares) if len(updates) < len(shares) else 1
     replay = replay or make_replay(model, loss, defense, protocol, threat, together, rng)
@@ -168,6 +169,10 @@ def observe(
     for index, update in enumerate(updates):
         behind = slice(index, index + together)
         truth = _joined(shares[behind])
+        likelihood = partial(
+            replace(defense).log_likelihood,  # a copy: the client's own holds its secrets
+            batch_size=len(truth.inputs) if isinstance(protocol, FedSGD) else None,
+        )
         observation = Observation(
             model=model,
             update=update,
@@ -176,10 +181,15 @@ def observe(
             batch_size=len(truth.inputs),
             replay=replay,
             targets=truth.targets if threat.knows_targets else None,
-            log_likelihood=clients[index].inner.log_likelihood if threat.knows_defense else None,
+            log_likelihood=likelihood if threat.knows_defense else None,
             public=threat.public,
         )
-        trained_on = _joined([client.trained_on for client in clients[behind]])
+        trained_on = _joined(
+            [
+                client.trained_on or share
+                for client, share in zip(clients[behind], shares[behind], strict=True)
+            ]
+        )
         uploads.append(Upload(observation, truth, trained_on))
     return uploads
 

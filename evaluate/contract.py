@@ -17,17 +17,21 @@ class Checked(Defense):
 
     Attributes:
         inner: The defense that does the work.
-        trained_on: What the last local step was trained on.
+        trained_on: If given, the client's examples; each is replaced by what a local step last
+            saw of it.
     """
 
     inner: Defense
-    trained_on: Batch = field(init=False, repr=False, compare=False)
+    trained_on: Batch | None = field(default=None, repr=False, compare=False)
+    _rows: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     def batches(
         self, examples: int, batch_size: int, epochs: int, rng: Generator
     ) -> Iterator[Tensor]:
-        """Draw as the defense does."""
-        return self.inner.batches(examples, batch_size, epochs, rng)
+        """Draw as the defense does, remembering which examples are next."""
+        for rows in self.inner.batches(examples, batch_size, epochs, rng):
+            self._rows = rows
+            yield rows
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Check the private batch and what the defense makes of it."""
@@ -40,7 +44,7 @@ class Checked(Defense):
             )
         self._check_untouched("on_batch", before, batch)
         check_batch(result, f"the batch returned by {self._name('on_batch')}")
-        self.trained_on = result
+        self._record(batch, result)
         return result
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
@@ -77,6 +81,13 @@ class Checked(Defense):
         for update in result:
             self._check_update("on_round", update, updates[0])
         return result
+
+    def _record(self, batch: Batch, result: Batch) -> None:
+        if self.trained_on is None or result.inputs.shape != batch.inputs.shape:
+            return
+        rows = torch.arange(len(batch.inputs)) if self._rows is None else self._rows
+        inputs = self.trained_on.inputs.index_copy(0, rows, result.inputs)
+        self.trained_on = Batch(inputs, self.trained_on.targets)
 
     def _name(self, hook: str) -> str:
         return f"{type(self.inner).__name__}.{hook}"

@@ -194,7 +194,10 @@ def _limits(identified: pd.Series[Any], unit: pd.Series[int]) -> dict[str, Any]:
 
 def _blind(attacks: pd.DataFrame) -> pd.DataFrame:
     """Return, per arm, the rate of the best blind guess and chance."""
-    scores = attacks.assign(chance=1 / attacks["candidates"], prior=_floats(attacks["identified"]))
+    tries = 1 + attacks["psnr_transformed"].notna()  # the victim, and what was made of it
+    scores = attacks.assign(
+        chance=tries / attacks["candidates"], prior=_floats(attacks["identified"])
+    )
     guesses = scores[scores["baseline"]].groupby([*ARM, "adversary"], dropna=False)
     prior = guesses.agg(prior=("prior", "mean")).groupby(level=ARM, dropna=False).max()
     chance = scores.groupby(ARM, dropna=False).agg(chance=("chance", "mean"))

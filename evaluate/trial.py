@@ -217,9 +217,15 @@ class AttackTrial:
                 )
             rng = generator("client", self._upload, self.seed, self.checkpoint, index)
             shares = self._cohort(world, rows, defense.cohort, index)
-            uploads += observe(
+            seen = observe(
                 sent, loss, shares, defense, protocol, world.space, threat, rng, replays[sent]
             )
+            if len(seen) != 1:
+                raise ValueError(
+                    f"{type(defense).__name__} has a cohort of {defense.cohort}, so that on_round "
+                    f"must return one update for all of it, got {len(seen)}"
+                )
+            uploads += seen
         return uploads
 
     def _cohort(self, world: World, victims: Tensor, clients: int, index: int) -> list[Batch]:

@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -73,3 +74,16 @@ def test_refuses_two_ways_to_compute_a_gradient() -> None:
         Chain((DPSGD(1.0), DPSGD(2.0)))
     with pytest.raises(ValueError, match="must be Defense objects"):
         Chain(("TopK",))  # type: ignore[arg-type]
+
+
+def test_takes_the_batches_of_the_one_link_that_draws_them() -> None:
+    chain = Chain((TopK(0.5), DPSGD(1.0)))
+    rows = next(chain.batches(1000, 100, 1, rng(2)))
+    assert torch.equal(rows, next(DPSGD(1.0).batches(1000, 100, 1, rng(2))))
+
+
+def test_a_finite_claim_comes_before_an_infinite_one() -> None:
+    plan = Plan(steps=10, sample_rate=0.1, delta=1e-5)
+    claim = Chain((DPSGD(0.0), ClientDP(1.0))).guarantee(plan)
+    assert claim == ClientDP(1.0).guarantee(plan)
+    assert Chain((DPSGD(0.0), TopK(0.1))).guarantee(plan).epsilon == math.inf  # type: ignore[union-attr]

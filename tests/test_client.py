@@ -167,6 +167,31 @@ def test_an_upload_tells_what_was_trained_on() -> None:
     assert torch.equal(upload.trained_on.inputs, -share.inputs)
 
 
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_what_was_trained_on_is_in_the_order_of_the_examples(size: int) -> None:
+    @dataclass
+    class Doubled(Defense):
+        def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+            return Batch(2 * batch.inputs, batch.targets)
+
+    share, protocol = batch(4), FedAvg(epochs=2, batch_size=size, lr=0.1)
+    for defense, factor in ((Defense(), 1), (Doubled(), 2)):
+        (upload,) = observe(
+            mlp(), cross_entropy, [share], defense, protocol, SPACE, ThreatModel(), rng()
+        )
+        assert torch.equal(upload.trained_on.inputs, factor * share.inputs)
+
+
+def test_what_the_adversary_gets_holds_no_secret_of_the_client() -> None:
+    for defense in (TopK(0.1), DPSGD(1.0)):
+        observation = observed(mlp(), batch(2), defense)
+        assert observation.log_likelihood is not None
+        reachable = observation.log_likelihood.func.__self__  # type: ignore[attr-defined]
+        assert reachable == defense
+        assert getattr(reachable, "_dropped", None) is None
+        assert getattr(reachable, "_client", None) is None
+
+
 @dataclass
 class Broken(Defense):
     """Breaks the contract of a hook in a chosen way."""

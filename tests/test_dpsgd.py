@@ -151,14 +151,14 @@ def test_replay_is_the_clipping_alone_and_differentiable(build) -> None:  # noqa
 
 
 def test_log_likelihood_is_the_normal_density_up_to_a_constant() -> None:
-    defense, model = DPSGD(0.5, 2.0), mlp()
-    defense.gradient(model, cross_entropy, batch(4), rng())
+    defense = DPSGD(0.5, 2.0)
     expected = {"w": torch.zeros(5)}
     observed = [{"w": torch.randn(5, generator=rng(i))} for i in range(2)]
     normal = torch.distributions.Normal(0.0, 0.5 * 2.0 / 4)
-    ours = [defense.log_likelihood(one, expected) for one in observed]
+    ours = [defense.log_likelihood(one, expected, batch_size=4) for one in observed]
     theirs = [normal.log_prob(one["w"]).sum() for one in observed]
     torch.testing.assert_close(ours[0] - ours[1], theirs[0] - theirs[1])  # type: ignore[operator]
+    assert defense.log_likelihood(observed[0], expected) is None  # several local steps
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from federated import SPACE, batch, convolutional, mlp, rng
 from scipy import stats
-from torch import Tensor
+from torch import Generator, Tensor, nn
 from torch.func import vmap
 from torch.nn.functional import cross_entropy, one_hot
 
@@ -19,17 +19,21 @@ def flat(update: Update) -> Tensor:
     return torch.cat([value.detach().flatten() for value in update.values()])
 
 
+def mixed_gradient(defense: Mixup, model: nn.Module, data: Batch, draws: Generator) -> Update:
+    return defense.gradient(model, cross_entropy, defense.on_batch(data, draws), draws)
+
+
 @pytest.mark.parametrize("build", MODELS)
 def test_identity_setting_is_the_undefended_gradient(build) -> None:  # noqa: ANN001
     model, data = build(), batch(4)
-    gradient = Mixup(0.0).gradient(model, cross_entropy, data, rng())
+    gradient = mixed_gradient(Mixup(0.0), model, data, rng())
     torch.testing.assert_close(gradient, batch_gradient(model, cross_entropy, data))
 
 
 @pytest.mark.parametrize("build", MODELS)
 def test_a_batch_of_one_is_mixed_with_itself(build) -> None:  # noqa: ANN001
     model, data = build(), batch(1)
-    gradient = Mixup(1.0).gradient(model, cross_entropy, data, rng())
+    gradient = mixed_gradient(Mixup(1.0), model, data, rng())
     plain = batch_gradient(model, cross_entropy, data)
     torch.testing.assert_close(flat(gradient), flat(plain), rtol=1e-4, atol=1e-6)
 
@@ -46,7 +50,7 @@ def test_is_the_gradient_at_mixed_inputs_and_mixed_labels() -> None:
     )
     assert 0.05 < share < 0.95
     assert not torch.equal(order, torch.arange(5))
-    gradient = Mixup(2.0).gradient(model, cross_entropy, data, rng(3))
+    gradient = mixed_gradient(Mixup(2.0), model, data, rng(3))
     expected = batch_gradient(model, cross_entropy, mixed)
     torch.testing.assert_close(flat(gradient), flat(expected), rtol=1e-4, atol=1e-6)
 
@@ -70,7 +74,7 @@ def test_extreme_parameters_give_shares(alpha: float) -> None:
 def test_draws_come_from_the_generator() -> None:
     model, data = mlp(), batch(4)
     first, again, other = (
-        flat(Mixup().gradient(model, cross_entropy, data, rng(seed))) for seed in (1, 1, 2)
+        flat(mixed_gradient(Mixup(), model, data, rng(seed))) for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -105,4 +109,4 @@ def test_rejects_a_bad_alpha(alpha: float) -> None:
 def test_refuses_to_mix_tokens() -> None:
     tokens = Batch(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, dtype=torch.long))
     with pytest.raises(ValueError, match="mixes real-valued inputs"):
-        Mixup().gradient(mlp(), cross_entropy, tokens, rng())
+        Mixup().on_batch(tokens, rng())
