@@ -19,8 +19,8 @@ from .vector import flatten, unflatten
 class SecureAggregation(Defense):
     """Release only the sum of a round's updates, computed under masks that cancel in it.
 
-    Every update is clipped to `clipping_range`, rounded at random to one of 2^`bits` levels, so
-    that the sum is unbiased, and masked. The protocol of [1] is played for real, with key
+    Every update is clipped to `clipping_range`, rounded at random to one of 2^`bits` - 1 levels,
+    so that the sum is unbiased, and masked. The protocol of [1] is played for real, with key
     agreement, secret sharing and lost clients, on the neighbours of [2] where `neighbours` is
     given; see `secagg_protocol`. The sum is exact in the ring of integers modulo 2^32, or modulo
     2^64 where the sum of levels does not fit (by default from 1025 clients on). Its mean is
@@ -51,7 +51,7 @@ class SecureAggregation(Defense):
             arrives. Below one third, it never falls below the default threshold; with
             `neighbours` it may, and the round then raises `TooFewClients`.
         clipping_range: Largest magnitude of an entry.
-        bits: Levels of rounding are 2^bits.
+        bits: Levels of rounding are 2^bits - 1, zero among them.
         neighbours: Clients with whom each client shares masks, an even number; None is all. The
             server also learns the sum of any group whose neighbours outside are all lost.
 
@@ -92,8 +92,8 @@ class SecureAggregation(Defense):
             raise ValueError(
                 f"clipping_range must be positive and finite, got {self.clipping_range}"
             )
-        if not 1 <= self.bits <= 32:
-            raise ValueError(f"bits must be in [1, 32], got {self.bits}")
+        if not 2 <= self.bits <= 32:
+            raise ValueError(f"bits must be in [2, 32], got {self.bits}")
 
     @property
     def stochastic(self) -> bool:
@@ -122,7 +122,7 @@ class SecureAggregation(Defense):
         view = self.server_view(updates, rng)
         survivors = len(view.masked)
         levels = torch.from_numpy(view.total.astype(np.float64))
-        mean = levels * (self.step / survivors) - self.clipping_range
+        mean = (levels - survivors * (self._top_level // 2)) * (self.step / survivors)
         released = (mean * len(updates)).to(flatten(updates[0]))
         return [unflatten(released, like=updates[0])]
 
@@ -146,7 +146,7 @@ class SecureAggregation(Defense):
 
     @property
     def _top_level(self) -> int:
-        return (1 << self.bits) - 1
+        return (1 << self.bits) - 2  # even, so that zero is a level and zeros stay zeros
 
     def _holders(self, count: int) -> int:
         """Return who holds shares of a client's secrets: its neighbours and itself."""
@@ -172,10 +172,10 @@ class SecureAggregation(Defense):
         if not flat.isfinite().all():
             raise ValueError("the update has NaN or infinite values, which cannot be quantised")
         clipped = flat.clamp(-self.clipping_range, self.clipping_range)
-        levels = (clipped + self.clipping_range) / self.step
+        levels = clipped / self.step + self._top_level // 2
         draws = torch.rand(flat.shape, generator=rng, device=rng.device, dtype=flat.dtype)
-        # In floating point, the top level plus a draw just below 1 is one level too many.
-        rounded = (levels + draws.to(flat.device)).floor().clamp(max=self._top_level)
+        # In floating point, the ends may be just outside of the levels.
+        rounded = (levels + draws.to(flat.device)).floor().clamp(0, self._top_level)
         vector: Vector = rounded.cpu().numpy().astype(np.uint64)
         return vector
 

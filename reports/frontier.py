@@ -273,6 +273,8 @@ def _verdict(point: pd.Series) -> str:
     if pd.isna(point["accuracy"]):
         return "accuracy not measured"
     if point["p_dominated"] >= DOMINATED:
+        if point["advantage"] <= 0:  # none of either was identified: that is a tie
+            return f"less accurate than {point['dominated_by']}, privacy tied"
         return f"dominated by {point['dominated_by']}"
     if point["p_pareto"] >= DOMINATED:
         return "Pareto-optimal"

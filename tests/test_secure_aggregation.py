@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,11 @@ from leakfrontier.defenses import Plan, Update
 from leakfrontier.defenses.secagg_protocol import TooFewClients
 from leakfrontier.defenses.secure_aggregation import SecureAggregation
 from leakfrontier.evaluate.client import ThreatModel, observe
+from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.run import load_config
+from leakfrontier.evaluate.scenario import Scenario
+from leakfrontier.evaluate.statistics import clopper_pearson
+from leakfrontier.evaluate.trial import AttackTrial
 
 
 def updates(count: int, seed: int = 0, scale: float = 1.0) -> list[Update]:
@@ -64,7 +70,7 @@ def test_the_default_step_is_fine() -> None:
 
 
 def test_rounding_is_unbiased() -> None:
-    defense = SecureAggregation(bits=3, clipping_range=1.0)  # steps of 2 / 7
+    defense = SecureAggregation(bits=3, clipping_range=1.0)  # steps of 2 / 6
     value = torch.linspace(-1, 1, 41)
     many = [{"w": value.repeat(500)}] * 4
     (released,) = defense.on_round(many, rng(2))
@@ -73,13 +79,19 @@ def test_rounding_is_unbiased() -> None:
     torch.testing.assert_close(means[[0, -1]], value[[0, -1]])  # the ends are levels
 
 
+def test_zeros_stay_zeros() -> None:
+    given = [{"w": torch.tensor([0.0, 0.3, 0.0])}, {"w": torch.tensor([0.0, -0.1, 0.2])}]
+    (released,) = SecureAggregation(2).on_round(given, rng())
+    assert (released["w"] != 0).tolist() == [False, True, True]
+
+
 def test_clips_entries_beyond_the_range() -> None:
     given = [{"w": torch.tensor([100.0, -100.0, 0.5])}] * 2
     (released,) = SecureAggregation(clipping_range=2.0).on_round(given, rng())
     torch.testing.assert_close(released["w"], torch.tensor([4.0, -4.0, 1.0]), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("bits", [1, 8, 22, 31, 32])
+@pytest.mark.parametrize("bits", [2, 8, 22, 31, 32])
 def test_the_largest_sum_fits_the_ring(bits: int) -> None:
     given = [{"w": torch.tensor([8.0, -8.0])}] * 5
     (released,) = SecureAggregation(bits=bits).on_round(given, rng())
@@ -218,7 +230,7 @@ def test_rejects_updates_that_are_not_finite(value: float) -> None:
         ({"clipping_range": 0}, "clipping_range must be positive and finite"),
         ({"clipping_range": math.inf}, "clipping_range"),
         ({"clipping_range": math.nan}, "clipping_range"),
-        ({"bits": 0}, r"bits must be in \[1, 32\]"),
+        ({"bits": 1}, r"bits must be in \[2, 32\]"),
         ({"bits": 33}, "bits"),
         ({"neighbours": 3}, "neighbours must be even and at least 2, got 3"),
         ({"neighbours": 0}, "neighbours"),
@@ -227,3 +239,38 @@ def test_rejects_updates_that_are_not_finite(value: float) -> None:
 def test_rejects_bad_parameters(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SecureAggregation(**options)  # type: ignore[arg-type]
+
+
+MASKED_UPLOAD = """
+from dataclasses import dataclass
+import torch
+from leakfrontier.defenses import Defense, SecureAggregation
+from leakfrontier.defenses.vector import unflatten
+
+@dataclass
+class MaskedUpload(Defense):
+    '''What the server holds of one client before unmasking, read as real numbers.'''
+
+    def on_update(self, update, rng):
+        other = {name: torch.zeros_like(value) for name, value in update.items()}
+        masked = SecureAggregation(2).server_view([update, other], rng).masked[0]
+        reals = torch.from_numpy(masked.astype("float64") / 2**32 - 0.5).float()
+        return unflatten(reals, like=update)
+"""
+
+
+def test_a_single_masked_upload_gives_the_panel_the_prior_rate(tmp_path: Path) -> None:
+    file = tmp_path / "masked.py"
+    file.write_text(MASKED_UPLOAD)
+    scenario = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}))
+    panel = load_config({"scenarios": ["digits/mlp"], "defenses": ["none"]}).members()
+    for adversary in panel:
+        for name, leaks in (
+            ("none", adversary.name != "PriorGuess"),
+            (f"{file}:MaskedUpload", False),
+        ):
+            trial = AttackTrial(scenario, Method(name=name), adversary, True, 0, 0, 20)
+            identified = sum(bool(row.identified) for row in trial.run(tmp_path).attacks)
+            interval = clopper_pearson(identified, 20)
+            assert (interval.low > 0.5) == leaks, (adversary.name, name)
+            assert leaks or interval.low <= 1 / 100
