@@ -1,6 +1,7 @@
 """Is the search of ATS worth it? Found policies against random ones, on CIFAR-10.
 
     python benchmarks/ats.py [FOLDER] [--candidates 200] [--victims 30] [--iterations 300]
+        [--per-class 1] [--policies 2] [--score-untrained]
 
 Searches policies for the LeNet with sigmoids, then attacks uploads of the untrained model, of
 one image each, by Inverting Gradients: under no defense, under the best policies found, and
@@ -130,14 +131,16 @@ def main() -> None:
     space = data.space()
     train, test = (Batch(space.to_inputs(b.inputs), b.targets) for b in (data.train, data.test))
     untrained = build_model("lenet", space, generator("untrained"))
+    scored = untrained if options.score_untrained else semi_trained(space, train)
     found = search(
-        semi_trained(space, train),
+        scored,
         untrained,
         loss,
         test,
         space,
         generator("search"),
         candidates=options.candidates,
+        per_class=options.per_class,
         console=console,
     )
     if options.save:
@@ -197,8 +200,14 @@ def _options() -> argparse.Namespace:
         default=Path(shared or "", "cifar10"),
         help="images of CIFAR-10 in train/ and test/; by default $LEAKFRONTIER_DATA/cifar10",
     )
-    for name, value in {"candidates": 200, "victims": 30, "iterations": 300, "policies": 2}.items():
+    numbers = {"candidates": 200, "victims": 30, "iterations": 300, "policies": 2, "per-class": 1}
+    for name, value in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument(
+        "--score-untrained",
+        action="store_true",
+        help="take the privacy score on the attacked model, not on a semi-trained one",
+    )
     parser.add_argument("--save", type=Path, help="JSON file for the policies")
     return parser.parse_args()
 

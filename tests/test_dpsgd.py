@@ -161,32 +161,31 @@ def test_log_likelihood_is_the_normal_density_up_to_a_constant() -> None:
     assert defense.log_likelihood(observed[0], expected) is None  # several local steps
 
 
-@pytest.mark.parametrize(
-    ("sigma", "sample_rate", "steps", "delta", "epsilon"),
-    [
-        (1.3, 256 / 60000, 3510, 1e-5, 0.864),
-        (1.0, 0.01, 1000, 1e-5, 1.828),
-        (5.0, 1.0, 100, 1e-5, 9.997),
-        (0.8, 0.02, 500, 1e-3, 3.003),
-    ],
-)
-def test_guarantee_equals_the_reference(
-    sigma: float, sample_rate: float, steps: int, delta: float, epsilon: float
-) -> None:
-    guarantee = DPSGD(sigma).guarantee(Plan(steps, sample_rate, delta))
-    assert guarantee.epsilon == pytest.approx(epsilon, rel=0.005)
-    assert (guarantee.unit, guarantee.adjacency) == ("record", "add/remove")
+REFERENCES = [  # sample rate, sigma, steps, delta; epsilon by PLD and by PRV
+    (256 / 60000, 1.1, 14040, 1e-5, 2.380, 2.390),
+    (256 / 60000, 1.3, 3510, 1e-5, 0.864, 0.874),
+    (0.01, 1.0, 1000, 1e-5, 1.828, 1.838),
+    (0.01, 0.6, 1000, 1e-5, 7.434, 7.444),
+    (1.0, 5.0, 100, 1e-5, 9.997, 10.008),
+    (1.0, 40.0, 100, 1e-5, 0.926, 0.936),
+    (0.02, 0.8, 500, 1e-3, 3.003, 3.013),
+]
 
 
-@pytest.mark.parametrize(
-    ("sigma", "sample_rate", "steps", "delta", "epsilon"),
-    [(1.3, 256 / 60000, 3510, 1e-5, 0.874), (0.6, 0.01, 1000, 1e-5, 7.444)],
-)
-def test_prv_accountant_agrees(
-    sigma: float, sample_rate: float, steps: int, delta: float, epsilon: float
+@pytest.mark.parametrize(("sample_rate", "sigma", "steps", "delta", "pld", "prv"), REFERENCES)
+def test_accounting_equals_the_references(
+    sample_rate: float, sigma: float, steps: int, delta: float, pld: float, prv: float
 ) -> None:
     plan = Plan(steps, sample_rate, delta)
-    assert gaussian_epsilon(sigma, plan, "PRV") == pytest.approx(epsilon, rel=0.005)
+    guarantee = DPSGD(sigma).guarantee(plan)
+    assert guarantee.epsilon == pytest.approx(pld, rel=0.005)
+    assert (guarantee.unit, guarantee.adjacency) == ("record", "add/remove")
+    assert gaussian_epsilon(sigma, plan, "PRV") == pytest.approx(prv, rel=0.005)
+
+
+def test_an_unknown_accountant_is_refused() -> None:
+    with pytest.raises(ValueError, match="accountant must be PLD or PRV, got 'gdp'"):
+        gaussian_epsilon(1.0, Plan(1, 1.0, 1e-5), "gdp")
 
 
 def test_no_noise_gives_no_guarantee() -> None:
