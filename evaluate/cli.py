@@ -1,4 +1,4 @@
-"""The command line. Everything here is also a Python function of the same name."""
+"""The command line. In Python: `evaluate.run.run` and `reports.write_report`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakfrontier.adversaries import ADVERSARIES
-from leakfrontier.defenses import DEFENSES
+from leakfrontier.defenses import DEFENSES, Chain
 
 from .data import DATASETS
 from .models import MODELS
@@ -197,7 +197,7 @@ def _summary(thing: object) -> str:
 
 
 _LISTINGS: dict[Listing, Callable[[], Iterable[tuple[str, str, str]]]] = {
-    Listing.defenses: lambda: _classes(dict(DEFENSES)),
+    Listing.defenses: lambda: _classes({**DEFENSES, Chain.__name__: Chain}),
     Listing.adversaries: lambda: _classes(dict(ADVERSARIES)),
     Listing.scenarios: _scenarios,
     Listing.datasets: _datasets,
