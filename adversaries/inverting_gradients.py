@@ -137,7 +137,7 @@ class InvertingGradients(Adversary):
         """Return each guess's objective and its slope.
 
         The slope of the cosine in the replayed update is known, so that autograd need not keep
-        products as large as the update: that halves the time on wide layers.
+        products as large as the update.
         """
         prior = self.total_variation * vmap(_total_variation)(guess)
         (slope,) = torch.autograd.grad(prior.sum(), guess)

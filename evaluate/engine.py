@@ -28,8 +28,8 @@ R = TypeVar("R")
 
 _ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    # glibc keeps freed tensors for the next step: returning them to the system and faulting their
-    # pages in again takes up to half of the time of an attack on a wide layer.
+    # glibc then keeps freed tensors for the next step, instead of returning them to the system
+    # and faulting their pages in again.
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
     "MALLOC_TRIM_THRESHOLD_": str(2**31),
 }

@@ -164,18 +164,6 @@ def distractors(
     return candidates[order.to(candidates.device)]
 
 
-def tier_reached(psnr: Tensor, ssim: Tensor) -> list[str | None]:
-    """Return the highest tier that each example reaches in both metrics, or None.
-
-    Where SSIM is undefined (NaN), no tier is reached.
-    """
-    reached: list[str | None] = [None] * len(psnr)
-    for name, (decibels, similarity) in TIERS.items():
-        for i in ((psnr >= decibels) & (ssim >= similarity)).nonzero().flatten().tolist():
-            reached[i] = name
-    return reached
-
-
 def _pixels(values: Tensor) -> Tensor:
     return values.double().nan_to_num(nan=0.0, posinf=1.0, neginf=0.0).clamp(0, 1)
 

@@ -60,8 +60,8 @@ EXTREME: dict[str, dict[str, float]] = {
     "RandomK": {"ratio": 1e-6},
     "DualPruning": {"largest": 0.5, "smallest": 0.4999},
 }
-# One bit per entry, Soteria, PRECODE and ATS leave victims identifiable at their strongest; a
-# sum hides them only among many clients, which takes minutes: benchmarks/secure_aggregation.py.
+# One bit per entry, Soteria, PRECODE and ATS leave victims identifiable at their strongest; a sum
+# hides them only among more clients than a test has time for.
 PANEL = load_config({"scenarios": ["digits/mlp"], "defenses": ["none"]}).members()
 
 

@@ -225,13 +225,6 @@ def test_distractors_name_the_class_that_is_too_small(count: int) -> None:
         metrics.distractors(2, targets, inputs, torch.tensor([2]), count, seeded())
 
 
-def test_a_tier_needs_both_metrics() -> None:
-    psnr = torch.tensor([31.0, 31.0, 19.9, 14.0, 15.0, 25.0, 200.0])
-    ssim = torch.tensor([0.95, 0.75, 0.99, 0.99, 0.5, float("nan"), 0.3])
-    expected = ["near-copy", "recognisable", "weak", None, "weak", None, None]
-    assert metrics.tier_reached(psnr, ssim) == expected
-
-
 def test_tiers_ascend() -> None:
     thresholds = list(metrics.TIERS.values())
     assert thresholds == sorted(thresholds)
