@@ -155,11 +155,16 @@ class Reconstruction:
         targets: Guessed labels, if the attack has any.
         objective: What the attack minimised, at this guess; it chooses between guesses without
             ground truth.
+        confidence: How well each guess explains the update, in [0, 1], where the attack can
+            tell; 1 is certain.
+        layer: Name of the layer whose inputs were recovered, if these are not the model's.
     """
 
     inputs: Tensor
     targets: Tensor | None = None
     objective: float | None = None
+    confidence: Tensor | None = None
+    layer: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,16 +9,9 @@ from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
 from . import sphere
-from .base import Adversary, FedSGD, Observation, Reconstruction
-from .relu_layer import (
-    Factors,
-    Pool,
-    deflate,
-    factorise,
-    find_layer,
-    pattern_starts,
-    reconstruction,
-)
+from .base import Adversary, Observation, Reconstruction
+from .disaggregation import Pool, deflate, enough_agreement, pattern_starts, reconstruction
+from .relu_layer import factorise, find_layer
 
 _OPTIMIZERS: dict[str, sphere.Optimizer] = {
     "adam": sphere.adam,
@@ -28,9 +20,12 @@ _OPTIMIZERS: dict[str, sphere.Optimizer] = {
     "pgd": sphere.gradient_descent,
 }
 _LOSSES = ("log-sum", "l1", "log-cosh", "l4")
-import os
-_CYCLE = eval(os.environ.get("CYC","((.1,1.,2.5),(.03,.5,1.),(.01,.2,.5))"))
 _STARTS = ("deflation", "uniform")
+_CYCLE = ((0.1, 2.5, 1.0), (0.05, 1.0, 0.5), (0.02, 0.5, 0.1))
+"""Learning rate, widest and narrowest log-sum surrogate of successive rounds: some columns have
+wide basins, others are minima of narrow surrogates alone."""
+_FEW = 8
+"""Missing directions that deflation alone nearly determines; their starts are polished as is."""
 _JITTER = (0.0, 0.1, 0.3, 1.0)
 """Random parts of later starts, relative to the part in the complement."""
 
@@ -46,12 +41,14 @@ class SPEARPlusPlus(Adversary):
     Q^-1 R, and the ReLU pattern of that batch confirms it: the sparsity matching coefficient is 1
     if every gradient is zero exactly where the output is negative.
 
-    The paper starts a million times from uniformly random directions; most starts find
-    columns again that are already known. The defaults here start from rows of L, which hold few
-    examples each, and in later rounds from where the missing columns must be
-    (`relu_layer.complement`); they descend on a log-sum surrogate with one second moment per
-    coordinate, stop early, and polish what is nearly sparse. The paper's own procedure is
-    `loss="l1", optimizer="scalar-adam", starts="uniform", steps=500, initialisations=1_000_000`.
+    The paper starts a million times from uniformly random directions, and most starts find
+    columns again that are already known. The defaults here use what the ReLU says beforehand: a
+    row of dL/dW over its bias gradient is a weighted mean of examples, and the direction that
+    vanishes where this mean is off is close to a column (`disaggregation.pattern_starts`). Later
+    rounds start where known columns leave room for missing ones (`disaggregation.deflate`). The
+    descent is on a log-sum surrogate with one second moment per coordinate, and what is nearly
+    sparse is polished. The paper's own procedure, but for the polish, is `loss="l1",
+    optimizer="scalar-adam", starts="uniform", steps=500, initialisations=1_000_000`.
 
     An incomplete recovery returns the examples whose directions were found. Their `confidence`
     is the share of neurons at which gradient and output agree.
@@ -94,60 +91,65 @@ class SPEARPlusPlus(Adversary):
         """Return the examples whose directions were found, exact where confidence is 1."""
         layer = find_layer(observation, self.layer)
         factors = factorise(observation, layer)
-        exact = isinstance(observation.protocol, FedSGD) and not factors.noisy
-        pool = Pool(factors, enough=0.99 if exact else 0.9)
-        used, idle, rounds = 0, 0, 0
+        pool = Pool(factors, enough=enough_agreement(observation, factors))
         per_round = max(200, factors.rank) if self.starts == "deflation" else 1000
+        rounds, used, idle = 0, 0, 0
         while used < self.initialisations and idle < self.patience and not pool.confirmed:
             count = min(per_round, self.initialisations - used)
-            starts = self._starts(pool, count, rng)
-            ends = self._search(factors, starts, rounds, rng)
-            progress = pool.add(torch.cat([starts, ends]))
-            rounds += 1
-            used += count
-            idle = 0 if progress else idle + 1
+            progress = pool.add(self._candidates(pool, count, rounds, rng))
+            rounds, used, idle = rounds + 1, used + count, 0 if progress else idle + 1
         return reconstruction(observation, layer, pool)
 
-    def _starts(self, pool: Pool, count: int, rng: Generator) -> Tensor:
-        factors = pool.factors
-        left = factors.left.float()
+    def _candidates(self, pool: Pool, count: int, rounds: int, rng: Generator) -> Tensor:
+        """Return the directions that one round of the search ends in."""
         if self.starts == "uniform":
-            return sphere.uniform(count, factors.rank, left, rng)
-        rows = torch.randint(len(left), (count,), generator=rng, device=rng.device)
-        mixtures = factors.left[rows.to(left.device)]
-        remainder = deflate(factors, pool.trusted)
-        mixtures = mixtures - mixtures @ pool.trusted.T @ remainder.rows
-        starts = pattern_starts(factors, mixtures, remainder.basis).float()
-        jitter = torch.tensor(_JITTER, device=left.device)[torch.arange(count) % len(_JITTER)]
-        random = sphere.uniform(count, factors.rank, left, rng)
-        return normalize(starts + jitter.unsqueeze(1) * random, dim=1)
+            return self._descend(pool, sphere.uniform(count, pool.factors.left, rng), rounds, rng)
+        closest = _deflated_starts(pool, count, rng)
+        jitter = torch.tensor(_JITTER).to(closest)[torch.arange(count) % len(_JITTER)]
+        random = jitter.unsqueeze(1) * sphere.uniform(count, closest, rng)
+        starts = normalize(closest + random, dim=1)
+        candidates = [closest, self._descend(pool, starts, rounds, rng)]
+        if pool.factors.rank - len(pool.trusted) <= _FEW:
+            candidates.append(pool.polish(closest[: 2 * _FEW]))
+        return torch.cat(candidates)
 
-    def _search(self, factors: Factors, starts: Tensor, rounds: int, rng: Generator) -> Tensor:
-        """Return where the surrogate's descent ends, rounded if it is smooth."""
-        left = factors.left.float()
+    def _descend(self, pool: Pool, starts: Tensor, rounds: int, rng: Generator) -> Tensor:
+        """Return where the surrogate's descent ends, rounded if the surrogate is smooth."""
+        left = pool.factors.left
         optimizer = _OPTIMIZERS[self.optimizer]
-        lr = 1e-2 if self.optimizer == "pgd" else 0.1
         if self.loss == "log-sum":
-            lr, low, high = _CYCLE[rounds % len(_CYCLE)]
-            directions = [
-                optimizer(left, part, _annealed(part, low, high, rng), sphere.geometric(lr, 1e-4), self.steps)
-                for part in starts.split(sphere.CHUNK)
-            ]
-            return torch.cat(directions)
+            lr, widest, narrowest = _CYCLE[rounds % len(_CYCLE)]
+            spread = torch.rand(len(starts), 1, generator=rng, device=rng.device).float()
+            slope = sphere.log_sum(narrowest * (widest / narrowest) ** spread.to(starts.device))
+            schedule = sphere.geometric(lr, 1e-4)
+            return optimizer(left.float(), starts.float(), slope, schedule, self.steps).double()
         narrow = len(left) <= 200
         slope = {
             "l1": sphere.l1,
             "log-cosh": sphere.log_cosh(300 if narrow else 500),
             "l4": sphere.negative_l4,
         }[self.loss]
-        ends = sphere.search(left, starts, slope, sphere.stepwise(lr), self.steps, optimizer)
+        schedule = sphere.stepwise(1e-2 if self.optimizer == "pgd" else 1e-1)
+        parts = [
+            optimizer(left.float(), part, slope, schedule, self.steps)
+            for part in starts.float().split(sphere.CHUNK)
+        ]
+        ends = torch.cat(parts).double()
         if self.loss == "l1":
             return ends
-        smallest = int((3 if narrow else 1.5) * factors.rank)
-        return sphere.round_by_sampling(factors.left, ends.double(), smallest, rng)
+        smallest = int((3 if narrow else 1.5) * pool.factors.rank)
+        return sphere.round_by_sampling(left, ends, smallest, rng)
 
 
-def _annealed(starts: Tensor, low: float, high: float, rng: Generator) -> Callable[[Tensor, float], Tensor]:
-    """Return a log-sum surrogate whose first widths spread over [1, 2.5]."""
-    spread = torch.rand(len(starts), 1, generator=rng, device=rng.device).to(starts)
-    return sphere.log_sum(low * (high/low)**spread)
+def _deflated_starts(pool: Pool, count: int, rng: Generator) -> Tensor:
+    """Return directions close to columns that are still missing.
+
+    A row of L is a mixture of rows of Q^-1; the parts of known examples are subtracted.
+    """
+    factors, known = pool.factors, pool.trusted
+    remainder = deflate(factors, known)
+    live = factors.left[factors.live]
+    rows = torch.randint(len(live), (count,), generator=rng, device=rng.device)
+    mixtures = live[rows.to(live.device)]
+    mixtures = mixtures - mixtures @ known.T @ remainder.rows
+    return pattern_starts(factors, mixtures, remainder.basis)

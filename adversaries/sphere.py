@@ -16,7 +16,6 @@ References:
 
 from collections.abc import Callable
 
-import geoopt
 import numpy as np
 import torch
 from scipy.optimize import linprog
@@ -48,14 +47,14 @@ def log_cosh(mu: float) -> Slope:
     """
 
     def slope(y: Tensor, progress: float) -> Tensor:
-        return (mu / y.shape[-1] ** 0.5 * y).tanh()
+        return torch.tanh(mu / y.shape[-1] ** 0.5 * y)
 
     return slope
 
 
 def negative_l4(y: Tensor, progress: float) -> Tensor:
     """Slope of -y^4 / 4."""
-    return -(y**3)
+    return -y.pow(3)
 
 
 def log_sum(widths: Tensor, final: float = 0.03) -> Slope:
@@ -82,9 +81,9 @@ def geometric(lr: float, final: float) -> Schedule:
     return lambda progress: float(lr * (final / lr) ** progress)
 
 
-def uniform(count: int, dimension: int, like: Tensor, rng: Generator) -> Tensor:
-    """Return `count` uniformly random unit vectors."""
-    drawn = torch.randn(count, dimension, generator=rng, device=rng.device)
+def uniform(count: int, like: Tensor, rng: Generator) -> Tensor:
+    """Return uniformly random unit vectors of as many coordinates as `like` has columns."""
+    drawn = torch.randn(count, like.shape[1], generator=rng, device=rng.device)
     return normalize(drawn.to(like), dim=1)
 
 
@@ -105,6 +104,8 @@ def scalar_adam(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: in
 
 def geoopt_adam(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: int) -> Tensor:
     """Riemannian Adam of the geoopt package, the reference for `scalar_adam`."""
+    import geoopt  # slow to import
+
     scaled, back = _scaled(L)
     directions = geoopt.ManifoldParameter(starts.clone(), manifold=geoopt.Sphere())
     optimizer = geoopt.optim.RiemannianAdam([directions], lr=lr(0.0))
@@ -113,7 +114,8 @@ def geoopt_adam(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: in
         optimizer.param_groups[0]["lr"] = lr(progress)
         directions.grad = slope(directions.detach() @ back, progress) @ scaled
         optimizer.step()
-    return directions.detach()
+    ends: Tensor = directions.detach()
+    return ends
 
 
 def gradient_descent(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: int) -> Tensor:
@@ -126,14 +128,6 @@ def gradient_descent(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, step
         gradient = slope(directions @ back, progress) @ scaled
         directions = normalize(directions - lr(progress) * unit * gradient, dim=1)
     return directions
-
-
-def search(
-    L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: int, optimizer: Optimizer
-) -> Tensor:
-    """Run an optimizer over chunks of the starts."""
-    parts = [optimizer(L, part, slope, lr, steps) for part in starts.split(CHUNK)]
-    return torch.cat(parts) if parts else starts
 
 
 def _adam(
@@ -173,6 +167,7 @@ def round_by_sampling(L: Tensor, directions: Tensor, smallest: int, rng: Generat
     kernel has dimension one, it is the rounded direction. Others are returned as they are.
     """
     size = L.shape[1]
+    L = L[L.abs().amax(1) > 1e-9]  # a neuron that is off for all says nothing
     nearest = (directions @ L.T).abs().topk(min(smallest, len(L)), largest=False).indices
     keys = torch.rand(nearest.shape, generator=rng, device=rng.device)
     rows = nearest.gather(1, keys.to(L.device).argsort(1)[:, :size])
@@ -200,12 +195,14 @@ def round_by_linear_program(L: Tensor, directions: Tensor) -> Tensor:
             b_eq=[1.0],
             bounds=[(None, None)] * size + [(0, None)] * rows,
         )
+        if solution.x is None:
+            raise RuntimeError(f"the linear program failed: {solution.message}")
         rounded.append(torch.from_numpy(solution.x[:size]))
     return normalize(torch.stack(rounded), dim=1).to(directions)
 
 
 def refine(
-    L: Tensor, directions: Tensor, zeros: int, noise: Tensor, iterations: int = 4
+    L: Tensor, directions: Tensor, zeros: int, noise: Tensor, iterations: int = 12
 ) -> Tensor:
     """Polish directions that are nearly sparse, by reweighted least squares in double precision.
 
@@ -218,10 +215,17 @@ def refine(
         directions: Nearly sparse directions, as rows.
         zeros: Number of zeros that a true column has at least.
         noise: Standard deviation of an entry of Lq by coordinate of q (that of y is ||noise * q||).
-        iterations: Number of reweightings.
+        iterations: Most reweightings.
     """
-    parts = [_reweighted(L, part, zeros, noise, iterations) for part in directions.split(8)]
+    parts = [
+        _reweighted(L, part, zeros, noise, iterations) for part in directions.split(in_cache(L))
+    ]
     return torch.cat(parts) if parts else directions
+
+
+def in_cache(L: Tensor) -> int:
+    """Return how many copies of L may be weighted at once, so that they stay in the cache."""
+    return max(1, 2**20 // L.numel())
 
 
 def _reweighted(
@@ -236,6 +240,9 @@ def _reweighted(
         gram = (L.T * weights.unsqueeze(1)) @ L
         diagonal = gram.diagonal(dim1=1, dim2=2)
         diagonal.add_(1e-15 * diagonal.sum(1, keepdim=True))  # exact zeros leave it singular
-        directions = torch.linalg.solve(gram, directions.unsqueeze(2)).squeeze(2)
-        directions = normalize(directions, dim=1)
+        refined = normalize(torch.linalg.solve(gram, directions.unsqueeze(2)).squeeze(2), dim=1)
+        moved = 1 - (refined * directions).sum(1).abs()
+        directions = refined
+        if not (moved > 1e-12).any():
+            break
     return directions

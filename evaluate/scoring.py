@@ -116,7 +116,7 @@ class Scoring:
         if not result.inputs.isfinite().all():
             raise ValueError(f"{name} returned NaN or infinite values")
         guess = self._pixels(result.inputs.detach())
-        black = torch.zeros_like(guess[:1])
+        black = guess.new_zeros(1, *guess.shape[1:])
         return torch.cat([guess, black])[self._matches(result, private)]  # -1: no guess
 
     def _matches(self, result: Reconstruction, private: Batch) -> Tensor:

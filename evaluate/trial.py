@@ -13,7 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from leakfrontier.adversaries import PANEL, Adversary, PriorGuess
+from leakfrontier.adversaries import (
+    PANEL,
+    Adversary,
+    NotApplicable,
+    PriorGuess,
+    Reconstruction,
+)
 from leakfrontier.defenses import Batch, Defense
 
 from .client import Replay, Upload, make_replay, observe
@@ -156,7 +162,8 @@ class AttackTrial:
         start = time.perf_counter()
         uploads = self._observe(world, defense, adversary, model, victims)
         rngs = [generator("adversary", *self._identity, i) for i in range(len(uploads))]
-        results = adversary.reconstruct_all([upload.observation for upload in uploads], rngs)
+        found = adversary.reconstruct_all([upload.observation for upload in uploads], rngs)
+        results = [_examples(result) for result in found]
         busy = time.perf_counter() - start
 
         scores = Scoring(world, defense, adversary, self.seed, victims, uploads, results)
@@ -277,6 +284,13 @@ def _labels(scenario: Scenario, defense: Method) -> dict[str, object]:
         "strength": None if built.strength is None else float(built.strength),
         "stochastic": bool(built.stochastic),
     }
+
+
+def _examples(result: Reconstruction | NotApplicable) -> Reconstruction | NotApplicable:
+    """Return a result that can be scored against the private examples."""
+    if isinstance(result, Reconstruction) and result.layer is not None:
+        return NotApplicable(f"recovered features, the inputs of layer {result.layer!r}")
+    return result
 
 
 def _save(model: nn.Module, path: Path) -> None:

@@ -1,0 +1,39 @@
+import pytest
+import torch
+from federated import SPACE, batch, mlp, observed, rng
+
+from leakfrontier.adversaries import SPEAR
+from leakfrontier.adversaries.base import Reconstruction
+from leakfrontier.evaluate import metrics
+
+
+def psnr(guess: Reconstruction, truth: torch.Tensor) -> torch.Tensor:
+    """Return the PSNR of each example, without the cap of the report."""
+    pixels, private = SPACE.to_pixels(guess.inputs.double()), SPACE.to_pixels(truth.double())
+    matched = pixels[metrics.match(pixels, private)]
+    return -10 * (matched - private).square().flatten(1).mean(1).log10()
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_recovers_a_batch_exactly(size: int) -> None:
+    truth = batch(size)
+    guess = SPEAR().reconstruct(observed(mlp(200), truth), rng())
+    assert len(guess.inputs) == size
+    assert psnr(guess, truth.inputs).min() > 90
+    assert guess.confidence is not None
+    assert float(guess.confidence.min()) == pytest.approx(1)
+    assert guess.objective == pytest.approx(0)
+
+
+def test_too_few_samples_give_what_was_found_and_less_confidence() -> None:
+    truth = batch(16)
+    guess = SPEAR(samples=2000).reconstruct(observed(mlp(200), truth), rng())
+    assert len(guess.inputs) < 16
+    assert guess.objective is not None
+    assert guess.objective > 0.05
+
+
+@pytest.mark.parametrize("samples", [0, -1])
+def test_rejects_a_number_of_samples_below_one(samples: int) -> None:
+    with pytest.raises(ValueError, match="samples must be at least 1"):
+        SPEAR(samples=samples)
