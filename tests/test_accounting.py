@@ -1,0 +1,260 @@
+import math
+import warnings
+
+import pytest
+from dp_accounting import gaussian_mechanism, pld
+from opacus.accountants import GaussianAccountant
+
+from leakfrontier.defenses import DPSGD, ClientDP, Plan
+from leakfrontier.evaluate.accounting import (
+    ACCOUNTANTS,
+    NOISE_RANGE,
+    Segment,
+    Unreachable,
+    calibrate,
+    client_segment,
+    delta_warning,
+    epsilon,
+    epsilons,
+    least_noise,
+    privacy_loss,
+    record_segment,
+    required_norm,
+    schedule_epsilon,
+    translate_noise,
+)
+
+REFERENCES = [  # sample rate, sigma, steps, delta; epsilon by RDP, PRV and PLD
+    (256 / 60000, 1.1, 14040, 1e-5, 2.594, 2.390, 2.380),
+    (256 / 60000, 1.3, 3510, 1e-5, 0.954, 0.874, 0.864),
+    (0.01, 1.0, 1000, 1e-5, 2.101, 1.838, 1.828),
+    (0.01, 0.6, 1000, 1e-5, 8.666, 7.444, 7.434),
+    (1.0, 5.0, 100, 1e-5, 10.7255, 10.008, 9.997),
+    (1.0, 40.0, 100, 1e-5, 1.01255, 0.936, 0.926),
+    (0.02, 0.8, 500, 1e-3, 3.647, 3.013, 3.003),
+]
+SMALL = (0.01, 1.0, 100, 1e-5)
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps", "delta", "rdp", "prv", "pld"), REFERENCES)
+def test_accountants_equal_the_references(
+    q: float, sigma: float, steps: int, delta: float, rdp: float, prv: float, pld: float
+) -> None:
+    ours = epsilons((Segment(q, sigma, steps),), delta)
+    assert list(ours) == list(ACCOUNTANTS) == ["pld", "prv", "rdp"]
+    assert ours == pytest.approx({"pld": pld, "prv": prv, "rdp": rdp}, rel=0.005)
+    assert ours["pld"] <= ours["prv"] <= ours["rdp"]
+    assert epsilon(q, sigma, steps, delta) == ours["pld"]
+    claimed = DPSGD(sigma).guarantee(Plan(steps, q, delta)).epsilon
+    assert ours["pld"] == pytest.approx(claimed, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "published"),
+    [(75, 0.51206), (40, 1.01255), (27, 1.55676), (21, 2.05180), (9.5, 5.01595), (5, 10.72551)],
+)
+def test_rdp_equals_published_results_to_all_their_digits(sigma: float, published: float) -> None:
+    assert epsilon(1.0, sigma, 100, 1e-5, "rdp") == pytest.approx(published, abs=6e-6)
+
+
+def test_the_accountant_that_is_not_offered_is_too_low() -> None:
+    gdp = GaussianAccountant()
+    gdp.history = [(0.6, 0.01, 1000)]
+    assert gdp.get_epsilon(1e-5) == pytest.approx(5.563, rel=0.005)
+    assert gdp.get_epsilon(1e-5) < 0.76 * epsilon(0.01, 0.6, 1000, 1e-5)
+    with pytest.raises(ValueError, match="accountant must be one of pld, prv, rdp, got 'gdp'"):
+        epsilon(*SMALL, accountant="gdp")
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps"),
+    [(1.0, 0.01, 1000), (0.01, 0.1, 100), (0.001, 2.0, 10_000), (1e-4, 5.0, 10_000)],
+)
+def test_extreme_settings_stay_upper_bounds(q: float, sigma: float, steps: int) -> None:
+    ours = epsilon(q, sigma, steps, 1e-6)
+    assert 0 < ours <= epsilon(q, sigma, steps, 1e-6, "rdp")
+    assert ours >= epsilon(q, 1.01 * sigma, steps, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "width"), [(1e-3, 2.0, 2000, 1e-5), (0.02, 0.7, 200, 1e-4)]
+)
+def test_the_grid_is_fine_enough(q: float, sigma: float, steps: int, width: float) -> None:
+    fine = pld.privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=q, value_discretization_interval=width
+    )
+    exact = fine.self_compose(steps).get_epsilon_for_delta(1e-6)
+    assert exact * (1 - 1e-6) <= epsilon(q, sigma, steps, 1e-6) <= exact * (1 + 5e-4)
+
+
+def test_segments_compose() -> None:
+    halves = (Segment(0.01, 1.0, 300), Segment(0.01, 1.0, 700))
+    for name, whole in epsilons((Segment(0.01, 1.0, 1000),), 1e-5).items():
+        assert schedule_epsilon(halves, 1e-5, name) == pytest.approx(whole, rel=1e-3)
+    mixed = (Segment(0.01, 1.0, 1000), Segment(0.05, 2.0, 100), Segment(1.0, 20.0, 10))
+    together = epsilons(mixed, 1e-5)
+    assert together["pld"] <= together["prv"] <= together["rdp"]
+    alone = [schedule_epsilon((segment,), 1e-5) for segment in mixed]
+    assert max(alone) < together["pld"] < sum(alone)
+
+
+def test_segments_without_sampling_compose_to_one_gaussian() -> None:
+    schedule = (Segment(1.0, 5.0, 3), Segment(1.0, 2.0, 2))
+    sigma = (3 / 25 + 2 / 4) ** -0.5
+    exact = gaussian_mechanism.get_epsilon_gaussian(sigma, 1e-5)
+    assert schedule_epsilon(schedule, 1e-5) == pytest.approx(exact)
+    composed = privacy_loss(schedule).get_epsilon_for_delta(1e-5)
+    assert exact <= composed == pytest.approx(exact, rel=1e-4)
+
+
+def test_calibration_keeps_its_promise_and_equals_the_references() -> None:
+    for target, q, steps, sigma in [
+        (3.0, 256 / 60000, 14040, 0.9680),
+        (4.0, 1.0, 1, 1.081),
+        (4.0, 0.1, 100, 1.386),
+        (4.0, 0.01, 1000, 0.735),
+        (4.0, 0.01, 10_000, 1.288),
+    ]:
+        found = calibrate(target, q, steps, 1e-5)
+        assert found == pytest.approx(sigma, rel=1e-3)
+        assert 0.999 * target <= epsilon(q, found, steps, 1e-5) <= target
+    for accountant, sigma in (("rdp", 1.0144), ("prv", 0.9705)):
+        other = epsilon(256 / 60000, sigma, 14040, 1e-5, accountant)
+        assert other == pytest.approx(3.0, rel=0.005)
+
+
+def test_an_unreachable_target_says_what_is_closest() -> None:
+    with pytest.raises(
+        Unreachable, match=r"risk 1 cannot be reached: the closest.* is 2"
+    ) as caught:
+        least_noise("risk", 1.0, lambda sigma: 2 + 1 / (1 + sigma))
+    assert caught.value.closest == pytest.approx(2, abs=1e-5)
+    assert least_noise("risk", 1.0, lambda sigma: 0.5) == NOISE_RANGE[0]
+
+
+def test_records_are_amplified_by_secret_poisson_sampling_only() -> None:
+    assert record_segment(60_000, 256, 1.1, 10).sample_rate == 256 / 60_000
+    assert record_segment(60_000, 256, 1.1, 10, poisson_sampling=False).sample_rate == 1
+    with pytest.raises(ValueError, match=r"sample_rate must be 1 without Poisson.*got 0.01"):
+        epsilon(*SMALL, poisson_sampling=False)
+    assert epsilon(1.0, 5.0, 10, 1e-5, poisson_sampling=False) == epsilon(1.0, 5.0, 10, 1e-5)
+    with pytest.raises(ValueError, match=r"batch_size must be in \[1, examples = 10\], got 11"):
+        record_segment(10, 11, 1.0, 1)
+
+
+def test_clients_are_not_amplified_where_the_server_sees_them() -> None:
+    seen = client_segment(2.0, rounds=10, sample_rate=0.1)
+    assert seen == Segment(1.0, 2.0, 10)
+    claimed = ClientDP(2.0).guarantee(Plan(10, 0.1, 1e-5)).epsilon
+    assert schedule_epsilon((seen,), 1e-5) == pytest.approx(claimed, rel=1e-3)
+    assert client_segment(2.0, rounds=10, sample_rate=0.1, secret=True).sample_rate == 0.1
+
+
+def test_delta_must_be_below_one_over_n() -> None:
+    with pytest.warns(UserWarning, match=r"delta 0.01 is not below 1 / 100: a mechanism that"):
+        epsilon(0.01, 1.0, 100, 0.01, units=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        epsilon(0.01, 1.0, 100, 1e-3, units=100)
+    assert delta_warning(1e-5, 60_000) is None
+    assert delta_warning(1e-5, 100_000) is not None  # not below, but equal
+
+
+def test_no_noise_is_infinite_and_says_so() -> None:
+    with pytest.warns(UserWarning, match="without noise nothing is guaranteed"):
+        assert epsilon(0.01, 0.0, 100, 1e-5) == math.inf
+    with pytest.warns(UserWarning, match="without noise"):
+        assert schedule_epsilon((Segment(0.01, 1.0, 5), Segment(0.01, 0.0, 1)), 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.1, 1.0, 1, 1e-5), r"sample_rate must be in \(0, 1\], got 1.1"),
+        ((0.0, 1.0, 1, 1e-5), "sample_rate"),
+        ((math.nan, 1.0, 1, 1e-5), "sample_rate"),
+        ((0.1, -1.0, 1, 1e-5), r"noise_multiplier must be in \[0, inf\), got -1.0"),
+        ((0.1, math.inf, 1, 1e-5), "noise_multiplier"),
+        ((0.1, 1.0, 0, 1e-5), "steps must be a positive whole number, got 0"),
+        ((0.1, 1.0, 1.5, 1e-5), "steps"),
+        ((0.1, 1.0, 1, 0.0), r"delta must be in \(0, 1\), got 0.0"),
+        ((0.1, 1.0, 1, math.nan), "delta"),
+    ],
+)
+def test_rejects_bad_parameters(arguments: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        epsilon(*arguments)  # type: ignore[arg-type]
+
+
+def test_rejects_an_empty_schedule_and_a_bad_target() -> None:
+    with pytest.raises(ValueError, match="at least one segment"):
+        schedule_epsilon((), 1e-5)
+    for target in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"target must be in \(0, inf\)"):
+            calibrate(target, 0.01, 1, 1e-5)
+
+
+def test_noise_without_clipping_translates_to_nothing() -> None:
+    raw = translate_noise(10.0, None, batch_size=8, observed_norm=4.0)
+    assert raw.noise_multiplier is None
+    assert raw.epsilon(1, 1e-5) == math.inf
+    assert "however large the noise" in raw.caveats[0]
+    assert "not a guarantee: were 4 the largest norm" in raw.caveats[1]
+    assert "noise multiplier of 20" in raw.caveats[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "sigma"),
+    [
+        ({"clip": 2.0, "batch_size": 8}, 0.1 * 8 / 2),
+        ({"clip": 2.0, "batch_size": 8, "adjacency": "replace"}, 0.1 * 8 / 4),
+        ({"clip": 2.0, "unit": "client"}, 0.1 / 2),
+        ({"clip": 2.0, "unit": "client", "adjacency": "replace"}, 0.1 / 4),
+        ({"clip": [3.0, 4.0], "batch_size": 8}, 0.1 * 8 / 5),
+    ],
+)
+def test_noise_with_clipping_translates_to_a_multiplier(
+    options: dict[str, object], sigma: float
+) -> None:
+    translated = translate_noise(0.1, **options)  # type: ignore[arg-type]
+    assert translated.noise_multiplier == pytest.approx(sigma)
+    assert translated.epsilon(3, 1e-5, 0.5) == epsilon(0.5, sigma, 3, 1e-5)
+
+
+def test_laplace_noise_counts_as_a_gaussian_of_its_scale_not_of_its_variance() -> None:
+    laplace = translate_noise(1.0, 1.0, distribution="laplace")
+    gaussian = translate_noise(1.0, 1.0)
+    assert laplace.noise_multiplier == gaussian.noise_multiplier == 1
+    assert gaussian.epsilon(1, 1e-5) == pytest.approx(4.377, abs=1e-3)
+    for entries, exact in ((10, 3.152), (100, 4.220)):
+        one = pld.privacy_loss_distribution.from_laplace_mechanism(
+            1.0, sensitivity=entries**-0.5, value_discretization_interval=1e-3
+        )
+        spread = one.self_compose(entries).get_epsilon_for_delta(1e-5)
+        assert spread == pytest.approx(exact, abs=2e-3)
+        assert spread <= gaussian.epsilon(1, 1e-5) <= laplace.epsilon(1, 1e-5)
+    same_variance = epsilon(1.0, math.sqrt(2), 1, 1e-5)
+    assert same_variance == pytest.approx(2.94, abs=0.005)
+    assert same_variance < 4.220  # too optimistic
+    assert laplace.epsilon(5, 1e-5, sample_rate=0.01) == laplace.epsilon(5, 1e-5)
+
+
+def test_required_norm_is_where_raw_noise_would_keep_epsilon() -> None:
+    norm = required_norm(0.1, 4.0, 0.01, 100, 1e-5, batch_size=32)
+    clipped = translate_noise(0.1, norm, batch_size=32)
+    assert clipped.epsilon(100, 1e-5, 0.01) == pytest.approx(4.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": -1.0, "clip": 1.0}, r"scale must be in \[0, inf\), got -1.0"),
+        ({"scale": 1.0, "clip": 0.0}, "clip must be positive and finite, got 0.0"),
+        ({"scale": 1.0, "clip": math.nan}, "clip"),
+        ({"scale": 1.0, "clip": 1.0, "batch_size": 0}, "batch_size must be at least 1"),
+        ({"scale": 1.0, "clip": 1.0, "batch_size": 2, "unit": "client"}, "1 for a client, got 2"),
+    ],
+)
+def test_translation_rejects_bad_parameters(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        translate_noise(**options)  # type: ignore[arg-type]
