@@ -218,9 +218,9 @@ class Pool:
         if len(fresh):
             pool = torch.cat([self.directions, fresh])
             order = self.factors.sparsity(pool).argsort(descending=True)
-            self.directions = _unique(pool[order])
+            self.directions = _unique(pool[order])[: 2 * self.factors.rank + 50]
             self._choose_basis()
-        return self.progress > before
+        return self.progress > before + 1e-3
 
     def polish(self, candidates: Tensor) -> Tensor:
         """Return the candidates that are new, polished (`sphere.refine`)."""

@@ -8,6 +8,7 @@ from .base import Adversary
 from .inverting_gradients import InvertingGradients
 from .linear_leakage import LinearLeakage
 from .prior_guess import PriorGuess
+from .spearpp import SPEARPlusPlus
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Panel:
     members: Mapping[str, Adversary]
 
 
-PANEL = Panel(
+PANEL_2026_1 = Panel(
     version="2026.1",
     members=MappingProxyType(
         {
@@ -33,3 +34,11 @@ PANEL = Panel(
         }
     ),
 )
+
+PANEL_2026_2 = Panel(
+    version="2026.2",
+    members=MappingProxyType({**PANEL_2026_1.members, "SPEARPlusPlus": SPEARPlusPlus()}),
+)
+
+PANEL = PANEL_2026_2
+"""The panel in force."""

@@ -21,6 +21,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import normalize
 from torch.overrides import TorchFunctionMode
 
 from .base import InputSpace, NotApplicable, Observation
@@ -202,11 +203,17 @@ class Factors:
 
         At random weights a neuron is off for half of all inputs, independently of other neurons.
         Any column can be made to have one zero less than the rank, beside those of neurons that
-        are off for the whole batch; a true one has more.
+        are off for the whole batch; a true one has more. It also has more than random directions
+        have, unless noise hides everything.
         """
         expected = binom.ppf(false_rejection, len(self.left), 0.5)
         made = int((~self.live).sum()) + 2 * (self.rank - 1)
-        return int(max(expected, min(made, binom.ppf(0.01, len(self.left), 0.5))))
+        fewest = int(max(expected, min(made, binom.ppf(0.01, len(self.left), 0.5))))
+        if self.rank == 1:
+            return fewest
+        random = torch.randn(256, self.rank, generator=torch.Generator().manual_seed(0))
+        by_chance = self.zeros(normalize(random, dim=1).to(self.left)).sum(1).max()
+        return max(fewest, int(by_chance) + 1)
 
     @property
     def noisy(self) -> bool:
@@ -253,15 +260,18 @@ def factorise(observation: Observation, layer: ReLULayer) -> Factors:
 
 
 def _truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the leading singular vectors and values, a few more than `rank`."""
+    """Return the leading singular vectors and values, a few more than `rank`.
+
+    Subspace iterations sharpen the range: noise flattens a spectrum, and rounding is noise. All
+    but the last can do with single precision.
+    """
     size = min(rank + 10, *matrix.shape)
     rng = torch.Generator(matrix.device).manual_seed(0)
-    probes = torch.randn(
-        matrix.shape[1], size, generator=rng, dtype=matrix.dtype, device=matrix.device
-    )
-    basis = torch.linalg.qr(matrix @ probes).Q
-    for _ in range(2):  # subspace iterations, for a spectrum that noise has flattened
-        basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
+    rough = matrix.float()
+    basis = torch.randn(matrix.shape[1], size, generator=rng, device=matrix.device)
+    for _ in range(2):
+        basis = torch.linalg.qr(rough.T @ torch.linalg.qr(rough @ basis).Q).Q
+    basis = torch.linalg.qr(matrix @ basis.double()).Q
     left, values, right = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
     return basis @ left, values, right
 

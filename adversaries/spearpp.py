@@ -74,8 +74,8 @@ class SPEARPlusPlus(Adversary):
     optimizer: str = "adam"
     starts: str = "deflation"
     initialisations: int = 20_000
-    steps: int = 200
-    patience: int = 20
+    steps: int = 100
+    patience: int = 30
 
     def __post_init__(self) -> None:
         for name, known in (("loss", _LOSSES), ("optimizer", _OPTIMIZERS), ("starts", _STARTS)):
@@ -92,7 +92,7 @@ class SPEARPlusPlus(Adversary):
         layer = find_layer(observation, self.layer)
         factors = factorise(observation, layer)
         pool = Pool(factors, enough=enough_agreement(observation, factors))
-        per_round = max(200, factors.rank) if self.starts == "deflation" else 1000
+        per_round = max(100, factors.rank) if self.starts == "deflation" else 1000
         rounds, used, idle = 0, 0, 0
         while used < self.initialisations and idle < self.patience and not pool.confirmed:
             count = min(per_round, self.initialisations - used)

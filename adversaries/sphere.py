@@ -233,7 +233,7 @@ def _reweighted(
 ) -> Tensor:
     for _ in range(iterations):
         y = directions @ L.T
-        size = y.abs().kthvalue(zeros, dim=1, keepdim=True).values
+        size = y.abs().kthvalue(min(zeros, len(L)), dim=1, keepdim=True).values
         floor = torch.linalg.vector_norm(directions * noise, dim=1, keepdim=True)
         width = torch.maximum(size, floor)
         weights = width.square() / (y.square() + width.square())
