@@ -185,8 +185,8 @@ class Pool:
         solution: The batch that follows from the basis; None unless it is complete.
     """
 
-    def __init__(self, factors: Factors, enough: float) -> None:
-        self.factors, self.enough = factors, enough
+    def __init__(self, factors: Factors, *, exact: bool) -> None:
+        self.factors, self.enough = factors, 0.99 if exact else 0.9
         self.directions = factors.left.new_zeros(0, factors.rank)
         self.basis = self.directions
         self.solution: Solution | None = None
@@ -200,10 +200,18 @@ class Pool:
 
     @property
     def trusted(self) -> Tensor:
-        """Directions of the basis that are taken for true while others are sought."""
-        if self.solution is not None:
-            return self.basis[self.solution.agreement >= self.enough]
-        return self.basis[self.factors.zeros(self.basis).sum(1) >= self._typical]
+        """Directions of the basis that are taken for true while others are sought.
+
+        Where all are confirmed, the weakest tenth is sought again.
+        """
+        if self.solution is None:
+            return self.basis[self.factors.zeros(self.basis).sum(1) >= self._typical]
+        agreement = self.solution.agreement
+        weakest = agreement.argsort()[: -(-len(agreement) // 10)]
+        chosen = agreement >= self.enough
+        if chosen.all():
+            chosen[weakest] = False
+        return self.basis[chosen]
 
     @property
     def progress(self) -> float:
@@ -260,13 +268,12 @@ def _unique(directions: Tensor, same: float = SAME) -> Tensor:
     return directions[kept]
 
 
-def enough_agreement(observation: Observation, factors: Factors) -> float:
-    """Return which agreement of gradient and output, over the neurons, confirms an example.
+def is_exact(observation: Observation, factors: Factors) -> bool:
+    """Return whether zeros can be told exactly.
 
-    Noise blurs the zeros, and over several local steps some neurons switch on or off.
+    Noise blurs them, and over several local steps some neurons switch on or off.
     """
-    exact = isinstance(observation.protocol, FedSGD) and not factors.noisy
-    return 0.99 if exact else 0.9
+    return isinstance(observation.protocol, FedSGD) and not factors.noisy
 
 
 def reconstruction(observation: Observation, layer: ReLULayer, pool: Pool) -> Reconstruction:

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from .base import Adversary, Observation, Reconstruction
-from .disaggregation import Pool, enough_agreement, reconstruction
+from .disaggregation import Pool, is_exact, reconstruction
 from .relu_layer import Factors, factorise, find_layer
 
 _CHUNK = 4096
@@ -46,7 +46,7 @@ class SPEAR(Adversary):
         """Return the examples whose directions were found, exact where confidence is 1."""
         layer = find_layer(observation, self.layer)
         factors = factorise(observation, layer)
-        pool = Pool(factors, enough=enough_agreement(observation, factors))
+        pool = Pool(factors, exact=is_exact(observation, factors))
         drawn = 0
         while drawn < self.samples and not pool.confirmed:
             count = min(_CHUNK, self.samples - drawn)

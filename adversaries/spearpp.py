@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from . import sphere
 from .base import Adversary, Observation, Reconstruction
-from .disaggregation import Pool, deflate, enough_agreement, pattern_starts, reconstruction
+from .disaggregation import Pool, deflate, is_exact, pattern_starts, reconstruction
 from .relu_layer import factorise, find_layer
 
 _OPTIMIZERS: dict[str, sphere.Optimizer] = {
@@ -24,6 +24,8 @@ _STARTS = ("deflation", "uniform")
 _CYCLE = ((0.1, 2.5, 1.0), (0.05, 1.0, 0.5), (0.02, 0.5, 0.1))
 """Learning rate, widest and narrowest log-sum surrogate of successive rounds: some columns have
 wide basins, others are minima of narrow surrogates alone."""
+_SETTLED = 3
+"""Rounds without progress after which a confirmed batch is final though its zeros are blurred."""
 _FEW = 8
 """Missing directions that deflation alone nearly determines; their starts are polished as is."""
 _JITTER = (0.0, 0.1, 0.3, 1.0)
@@ -91,10 +93,13 @@ class SPEARPlusPlus(Adversary):
         """Return the examples whose directions were found, exact where confidence is 1."""
         layer = find_layer(observation, self.layer)
         factors = factorise(observation, layer)
-        pool = Pool(factors, enough=enough_agreement(observation, factors))
+        exact = is_exact(observation, factors)
+        pool = Pool(factors, exact=exact)
         per_round = max(100, factors.rank) if self.starts == "deflation" else 1000
         rounds, used, idle = 0, 0, 0
-        while used < self.initialisations and idle < self.patience and not pool.confirmed:
+        while used < self.initialisations and idle < self.patience:
+            if pool.confirmed and (exact or idle >= _SETTLED):
+                break
             count = min(per_round, self.initialisations - used)
             progress = pool.add(self._candidates(pool, count, rounds, rng))
             rounds, used, idle = rounds + 1, used + count, 0 if progress else idle + 1

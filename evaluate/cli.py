@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from inspect import getdoc, signature
+from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
+from pandas import DataFrame
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,11 +24,16 @@ from leakfrontier.defenses import DEFENSES, Chain
 
 from .data import DATASETS
 from .models import MODELS
+from .reproduce import QUICK_TRIALS, Metric, Result, document, trial_rows
+from .reproduce import Table as PaperTable
+from .reproduce import reproduce as reproduce_table
 from .run import load_config
 from .run import run as run_config
 from .scenario import SCENARIOS
+from .statistics import Interval
 from .store import Results
 from .summary import utility, worst_case
+from .tables import TABLES
 
 app = typer.Typer(
     name="leakfrontier",
@@ -50,6 +58,7 @@ class Listing(StrEnum):
     scenarios = "scenarios"
     datasets = "datasets"
     models = "models"
+    tables = "tables"
 
 
 @app.command()
@@ -102,6 +111,75 @@ def report(
     from leakfrontier.reports import write_report
 
     _print_path(Console(), "Report:", write_report(folder))
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="Name of a table: see `leakfrontier list tables`.")],
+    rows: Annotated[
+        str | None, typer.Option(help="Rows by number, as in 1,3-5; all by default.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Batches attacked per row; set by row by default.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with the dataset's images in train/ and test/, or of torchvision's "
+            "download; downloaded by default.",
+            envvar="LEAKFRONTIER_DATA",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"First rows alone, {QUICK_TRIALS} batches each.")
+    ] = False,
+    procedure: Annotated[
+        str | None,
+        typer.Option(
+            help="`ours`, or `paper` for the paper's own way to attack, where it differs."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Repetition: other batches and weights.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; one per core by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for TABLE.json and TABLE.csv, one line per batch.")
+    ] = None,
+) -> None:
+    """Measure a paper's table, and print ours beside it."""
+    if table not in TABLES:
+        raise ValueError(f"unknown table {table!r}: choose one of {', '.join(TABLES)}")
+    paper = TABLES[table]
+    chosen = paper.select(rows or (f"1-{paper.quick}" if quick else f"1-{len(paper.rows)}"))
+    progress = Console(stderr=True)
+    try:
+        results = reproduce_table(
+            paper,
+            chosen,
+            trials=trials or (QUICK_TRIALS if quick else None),
+            procedure=procedure,
+            seed=seed,
+            data=data,
+            workers=workers,
+            console=progress,
+        )
+    except KeyboardInterrupt:
+        progress.print("Interrupted.")
+        raise typer.Exit(130) from None
+    text = json.dumps(document(paper, results), indent=2, allow_nan=False)
+    if as_json:
+        typer.echo(text)
+    else:
+        _print_table(Console(), paper, procedure, results)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{table}.json").write_text(text + "\n")
+        DataFrame(trial_rows(paper, results)).to_csv(out / f"{table}.csv", index=False)
+        _print_path(progress, "Results:", out)
+    if _print_failures(progress, results):
+        raise typer.Exit(1)
 
 
 @app.command("list")
@@ -163,6 +241,53 @@ def _print_summary(console: Console, results: Results) -> None:
     console.print(table)
 
 
+def _print_table(
+    console: Console, paper: PaperTable, procedure: str | None, results: Sequence[Result]
+) -> None:
+    """Print ours beside the paper's, with intervals, and what the columns mean."""
+    settings = list(dict.fromkeys(name for row in paper.rows for name in row.setting))
+    published = {name for row in paper.rows for name in row.paper}
+    title = paper.title + (f", ours by the procedure {procedure!r}" if procedure else "")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right")
+    for name in settings:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in paper.metrics:
+        for source in ("paper", "ours") if name in published else ("ours",):
+            table.add_column(f"{name}\n{source}", justify="right", no_wrap=True)
+    for name in ("n", "s"):
+        table.add_column(name, justify="right")
+    for result in results:
+        cells = [result.number, *(result.row.setting.get(name, "") for name in settings)]
+        for name, metric in paper.metrics.items():
+            if name in published:
+                cells.append(metric.text(result.row.paper.get(name, nan)))
+            cells.append(_estimate(metric, result.ours[name]))
+        seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
+        table.add_row(*(escape(str(cell)) for cell in (*cells, len(result.trials), seconds)))
+    console.print(table)
+    for name, metric in paper.metrics.items():
+        console.print(f"{name}: {metric.definition}, ours with a 95 % interval", highlight=False)
+    console.print("n: batches attacked; s: median seconds of an attack, on one core")
+    console.print(escape(f"{paper.notes}\n{paper.reference}"), highlight=False)
+
+
+def _estimate(metric: Metric, interval: Interval) -> str:
+    """Return an estimate, and below it the interval if there is one."""
+    limits = [metric.text(limit).removesuffix(" %") for limit in (interval.low, interval.high)]
+    bounded = interval.n and isfinite(interval.low)
+    return metric.text(interval.value) + (f"\n[{','.join(limits)}]" if bounded else "")
+
+
+def _print_failures(console: Console, results: Sequence[Result]) -> bool:
+    """Print why batches could not be attacked; return whether there are any."""
+    for result in results:
+        for index, reason in result.failures.items():
+            text = escape(f"row {result.number}, batch {index}: {reason}")
+            console.print(f"[red]failed[/red] {text}", soft_wrap=True)
+    return any(result.failures for result in results)
+
+
 def _classes(registry: dict[str, type]) -> Iterable[tuple[str, str, str]]:
     for name, cls in registry.items():
         options = ", ".join(_option(field) for field in fields(cls) if field.init)
@@ -188,6 +313,11 @@ def _datasets() -> Iterable[tuple[str, str, str]]:
     yield "a folder of images", "", "one subfolder per class, or train/ and test/ of such"
 
 
+def _tables() -> Iterable[tuple[str, str, str]]:
+    for name, table in TABLES.items():
+        yield name, f"rows 1-{len(table.rows)}", table.title
+
+
 def _option(field: Field[object]) -> str:
     return field.name if field.default is MISSING else f"{field.name}={field.default!r}"
 
@@ -202,6 +332,7 @@ _LISTINGS: dict[Listing, Callable[[], Iterable[tuple[str, str, str]]]] = {
     Listing.scenarios: _scenarios,
     Listing.datasets: _datasets,
     Listing.models: lambda: _functions(dict(MODELS)),
+    Listing.tables: _tables,
 }
 
 if __name__ == "__main__":

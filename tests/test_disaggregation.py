@@ -107,7 +107,7 @@ def test_pattern_starts_are_closer_than_rows() -> None:
 
 def test_the_pool_holds_each_direction_once_and_only_sparse_ones() -> None:
     _, found, truth = problem()
-    pool = Pool(found, enough=0.99)
+    pool = Pool(found, exact=True)
     random = normalize(torch.randn(50, SIZE, generator=rng()).double(), dim=1)
     assert not pool.add(random)
     near = normalize(truth[:6] + 1e-4 * random[:6], dim=1)
@@ -122,7 +122,7 @@ def test_the_pool_holds_each_direction_once_and_only_sparse_ones() -> None:
 
 def test_a_false_direction_in_the_pool_gives_way_to_a_sparser_one() -> None:
     _, found, truth = problem()
-    pool = Pool(found, enough=0.99)
+    pool = Pool(found, exact=True)
     pool.add(truth[1:])
     false = normalize(truth[0] + 0.1 * truth[1], dim=0)
     pool.directions = torch.cat([pool.directions, false.unsqueeze(0)])
