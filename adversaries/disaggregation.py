@@ -190,8 +190,9 @@ class Pool:
         self.directions = factors.left.new_zeros(0, factors.rank)
         self.basis = self.directions
         self.solution: Solution | None = None
-        self._sparse = factors.fewest_zeros(1e-5)
-        self._typical = factors.fewest_zeros(1e-2)
+        lenience = 1.0 if exact else 0.9
+        self._sparse = int(lenience * factors.fewest_zeros(1e-5))
+        self._typical = int(lenience * factors.fewest_zeros(1e-2))
 
     @property
     def confirmed(self) -> bool:
