@@ -15,7 +15,7 @@ from leakfrontier.adversaries import (
     Protocol,
     Reconstruction,
 )
-from leakfrontier.defenses import DPSGD, Defense, TopK, Update
+from leakfrontier.defenses import DPSGD, Defense, Noise, TopK, Update
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import ThreatModel, make_replay
 from leakfrontier.evaluate.models import build_model
@@ -132,8 +132,17 @@ def test_guesses_stay_in_the_range_of_the_data() -> None:
         ({"restarts": 0}, "restarts must be at least 1"),
         ({"lr": math.nan}, "lr must be positive"),
         ({"total_variation": -1.0}, "total_variation must be >= 0"),
+        ({"comparison": "best"}, "comparison must be one of cosine, squared, absolute"),
     ],
 )
 def test_rejects_bad_parameters(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         InvertingGradients(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("comparison", ["squared", "absolute", "likelihood"])
+def test_updates_can_be_compared_in_other_ways(comparison: str) -> None:
+    share = batch(1)
+    observation = observed(LENET, share, Noise(1e-4))
+    options = {"comparison": comparison, "total_variation": 0.0, "iterations": 150}
+    assert quality(observation, share.inputs, **options) > 15  # type: ignore[arg-type]
