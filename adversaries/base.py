@@ -31,6 +31,21 @@ class PublicData(NamedTuple):
     targets: Tensor
 
 
+class Candidates(NamedTuple):
+    """The N batches that a prior holds equally likely, in random order; one is the private one.
+
+    Examples that all candidates have in common are thereby known to the adversary. A guess that
+    ignores the update is right with probability 1 / N.
+
+    Attributes:
+        inputs: N x examples in a batch x the shape of one.
+        targets: Their labels, N x examples in a batch.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+
 @dataclass(frozen=True)
 class InputSpace:
     """What is publicly known of the inputs.
@@ -127,6 +142,7 @@ class Observation:
         log_likelihood: log p(observed update | replayed update), if the defense is known and
             has one.
         public: Auxiliary data, if the threat model grants it.
+        candidates: Batches among which the private one is, if the threat model grants them.
     """
 
     model: nn.Module
@@ -140,6 +156,7 @@ class Observation:
         None
     )
     public: PublicData | None = None
+    candidates: Candidates | None = None
 
     def simulate(self, inputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Return what the client would have uploaded, had its batch been this guess."""
@@ -174,10 +191,13 @@ class Adversary(ABC):
     Attributes:
         threat: How far the server departs from the protocol.
         simulates: Whether the attack replays the client, so that knowing the defense matters.
+        needs_candidates: Whether the attack chooses among candidates, which the harness then
+            grants: each victim's look-alikes, and the victim among them.
     """
 
     threat: ClassVar[Threat] = Threat.PASSIVE
     simulates: ClassVar[bool] = False
+    needs_candidates: ClassVar[bool] = False
 
     def craft(self, model: nn.Module, space: InputSpace, client: int, rng: Generator) -> nn.Module:
         """Return the model that a malicious server sends to a client; an honest one is passive."""

@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from leakfrontier.adversaries import (
+    Candidates,
     FedAvg,
     FedSGD,
     InputSpace,
@@ -39,11 +40,13 @@ class ThreatModel:
         knows_targets: The private labels.
         knows_defense: The defense and its parameters, but never its random draws.
         public: Auxiliary data of the same distribution.
+        candidates: Batches among which the private one is.
     """
 
     knows_targets: bool = False
     knows_defense: bool = True
     public: PublicData | None = None
+    candidates: Candidates | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,7 @@ def observe(
             targets=truth.targets if threat.knows_targets else None,
             log_likelihood=likelihood if threat.knows_defense else None,
             public=threat.public,
+            candidates=threat.candidates,
         )
         trained_on = _joined(
             [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import InputSpace, Protocol, PublicData
@@ -153,6 +153,11 @@ class World:
     space: InputSpace
     train: Batch
     test: Batch
+
+    @cached_property
+    def train_pixels(self) -> Tensor:
+        """Return the clients' examples on the scale of the data."""
+        return self.space.to_pixels(self.train.inputs)
 
     @property
     def protocol(self) -> Protocol:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import isnan
 
 import torch
@@ -97,7 +96,8 @@ class Scoring:
                 counterfactual=None if counterfactual is None else bool(counterfactual[victim]),
                 candidates=pool.shape[1] + 1,
                 label_correct=None if labels is None else bool(labels[victim]),
-                labels_granted=upload.observation.targets is not None,
+                labels_granted=upload.observation.targets is not None
+                or upload.observation.candidates is not None,
                 objective=_number(result.objective),
                 objective_at_truth=_number(at_truth),
             )
@@ -145,23 +145,9 @@ class Scoring:
         return psnr, self._identified(result, seen, self._pixels(transformed).view_as(pool))
 
     def _look_alikes(self, index: int) -> Tensor:
-        """Return the pixels of the examples that each victim has to be told apart from.
-
-        They have the victim's label, so that knowing or inferring labels is of no help.
-        """
-        rng = generator("look-alikes", self.world.scenario.dataset, self.seed, index)
-        count, targets = candidates(self.world) - 1, self.world.train.targets
-        chosen = [
-            metrics.distractors(
-                int(victim), targets, self._train_pixels, self.victims[index], count, rng
-            )
-            for victim in self.victims[index]
-        ]
-        return torch.stack([self._train_pixels[rows] for rows in chosen])
-
-    @cached_property
-    def _train_pixels(self) -> Tensor:
-        return self._pixels(self.world.train.inputs)
+        """Return the pixels of the examples that each victim has to be told apart from."""
+        rows = look_alikes(self.world, self.victims[index], self.seed, index)
+        return self.world.train_pixels[rows]
 
     def _counterfactual(self, index: int, pool: Tensor) -> Tensor | None:
         """Return whether another observation's guess identifies the victims."""
@@ -176,6 +162,18 @@ class Scoring:
             return None
         guessed = torch.cat([result.targets, torch.tensor([-1])])
         return guessed[self._matches(result, upload.truth)] == upload.truth.targets
+
+
+def look_alikes(world: World, victims: Tensor, seed: int, index: int) -> Tensor:
+    """Return the indices of the examples that each victim of an observation is hidden among.
+
+    They have the victim's label, so that knowing or inferring labels is of no help.
+    """
+    rng = generator("look-alikes", world.scenario.dataset, seed, index)
+    count, targets, pixels = candidates(world) - 1, world.train.targets, world.train_pixels
+    return torch.stack(
+        [metrics.distractors(int(i), targets, pixels, victims, count, rng) for i in victims]
+    )
 
 
 def candidates(world: World) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from leakfrontier.adversaries import (
     PANEL,
     Adversary,
+    Candidates,
     NotApplicable,
     PriorGuess,
     Reconstruction,
@@ -28,7 +29,7 @@ from .federation import Federation, evaluate
 from .methods import Method, build_adversary, build_defense
 from .rows import Cell, Outcome, UtilityRow
 from .scenario import Scenario, World, generator, label, load_world, loss
-from .scoring import Scoring
+from .scoring import Scoring, look_alikes
 
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
 
@@ -224,8 +225,11 @@ class AttackTrial:
                 )
             rng = generator("client", self._upload, self.seed, self.checkpoint, index)
             shares = self._cohort(world, rows, defense.cohort, index)
+            known = threat
+            if adversary.needs_candidates and len(rows) == len(shares) == 1:
+                known = replace(threat, candidates=self._candidates(world, rows, index))
             seen = observe(
-                sent, loss, shares, defense, protocol, world.space, threat, rng, replays[sent]
+                sent, loss, shares, defense, protocol, world.space, known, rng, replays[sent]
             )
             if len(seen) != 1:
                 raise ValueError(
@@ -249,6 +253,13 @@ class AttackTrial:
             for rows in (victims, *bystanders.split(len(victims)))
             if len(rows)
         ]
+
+    def _candidates(self, world: World, victim: Tensor, index: int) -> Candidates:
+        """Return a victim among its look-alikes, in an order that says nothing."""
+        rows = torch.cat([victim, look_alikes(world, victim, self.seed, index)[0]])
+        rng = generator("candidates", self.scenario.dataset, self.seed, index)
+        rows = rows[torch.randperm(len(rows), generator=rng)].unsqueeze(1)
+        return Candidates(world.train.inputs[rows], world.train.targets[rows])
 
     @property
     def _upload(self) -> tuple[object, ...]:

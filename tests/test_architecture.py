@@ -19,7 +19,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 COMMAND_LINE = ROOT / "evaluate" / "cli.py"  # the entry point, which ends a run with its report
 MACHINERY = {  # what methods share, none itself
-    *("__init__", "base", "panel", "label_inference"),
+    *("__init__", "base", "panel", "label_inference", "matching", "optimizers"),
+    *("disaggregation", "relu_layer", "sphere"),
     *("accounting", "secagg_protocol", "torchvision_ops", "transforms", "vector"),
 }
 
