@@ -277,6 +277,16 @@ def is_exact(observation: Observation, factors: Factors) -> bool:
     return isinstance(observation.protocol, FedSGD) and not factors.noisy
 
 
+def no_guess(observation: Observation, layer: ReLULayer) -> Reconstruction:
+    """Return a reconstruction without examples, where an update says nothing."""
+    shape = observation.space.shape if layer.sees_inputs else layer.weight.shape[1:]
+    inputs = layer.weight.new_zeros(0, *shape)
+    name = None if layer.sees_inputs else layer.name
+    return Reconstruction(
+        inputs.detach(), objective=1.0, confidence=inputs.new_zeros(0), layer=name
+    )
+
+
 def reconstruction(observation: Observation, layer: ReLULayer, pool: Pool) -> Reconstruction:
     """Return the examples of the pool's basis, with missing directions filled in.
 

@@ -221,15 +221,15 @@ class Factors:
         return bool(self.noise.square().mean() * len(self.left) > 1e-6)
 
 
-def factorise(observation: Observation, layer: ReLULayer) -> Factors:
+def factorise(observation: Observation, layer: ReLULayer) -> Factors | None:
     """Return the factors of the layer's gradient; their rank estimates the batch size.
 
     A randomised range finder is exact for a matrix of low rank, and much cheaper than a full
     decomposition of a wide layer. The scale of an update, such as a learning rate or a clipped
-    norm, cancels between weight and bias.
+    norm, cancels between weight and bias. A layer whose update is zero has no factors.
 
     Raises:
-        NotApplicable: If the batch is larger than the layer, or the update is without signal.
+        NotApplicable: If the batch is larger than the layer.
     """
     gradient = observation.update[layer.parameter("weight")].double()
     bias_gradient = observation.update[layer.parameter("bias")].double()
@@ -240,7 +240,7 @@ def factorise(observation: Observation, layer: ReLULayer) -> Factors:
             f"{layer.name!r}, {min(outputs, inputs)}"
         )
     if not gradient.any() or not bias_gradient.any():
-        raise NotApplicable(f"the update of layer {layer.name!r} is zero")
+        return None
     left, values, right = _truncated_svd(gradient, observation.batch_size)
     rank = _numeric_rank(values, observation.batch_size)
     left, values, right = left[:, :rank], values[:rank], right[:rank]

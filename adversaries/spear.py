@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from .base import Adversary, Observation, Reconstruction
-from .disaggregation import Pool, is_exact, reconstruction
+from .disaggregation import Pool, is_exact, no_guess, reconstruction
 from .relu_layer import Factors, factorise, find_layer
 
 _CHUNK = 4096
@@ -46,6 +46,8 @@ class SPEAR(Adversary):
         """Return the examples whose directions were found, exact where confidence is 1."""
         layer = find_layer(observation, self.layer)
         factors = factorise(observation, layer)
+        if factors is None:
+            return no_guess(observation, layer)
         pool = Pool(factors, exact=is_exact(observation, factors))
         drawn = 0
         while drawn < self.samples and not pool.confirmed:

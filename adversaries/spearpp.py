@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from . import sphere
 from .base import Adversary, Observation, Reconstruction
-from .disaggregation import Pool, deflate, is_exact, pattern_starts, reconstruction
+from .disaggregation import Pool, deflate, is_exact, no_guess, pattern_starts, reconstruction
 from .relu_layer import factorise, find_layer
 
 _OPTIMIZERS: dict[str, sphere.Optimizer] = {
@@ -93,6 +93,8 @@ class SPEARPlusPlus(Adversary):
         """Return the examples whose directions were found, exact where confidence is 1."""
         layer = find_layer(observation, self.layer)
         factors = factorise(observation, layer)
+        if factors is None:
+            return no_guess(observation, layer)
         exact = is_exact(observation, factors)
         pool = Pool(factors, exact=exact)
         per_round = max(100, factors.rank) if self.starts == "deflation" else 1000

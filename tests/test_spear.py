@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from federated import SPACE, batch, mlp, observed, rng
 
-from leakfrontier.adversaries import SPEAR
+from leakfrontier.adversaries import SPEAR, Adversary, SPEARPlusPlus
 from leakfrontier.adversaries.base import Reconstruction
 from leakfrontier.evaluate import metrics
 
@@ -37,3 +39,11 @@ def test_too_few_samples_give_what_was_found_and_less_confidence() -> None:
 def test_rejects_a_number_of_samples_below_one(samples: int) -> None:
     with pytest.raises(ValueError, match="samples must be at least 1"):
         SPEAR(samples=samples)
+
+
+@pytest.mark.parametrize("attack", [SPEAR(), SPEARPlusPlus()])
+def test_an_update_without_signal_gives_no_guess(attack: Adversary) -> None:
+    observation = observed(mlp(), batch(2))
+    empty = {name: torch.zeros_like(value) for name, value in observation.update.items()}
+    guess = attack.reconstruct(replace(observation, update=empty), rng())
+    assert guess.inputs.shape == (0, *SPACE.shape)
