@@ -191,8 +191,8 @@ class Pool:
         self.basis = self.directions
         self.solution: Solution | None = None
         lenience = 1.0 if exact else 0.9
-        self._sparse = int(lenience * factors.fewest_zeros(1e-5))
-        self._typical = int(lenience * factors.fewest_zeros(1e-2))
+        self._sparse = max(1, int(lenience * factors.fewest_zeros(1e-5)))
+        self._typical = max(1, int(lenience * factors.fewest_zeros(1e-2)))
 
     @property
     def confirmed(self) -> bool:

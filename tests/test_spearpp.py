@@ -104,6 +104,19 @@ def test_recovers_a_batch_under_clipping_and_weak_noise() -> None:
     assert guess.confidence.min() > 0.8
 
 
+def test_noise_in_a_narrow_layer_is_no_obstacle_to_an_answer() -> None:
+    observation = observed(mlp(8), batch(4))
+    draws = rng(5)
+    update = {
+        name: 1e6 * torch.randn(value.shape, generator=draws)
+        for name, value in observation.update.items()
+    }
+    guess = SPEARPlusPlus(patience=2).reconstruct(replace(observation, update=update), rng())
+    assert guess.inputs.isfinite().all()
+    assert guess.confidence is not None
+    assert not len(guess.confidence) or guess.confidence.max() < 0.9
+
+
 def test_strong_noise_is_not_broken() -> None:
     truth = batch(10)
     defense = DPSGD(noise_multiplier=1.0, max_grad_norm=1, poisson_sampling=False)
