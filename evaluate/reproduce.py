@@ -1,6 +1,7 @@
 """A paper's table, measured again: ours beside the paper's.
 
-What a table is, and the runner that fills it in; the tables themselves are in `tables.py`.
+What a table is, the runner that fills it in, and what trials have in common; the tables
+themselves are in `tables.py`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import Generator
+from torch import Generator, Tensor
 
+from leakfrontier.adversaries import InputSpace
+from leakfrontier.defenses import Batch
+
+from . import metrics
 from .data import Dataset, load_dataset
 from .engine import Failure, execute
 from .scenario import generator
@@ -51,17 +56,22 @@ class Metric:
         interval: From values and the trial that each belongs to, to an estimate:
             `statistics.rate` or `statistics.mean_interval`.
         percent: Whether it prints as a percentage; values are shares all the same.
+        digits: Decimals in print, if it is no percentage.
     """
 
     definition: str
     interval: Callable[[Sequence[float], Sequence[int]], Interval]
     percent: bool = False
+    digits: int = 1
 
     def text(self, value: float) -> str:
         """Return a value as it is printed."""
         if math.isnan(value):
             return "n/a"
-        return f"{100 * value:.0f} %" if self.percent else f"{value:.1f}"
+        if self.percent:
+            return f"{100 * value:.0f} %"
+        text = f"{value:.{self.digits}f}"
+        return text.removeprefix("0") if self.digits >= 3 else text  # .996, as in papers
 
 
 @dataclass(frozen=True)
@@ -94,8 +104,8 @@ class Table:
         name: What `leakfrontier reproduce` finds it by.
         title: What it is about.
         reference: The paper.
-        dataset: A name of `DATASETS`.
-        shape: Shape of that dataset's images, to refuse other data.
+        datasets: Names of `DATASETS`, each with the shape of its images, to refuse other data. A
+            row's problem names its own as `dataset`, unless there is only one.
         metrics: The columns, by name; the paper need not have all of them.
         rows: The rows, in the paper's order.
         trial: Does one trial of a problem, with what a procedure makes of the row's method.
@@ -108,14 +118,17 @@ class Table:
     name: str
     title: str
     reference: str
-    dataset: str
-    shape: tuple[int, ...]
+    datasets: Mapping[str, tuple[int, ...]]
     metrics: Mapping[str, Metric]
     rows: Sequence[Row]
     trial: TrialFunction
     procedures: Mapping[str, Callable[[Setting], Setting]]
     quick: int = 1
     notes: str = ""
+
+    def dataset(self, row: Row) -> str:
+        """Return the name of a row's dataset."""
+        return str(row.problem.get("dataset", next(iter(self.datasets))))
 
     def select(self, text: str) -> list[int]:
         """Return the indices of rows picked by number, from 1, and by range, as in `1,3-5`."""
@@ -139,6 +152,7 @@ class Trial:
     Attributes:
         table: Name of the table.
         run: Does it.
+        dataset: Name of the dataset.
         problem: What is attacked.
         method: How it is attacked.
         seed: Repetition of the whole table.
@@ -147,6 +161,7 @@ class Trial:
 
     table: str
     run: TrialFunction
+    dataset: str
     problem: Setting
     method: Setting
     seed: int
@@ -215,39 +230,54 @@ def reproduce(
             f"procedure of {table.name} must be one of {', '.join(table.procedures)}, "
             f"got {procedure!r}"
         )
-    load = partial(load_dataset, *find_data(table, data))
-    _check_data(table, load)
     planned = {
         index: _trials(table, table.rows[index], trials, procedure, seed)
         for index in (range(len(table.rows)) if rows is None else rows)
     }
-    scored = _execute(_interleaved(planned.values()), load, workers or _cores(), console)
+    for dataset in {trial.dataset: None for row in planned.values() for trial in row}:
+        _check_data(table, dataset, data)
+    scored = _execute(_interleaved(planned.values()), data, workers or _cores(), console)
     return [
         _result(table, index, {trial.index: scored[trial.alike, trial.index] for trial in wanted})
         for index, wanted in planned.items()
     ]
 
 
-def find_data(table: Table, folder: Path | None) -> tuple[str, Path | None]:
+def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
     """Return a table's dataset as arguments of `load_dataset`.
 
     Args:
-        table: The table.
+        dataset: Its name.
         folder: A folder of images in `train/` and `test/`, or one that holds such a folder under
             the dataset's name, or one of torchvision's downloads. None for the default download.
     """
     if folder is None:
-        return table.dataset, None
+        return dataset, None
     if not folder.is_dir():
         raise ValueError(
-            f"there is no folder {folder}: --data must name a folder with {table.dataset} as "
+            f"there is no folder {folder}: --data must name a folder with {dataset} as "
             "images in train/ and test/, or one for torchvision's download; without --data it is "
             "downloaded"
         )
-    for images in (folder, folder / table.dataset):
+    for images in (folder, folder / dataset, folder / dataset.replace("-", "_")):
         if (images / "train").is_dir():
             return str(images), None
-    return table.dataset, folder
+    return dataset, folder
+
+
+def matched_psnr(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:
+    """Return the PSNR of each example; one without a guess gets the dataset's mean colour."""
+    mean = torch.zeros_like(truth[:1])  # inputs are centred
+    pixels, private = (space.to_pixels(part) for part in (torch.cat([guess, mean]), truth))
+    return metrics.psnr(pixels[metrics.match(pixels[:-1], private)], private)
+
+
+def draw_batch(data: Batch, size: int, rng: Generator) -> Batch:
+    """Return some examples at random."""
+    if not size <= len(data.targets):
+        raise ValueError(f"a batch of {size} needs as many images, got {len(data.targets)}")
+    chosen = torch.randperm(len(data.targets), generator=rng)[:size]
+    return Batch(data.inputs[chosen], data.targets[chosen])
 
 
 def document(table: Table, results: Sequence[Result]) -> dict[str, Any]:
@@ -282,7 +312,7 @@ def trial_rows(table: Table, results: Sequence[Result]) -> list[dict[str, Any]]:
 def _trials(table: Table, row: Row, trials: int | None, procedure: str, seed: int) -> list[Trial]:
     method = table.procedures[procedure](row.method)
     return [
-        Trial(table.name, table.trial, row.problem, method, seed, index)
+        Trial(table.name, table.trial, table.dataset(row), row.problem, method, seed, index)
         for index in range(trials or row.trials)
     ]
 
@@ -295,14 +325,14 @@ def _interleaved(planned: Collection[Sequence[Trial]]) -> list[Trial]:
 
 def _execute(
     trials: Sequence[Trial],
-    load: Callable[[], Dataset],
+    data: Path | None,
     workers: int,
     console: Console | None,
 ) -> dict[tuple[str, int], Scores | Failure]:
     """Return what came out of each trial."""
     scored: dict[tuple[str, int], Scores | Failure] = {}
     with _Progress(trials, workers, console) as progress:
-        tasks = [(trial, load) for trial in trials]
+        tasks = [(trial, data) for trial in trials]
         for done in execute(_run, tasks, workers=workers, time_limit=math.inf):
             trial = done.task[0]
             scored[trial.alike, trial.index] = done.result
@@ -310,9 +340,9 @@ def _execute(
     return scored
 
 
-def _run(task: tuple[Trial, Callable[[], Dataset]]) -> Scores:
-    trial, load = task
-    return trial.scores(load())
+def _run(task: tuple[Trial, Path | None]) -> Scores:
+    trial, data = task
+    return trial.scores(load_dataset(*find_data(trial.dataset, data)))
 
 
 def _result(table: Table, index: int, found: Mapping[int, Scores | Failure]) -> Result:
@@ -327,20 +357,20 @@ def _result(table: Table, index: int, found: Mapping[int, Scores | Failure]) -> 
     return Result(index + 1, table.rows[index], ours, seconds, ended, failures)
 
 
-def _check_data(table: Table, load: Callable[[], Dataset]) -> None:
+def _check_data(table: Table, dataset: str, folder: Path | None) -> None:
     """Load the data once, before all workers would download it, and refuse what is not it."""
     try:
-        data = load()
+        data = load_dataset(*find_data(dataset, folder))
     except ValueError as error:
         raise ValueError(
-            f"{error}\n{table.name} needs {table.dataset}: give a folder with its images in "
+            f"{error}\n{table.name} needs {dataset}: give a folder with its images in "
             "train/ and test/ by --data"
         ) from error
-    found = tuple(data.train.inputs.shape[1:])
-    if found != table.shape:
+    found, shape = tuple(data.train.inputs.shape[1:]), table.datasets[dataset]
+    if found != shape:
         raise ValueError(
-            f"{table.name} is about {table.dataset}, with images of shape {table.shape}; those "
-            f"of {data.name} have shape {found}"
+            f"{table.name} is about {dataset}, with images of shape {shape}; those of "
+            f"{data.name} have shape {found}"
         )
 
 

@@ -1,0 +1,158 @@
+"""Deep Leakage from Gradients and Inverting Gradients: one image from its gradient."""
+
+from __future__ import annotations
+
+import time
+from copy import deepcopy
+from functools import lru_cache
+
+from torch import Generator, nn
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import DLG, IDLG, FedSGD, InputSpace, InvertingGradients
+from leakfrontier.adversaries.matching import Matching
+from leakfrontier.defenses import Batch, Defense
+
+from .client import ThreatModel, Upload, fork, observe
+from .data import Dataset
+from .federation import Federation
+from .models import build_model
+from .reproduce import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
+from .scenario import generator
+from .statistics import mean_interval, rate
+
+ATTACKS: dict[str, Matching] = {
+    "DLG": DLG(),
+    "iDLG": IDLG(),
+    "Euclidean": IDLG(tolerance=0.0),  # L-BFGS on the squared error, with the label known
+    "IG": InvertingGradients(iterations=2000),
+}
+"""The attacks of the tables' rows."""
+
+_BROKEN = 40  # dB
+_CIFAR10 = "cifar10"
+
+
+def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+    """Attack the gradient of one image.
+
+    Args:
+        problem: The `network`, and whether it is `trained`.
+        method: The `attack`.
+        data: Where the image is drawn from.
+        rng: Source of the image, the weights and all other randomness.
+    """
+    upload = image_upload(problem, data, rng)
+    attack, own = ATTACKS[method["attack"]], fork(rng)
+    start = time.process_time()
+    guess = attack.reconstruct(upload.observation, own)
+    seconds = time.process_time() - start
+    psnr = matched_psnr(guess.inputs, upload.truth.inputs, upload.observation.space)
+    return {
+        "psnr": psnr.tolist(),
+        "broken": (psnr > _BROKEN).double().tolist(),
+        "seconds": [seconds],
+    }
+
+
+def image_upload(problem: Setting, data: Dataset, rng: Generator) -> Upload:
+    """Return a client's gradient of one image; the network sees pixels as they are in `dlg`."""
+    known = "activation" not in problem
+    space = data.space() if known else InputSpace(data.space().shape, len(data.classes))
+    if problem.get("trained"):
+        model = deepcopy(_trained_lenet(data))
+    elif problem["network"] == "ResNet20-4":
+        model = build_model(f"{__package__}.paper_models:ig_resnet20", space, rng)
+    else:
+        activation = problem.get("activation", "sigmoid")
+        model = build_model("lenet", space, rng, activation=activation)
+    pixels, targets = draw_batch(data.test, 1, rng)
+    batch, threat = Batch(space.to_inputs(pixels), targets), ThreatModel(knows_targets=known)
+    defense = Defense()
+    (upload,) = observe(model, cross_entropy, [batch], defense, FedSGD(), space, threat, rng)
+    return upload
+
+
+@lru_cache(maxsize=1)
+def _trained_lenet(data: Dataset) -> nn.Module:
+    """Return LeNet after 2,000 steps of Adam; always the same."""
+    rng, space = generator("trained LeNet"), data.space()
+    federation = Federation(
+        model=build_model("lenet", space, rng),
+        loss=cross_entropy,
+        shares=[Batch(space.to_inputs(data.train.inputs), data.train.targets)],
+        defense=Defense(),
+        protocol=FedSGD(),
+        clients_per_round=1,
+        batch_size=64,
+        lr=0.003,
+    )
+    for _ in range(2000):
+        federation.round(rng)
+    return federation.model
+
+
+_METRICS = {
+    "psnr": Metric("mean PSNR in dB", mean_interval),
+    "broken": Metric(f"share of images with a PSNR above {_BROKEN} dB", rate, percent=True),
+}
+
+TABLES = [
+    Table(
+        name="dlg",
+        title="DLG and iDLG on LeNet: sigmoids, and ReLUs on which it is expected to fail",
+        reference=(
+            "Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019. "
+            "https://arxiv.org/abs/1906.08935; Zhao, Mopuri, Bilen. iDLG: Improved Deep Leakage "
+            "from Gradients. 2020. https://arxiv.org/abs/2001.02610"
+        ),
+        datasets={"cifar100": (3, 32, 32)},
+        metrics=_METRICS,
+        rows=[
+            Row({"network": "LeNet", "activation": activation}, {}, {"attack": attack})
+            for attack in ("DLG", "iDLG")
+            for activation in ("sigmoid", "relu")
+        ],
+        trial=image_trial,
+        procedures={"ours": dict},
+        notes=(
+            "Untrained networks, sigmoid ones drawn from U(-0.5, 0.5), pixels in [0, 1], label "
+            "unknown. The papers show pictures and curves of this case, no table."
+        ),
+    ),
+    Table(
+        name="ig",
+        title="Inverting Gradients against the squared error with L-BFGS",
+        reference=(
+            "Geiping, Bauermeister, Droege, Moeller. Inverting Gradients: How easy is it to "
+            "break privacy in federated learning? NeurIPS 2020, table 1. "
+            "https://arxiv.org/abs/2003.14053"
+        ),
+        datasets={_CIFAR10: (3, 32, 32)},
+        metrics=_METRICS,
+        rows=[
+            Row(
+                {"network": network, "trained": trained},
+                {"psnr": psnr},
+                {"attack": attack},
+                trials=2 if network == "ResNet20-4" else 20,
+            )
+            for attack, network, trained, psnr in (
+                ("Euclidean", "LeNet", False, 46.25),
+                ("IG", "LeNet", False, 18.00),
+                ("Euclidean", "LeNet", True, 13.24),
+                ("IG", "LeNet", True, 18.08),
+                ("Euclidean", "ResNet20-4", False, 10.29),
+                ("IG", "ResNet20-4", False, 19.83),
+            )
+        ],
+        trial=image_trial,
+        procedures={"ours": dict},
+        quick=2,
+        notes=(
+            "Test images, labels known. IG has 2,000 iterations where the paper has more. LeNet "
+            "is trained for 2,000 steps. The paper's trained ResNet20-4 is left out: it cannot "
+            "be trained here."
+        ),
+    ),
+]
