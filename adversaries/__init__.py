@@ -20,6 +20,7 @@ from .gradinversion import GradInversion
 from .idlg import IDLG
 from .inverting_gradients import InvertingGradients
 from .label_inference import infer_targets
+from .learning_to_invert import LearningToInvert
 from .linear_leakage import LinearLeakage
 from .panel import PANEL, Panel
 from .prior_aware import PriorAware
@@ -43,6 +44,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         FedLeak,
         DLFA,
         SME,
+        LearningToInvert,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -63,6 +65,7 @@ __all__ = [
     "GradInversion",
     "InputSpace",
     "InvertingGradients",
+    "LearningToInvert",
     "LinearLeakage",
     "NotApplicable",
     "Observation",

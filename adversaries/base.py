@@ -138,6 +138,9 @@ class Observation:
             observed one; differentiable, through one local step or many, and with the defense
             only if the threat model lets the adversary know it. Observations of one model
             share one `replay`, so that an attack can vectorise over them.
+        release: The upload of another client, for examples of the adversary's own: unlike a
+            replay, with noise and choices of its own, drawn from the given generator; with the
+            defense only if the adversary knows it. None for a client that cannot be run.
         targets: The private labels, if the threat model grants them.
         log_likelihood: log p(observed update | replayed update), if the defense is known and
             has one.
@@ -157,6 +160,7 @@ class Observation:
     )
     public: PublicData | None = None
     candidates: Candidates | None = None
+    release: Callable[[Tensor, Tensor, Generator], Mapping[str, Tensor]] | None = None
 
     def simulate(self, inputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Return what the client would have uploaded, had its batch been this guess."""

@@ -1,29 +1,30 @@
-"""Gradient matching: what it recovers, and how fast, on folders of real images.
+"""Gradient matching: how fast it is, what SME rests on, and what knowing a defense is worth.
 
-python benchmarks/matching.py dlg CIFAR100 [sigmoid|relu] [VICTIMS]
-python benchmarks/matching.py speed CIFAR100          # against a plain loop, and 20 victims at once
-python benchmarks/matching.py sme emnist|cifar100 FOLDER EPOCHS EXAMPLES [CLIENTS]
-python benchmarks/matching.py dlfa emnist|cifar100 FOLDER EPOCHS EXAMPLES [ITERATIONS]
-python benchmarks/matching.py memory emnist|cifar100 FOLDER SME|DLFA EPOCHS EXAMPLES
-python benchmarks/matching.py adaptive CIFAR100       # a known defense's likelihood against cosine
+python benchmarks/matching.py speed DATA         a plain loop, the engine, and 20 victims at once
+python benchmarks/matching.py dlfa DATA EPOCHS EXAMPLES [ITERATIONS]    SME against DLFA
+python benchmarks/matching.py margins CSV        SME against IG, from `leakfrontier reproduce --out`
+python benchmarks/matching.py adaptive DATA      a known defense's replay and likelihood
+python benchmarks/matching.py paths DATA         figures 3 and 4 of the SME paper, to docs/
+python benchmarks/matching.py decline CSV        table 6 of the SME paper as a plot, to docs/
 
-Seconds are of one core. EMNIST letters stand in for FEMNIST, as dark ink on white paper.
+DATA is a folder with cifar100 and emnist_letters as images in train/ and test/; seconds are of one
+core. CSV is that of sme-table2 or sme-table6.
 """
 
-import resource
+import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import altair as alt
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import (
-    DLFA,
-    DLG,
     SME,
     Adversary,
     FedAvg,
@@ -35,40 +36,39 @@ from leakfrontier.adversaries import (
     Protocol,
 )
 from leakfrontier.defenses import DPSGD, Batch, Defense, Noise, Quantization, SignSGD, TopK
-from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import ThreatModel, Upload, make_replay, observe
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.reproduce import matched_psnr
 from leakfrontier.evaluate.scenario import generator
+from leakfrontier.evaluate.tables import TABLES
+from leakfrontier.evaluate.tables_sme import build_attack, path, sme_upload
 
 VICTIMS = 20
+PAPERS = "leakfrontier.evaluate.paper_models"
 
 
-def dlg(folder: str, activation: str = "sigmoid", victims: int = VICTIMS) -> None:
-    """Attack LeNet at batch size 1, all victims at once."""
-    space = InputSpace((3, 32, 32), 100)  # the authors' inputs are not centred
-    model = build_model("lenet", space, generator("model"), activation=activation)
-    uploads = _uploads(model, *_images(folder), space, FedSGD(), 1, victims, known=False)
-    psnr, seconds, labels = _attack(DLG(), uploads, space)
-    print(
-        f"DLG on LeNet with {activation}, {victims} victims: {_spread(psnr)} dB, above 40 dB in "
-        f"{sum(p > 40 for p in psnr)}, {labels} labels, {seconds / victims:.1f} s each"
-    )
-
-
-def speed(folder: str) -> None:
+def speed(data: str) -> None:
     """Time iterations: a plain loop as the papers write it, one victim, and 20 at once."""
-    images, labels = _images(folder)
+    images, labels = _images(data)
     space = _space(images, 100)
     ig, sme = InvertingGradients(iterations=8), SME(iterations=8)
-    lenet = build_model("lenet", space, generator("model"))
+    lenet, narrow, convnet, cnn = (
+        build_model(name, space, generator("model"), **options)
+        for name, options in (
+            ("lenet", {}),
+            (f"{PAPERS}:ig_convnet", {"width": 16}),
+            (f"{PAPERS}:ig_convnet", {}),
+            (f"{PAPERS}:sme_cnn", {}),
+        )
+    )
     cases: list[tuple[str, nn.Module, Adversary, Protocol, int]] = [
         ("IG, LeNet", lenet, ig, FedSGD(), 1),
         ("IG, LeNet", lenet, ig, FedSGD(), 8),
-        ("IG, ConvNet of width 16", _convnet(16, 100), ig, FedSGD(), 1),
-        ("IG, ConvNet of width 16", _convnet(16, 100), ig, FedSGD(), 8),
-        ("IG, ConvNet of width 64", _convnet(64, 100), ig, FedSGD(), 1),
-        ("SME, its CIFAR-100 CNN", _sme_cnn(space), sme, FedAvg(10, 10, 0.004), 10),
+        ("IG, ConvNet of width 16", narrow, ig, FedSGD(), 1),
+        ("IG, ConvNet of width 16", narrow, ig, FedSGD(), 8),
+        ("SME, its CIFAR-100 CNN", cnn, sme, FedAvg(10, 10, 0.004), 10),
+        ("IG, ConvNet of width 64", convnet, ig, FedSGD(), 1),
     ]
     for name, model, attack, protocol, size in cases:
         uploads = _uploads(model, images, labels, space, protocol, size, VICTIMS)
@@ -84,49 +84,92 @@ def speed(folder: str) -> None:
         )
 
 
-def sme(data: str, folder: str, epochs: int, examples: int, clients: int = 10) -> None:
-    """Compare SME with Inverting Gradients at the initial weights, on the same uploads."""
-    space, uploads = _local_training(data, folder, epochs, examples, clients)
-    attacks = {"SME": SME(), "IG": SME(alpha=0.0, alpha_lr=0.0)}
-    reached = {}
-    for name, attack in attacks.items():
-        reached[name], seconds, _ = _attack(attack, uploads, space)
-        print(
-            f"{data} E={epochs} N={examples} {name}: {_spread(reached[name])} dB, "
-            f"{seconds / clients:.0f} s each",
-            flush=True,
-        )
-    gains = [a - b for a, b in zip(*reached.values(), strict=True)]
-    print(f"{data} E={epochs} N={examples} SME better by {_spread(gains)} dB")
-
-
-def dlfa(data: str, folder: str, epochs: int, examples: int, iterations: int = 400) -> None:
+def dlfa(data: str, epochs: int, examples: int, iterations: int = 400) -> None:
     """Compare SME with DLFA on one upload; fewer iterations of DLFA are scaled up to 400."""
-    space, uploads = _local_training(data, folder, epochs, examples, 1)
-    options = {"lr": 0.1, "decay": 0.9985, "total_variation": 2e-4, "range_penalty": 10.0}
-    options |= {"order_prior": 62.675}
-    simulation = DLFA(iterations=iterations, **(options if data == "cifar100" else {}))  # type: ignore[arg-type]
-    (ours,), seconds, _ = _attack(SME(), uploads, space)
-    (theirs,), longer, _ = _attack(simulation, uploads, space)
+    problem = {"E": epochs, "N": examples}
+    upload = sme_upload(problem, load_dataset(f"{data}/emnist_letters"), generator("DLFA"))
+    space = upload.observation.space
+    (ours,), seconds = _attack(build_attack(problem, "SME"), [upload], space)
+    (theirs,), longer = _attack(build_attack(problem, "DLFA", iterations), [upload], space)
     longer *= 400 / iterations
     print(
-        f"{data} E={epochs} N={examples}: SME {ours:.1f} dB in {seconds:.0f} s, DLFA {theirs:.1f} "
-        f"dB after {iterations} iterations, {longer:.0f} s for 400: {longer / seconds:.1f} times"
+        f"E={epochs} N={examples}: SME {ours:.1f} dB in {seconds:.0f} s, DLFA {theirs:.1f} dB "
+        f"after {iterations} iterations, {longer:.0f} s for 400: {longer / seconds:.1f} times"
     )
 
 
-def memory(data: str, folder: str, attack: str, epochs: int, examples: int) -> None:
-    """Print the peak of memory of a few iterations."""
-    space, uploads = _local_training(data, folder, epochs, examples, 1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _attack({"SME": SME, "DLFA": DLFA}[attack](iterations=3), uploads, space)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"{data} E={epochs} N={examples} {attack}: {(after - before) / 1024:.0f} MiB more")
+def margins(csv: str) -> None:
+    """Print by how much SME is better than IG on the same uploads."""
+    for setting, trials in _by_setting(csv):
+        paired = trials.pivot(index="trial", columns="attack", values="psnr")
+        gains = (paired["SME"] - paired["IG"]).tolist()
+        print(f"{setting}: SME {_spread(paired['SME'].tolist())} dB, better by {_spread(gains)}")
 
 
-def adaptive(folder: str) -> None:
+def paths(data: str) -> None:
+    """Draw how local training moves, for one client of each setting of table 1."""
+    rows = []
+    for row in TABLES["sme-table1"].rows[:4]:
+        letters, rng = load_dataset(f"{data}/emnist_letters"), generator("paths")
+        steps = path(row.problem, letters, rng)
+        setting = f"E={row.problem['E']}, B={row.problem['B']}, R={row.problem['R']}"
+        time_axis = torch.linspace(0, 1, len(steps.plane_shares))
+        for kind, xs, ys in (
+            ("share in a plane, over local steps", time_axis, steps.plane_shares),
+            ("cosine with the update, over alpha", steps.alphas, steps.cosines),
+        ):
+            points = zip(xs.tolist(), ys.tolist(), strict=True)
+            rows += [{"setting": setting, "curve": kind, "x": x, "y": y} for x, y in points]
+    frame = pd.DataFrame(rows)
+    frame.to_csv("docs/sme_paths.csv", index=False, float_format="%.5g")
+    lines = (
+        alt.Chart(frame)
+        .mark_line()
+        .encode(
+            x=alt.X("x", title="from w_0 to w_T"),
+            y=alt.Y("y", title=None, scale=alt.Scale(zero=False)),
+            color=alt.Color("curve", title=None, legend=alt.Legend(orient="top", labelLimit=0)),
+        )
+        .properties(width=220, height=160)
+        .facet(alt.Facet("setting", title=None), columns=2)
+    )
+    lines.save("docs/sme_paths.svg")
+
+
+def decline(csv: str) -> None:
+    """Draw PSNR over the round in which a client is attacked, ours and the paper's."""
+    published = {
+        json.dumps([row.method["attack"], *row.problem.values()]): row.paper["psnr"]
+        for row in TABLES["sme-table6"].rows
+    }
+    rows = []
+    for (rounds, epochs, examples, attack), trials in pd.read_csv(csv).groupby(
+        ["R", "E", "N", "attack"]
+    ):
+        point = {"R": rounds, "setting": f"E={epochs}, N={examples}", "attack": attack}
+        paper = published[json.dumps([attack, rounds, epochs, examples])]
+        rows += [{**point, "source": "ours", "psnr": trials["psnr"].mean()}]
+        rows += [{**point, "source": "paper (FEMNIST)", "psnr": paper}]
+    frame = pd.DataFrame(rows)
+    frame.to_csv("docs/sme_decline.csv", index=False, float_format="%.4g")
+    lines = (
+        alt.Chart(frame)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("R:O", title="communication round"),
+            y=alt.Y("psnr", title="PSNR in dB", scale=alt.Scale(zero=False)),
+            color=alt.Color("attack", title=None),
+            strokeDash=alt.StrokeDash("source", title=None),
+        )
+        .properties(width=220, height=160)
+        .facet(alt.Facet("setting", title=None), columns=2)
+    )
+    lines.save("docs/sme_decline.svg")
+
+
+def adaptive(data: str) -> None:
     """Compare informed attacks with the ignorant one, on the same uploads."""
-    images, labels = _images(folder)
+    images, labels = _images(data)
     space = _space(images, 100)
     model = build_model("lenet", space, generator("model"))
     defenses = [Noise(0.003), Noise(0.03), Noise(0.03, distribution="laplace"), DPSGD(0.01)]
@@ -138,7 +181,7 @@ def adaptive(folder: str) -> None:
                 model, images, labels, space, FedSGD(), 1, VICTIMS, defense=defense, threat=threat
             )
             attack = InvertingGradients(iterations=1000, comparison=comparison)
-            reached[knows, comparison], _, _ = _attack(attack, uploads, space)
+            reached[knows, comparison], _ = _attack(attack, uploads, space)
         ignorant, informed, likely = (_spread(psnr) for psnr in reached.values())
         print(
             f"{defense}: ignorant {ignorant} dB, replay {informed} dB, likelihood {likely} dB",
@@ -146,20 +189,16 @@ def adaptive(folder: str) -> None:
         )
 
 
-def _local_training(
-    data: str, folder: str, epochs: int, examples: int, clients: int
-) -> tuple[InputSpace, list[Upload]]:
-    """Return FedAvg uploads of clients of one untrained CNN of the SME paper."""
-    images, labels = _images(folder)
-    if data == "emnist":
-        images = 1 - images
-    space = _space(images, 26 if data == "emnist" else 100)
-    protocol = FedAvg(epochs, 10, 0.004)
-    return space, _uploads(_sme_cnn(space), images, labels, space, protocol, examples, clients)
+def _by_setting(csv: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    trials = pd.read_csv(csv)
+    names = [name for name in ("dataset", "network", "R", "E", "N") if name in trials]
+    for values, part in trials.groupby(names):
+        pairs = zip(names, values, strict=True)
+        yield ", ".join(f"{name} {value}" for name, value in pairs), part
 
 
 def _images(folder: str) -> tuple[Tensor, Tensor]:
-    data = load_dataset(folder)
+    data = load_dataset(f"{folder}/cifar100")
     return data.train.inputs, data.train.targets
 
 
@@ -177,11 +216,10 @@ def _uploads(
     protocol: Protocol,
     size: int,
     clients: int,
-    known: bool = True,
     defense: Defense | None = None,
     threat: ThreatModel | None = None,
 ) -> list[Upload]:
-    defense, threat = defense or Defense(), threat or ThreatModel(knows_targets=known)
+    defense, threat = defense or Defense(), threat or ThreatModel(knows_targets=True)
     replay = make_replay(model, cross_entropy, defense, protocol, threat, 1, generator("replay"))
     order = torch.randperm(len(images), generator=generator("victims"))
     uploads = []
@@ -196,21 +234,18 @@ def _uploads(
 
 def _attack(
     attack: Adversary, uploads: list[Upload], space: InputSpace
-) -> tuple[list[float], float, int]:
-    """Return each upload's mean PSNR, the seconds of all, and the labels that are right."""
+) -> tuple[list[float], float]:
+    """Return each upload's mean PSNR, and the seconds of all."""
     start = time.process_time()
     rngs = [generator("adversary", i) for i in range(len(uploads))]
     results = attack.reconstruct_all([upload.observation for upload in uploads], rngs)
     seconds = time.process_time() - start
-    reached, right = [], 0
+    reached = []
     for result, upload in zip(results, uploads, strict=True):
-        if isinstance(result, NotApplicable) or result.targets is None:
-            raise result if isinstance(result, NotApplicable) else ValueError("no labels")
-        guess, truth = space.to_pixels(result.inputs), space.to_pixels(upload.truth.inputs)
-        rows = metrics.match(guess, truth)
-        reached.append(float(metrics.psnr(guess[rows], truth).mean()))
-        right += int((result.targets[rows] == upload.truth.targets).sum())
-    return reached, seconds, right
+        if isinstance(result, NotApplicable):
+            raise result
+        reached.append(float(matched_psnr(result.inputs, upload.truth.inputs, space).mean()))
+    return reached, seconds
 
 
 def _time_attack(attack: Adversary, observations: list[Observation]) -> float:
@@ -266,45 +301,9 @@ def _spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f} +- {error:.2f} (least {min(values):.1f})"
 
 
-def _sme_cnn(space: InputSpace) -> nn.Module:
-    """Return the paper's CNN for FEMNIST (one channel) or CIFAR-100 (three)."""
-    channels, height, _ = space.shape
-    width, hidden = (32, 100) if channels == 1 else (64, 200)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-            nn.Conv2d(width, 2 * width, 3, padding=1),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(2 * width * (height // 4) ** 2, hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, space.classes),
-        )
-
-
-def _convnet(width: int, classes: int) -> nn.Module:
-    """Return the ConvNet of Inverting Gradients, with GroupNorm in place of BatchNorm."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for factor in (1, 2, 2, 4, 4, 4, 0, 4, 4, 0):
-        if not factor:
-            layers.append(nn.MaxPool2d(3))
-            continue
-        layers += [nn.Conv2d(channels, factor * width, 3, padding=1)]
-        layers += [nn.GroupNorm(8, factor * width), nn.ReLU()]
-        channels = factor * width
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(9 * channels, classes))
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    commands = {f.__name__: f for f in (dlg, speed, sme, dlfa, memory, adaptive)}
+    commands = {f.__name__: f for f in (speed, dlfa, margins, adaptive, paths, decline)}
     if len(sys.argv) < 3 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*(int(a) if a.isdecimal() else a for a in sys.argv[2:]))  # type: ignore[operator]

@@ -187,6 +187,7 @@ def observe(
             log_likelihood=likelihood if threat.knows_defense else None,
             public=threat.public,
             candidates=threat.candidates,
+            release=_another_client(model, loss, defense, protocol, threat, together),
         )
         trained_on = _joined(
             [
@@ -216,13 +217,34 @@ def make_replay(
     replay_rng = fork(rng)  # the adversary must never draw the client's own noise
 
     def replay(inputs: Tensor, targets: Tensor, observed: Mapping[str, Tensor]) -> Update:
-        shares = [
-            Batch(*part) for part in zip(inputs.chunk(clients), targets.chunk(clients), strict=True)
-        ]
+        shares = _shares(inputs, targets, clients)
         informed = [replace(believed).replay(observed) for _ in shares]
         return release(model, loss, shares, informed, protocol, replay_rng, shuffle=False)[0]
 
     return replay
+
+
+def _another_client(
+    model: nn.Module,
+    loss: Loss,
+    defense: Defense,
+    protocol: Protocol,
+    threat: ThreatModel,
+    clients: int,
+) -> Callable[[Tensor, Tensor, Generator], Update]:
+    """Return the function by which an adversary runs clients on examples of its own."""
+    believed = defense if threat.knows_defense else Defense()
+
+    def run(inputs: Tensor, targets: Tensor, rng: Generator) -> Update:
+        shares = _shares(inputs, targets, clients)
+        return release(model, loss, shares, [replace(believed) for _ in shares], protocol, rng)[0]
+
+    return run
+
+
+def _shares(inputs: Tensor, targets: Tensor, clients: int) -> list[Batch]:
+    parts = zip(inputs.chunk(clients), targets.chunk(clients), strict=True)
+    return [Batch(*part) for part in parts]
 
 
 def fork(rng: Generator) -> Generator:

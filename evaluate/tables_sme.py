@@ -24,7 +24,7 @@ from leakfrontier.defenses import Batch, Defense
 from .client import ThreatModel, Upload, fork, observe
 from .data import Dataset, partition
 from .federation import Federation
-from .local_steps import local_steps
+from .local_steps import LocalSteps, local_steps
 from .models import build_model
 from .reproduce import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 from .scenario import generator
@@ -72,8 +72,7 @@ def sme_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) 
 def path_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
     """Look at one client's local training, without an attack."""
     start = time.process_time()
-    space, batch, model = _client(problem, data, rng)
-    steps = local_steps(model, batch, _protocol(problem), space, rng)
+    steps = path(problem, data, rng)
     return {
         "ratio": [float(steps.plane_shares.min())],
         "cos w_0": [float(steps.cosines[0])],
@@ -96,6 +95,12 @@ def cost_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator)
     whole = build_attack(problem, method["attack"]).iterations
     seconds = whole * (attack(more) - attack(few)) / (more - few)
     return {"time": [seconds], "memory": [memory / 1e9], "seconds": [seconds]}
+
+
+def path(problem: Setting, data: Dataset, rng: Generator) -> LocalSteps:
+    """Return how a client with random examples moves."""
+    space, batch, model = _client(problem, data, rng)
+    return local_steps(model, batch, _protocol(problem), space, rng)
 
 
 def sme_upload(problem: Setting, data: Dataset, rng: Generator) -> Upload:

@@ -1,0 +1,122 @@
+"""Learning to Invert against gradient matching, on the same uploads of a LeNet, batch size 1.
+
+python benchmarks/learning_to_invert.py FOLDER|fashion-mini [VICTIMS] [PUBLIC] [DEFENSE ...]
+
+The setting of the paper's Table 1: an untrained LeNet, inputs in [0, 1], no labels granted;
+signs, 99 % pruned and Gaussian noise of 0.1. The adversary's public data is the training split
+and victims are from the test split, or the other way round for fashion-mini, where that is the
+smaller one. Printed are the mean MSE and PSNR, and how many victims are identified among all
+examples of their class that are no public ones. `mean` guesses the mean of the public data.
+"""
+
+import sys
+import time
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import (
+    PANEL,
+    Adversary,
+    FedSGD,
+    InputSpace,
+    LearningToInvert,
+    NotApplicable,
+    PublicData,
+    Reconstruction,
+)
+from leakfrontier.defenses import Batch, Defense, Noise, SignSGD, TopK
+from leakfrontier.evaluate import metrics
+from leakfrontier.evaluate.client import ThreatModel, Upload, make_replay, observe
+from leakfrontier.evaluate.data import load_dataset
+from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.scenario import generator
+
+CANDIDATES = 100
+DEFENSES: dict[str, Defense] = {
+    "none": Defense(),
+    "sign": SignSGD(scale=False),
+    "prune": TopK(0.01, error_feedback=False),
+    "noise": Noise(0.1),
+}
+
+
+def main(dataset: str, victims: int = 20, public: int = 5000, *names: str) -> None:
+    """Attack the same victims under every defense, ignorant of it and informed."""
+    data = load_dataset(dataset)
+    private, known = data.test, data.train
+    if dataset == "fashion-mini":
+        private, known = data.train, data.test
+    space = InputSpace(tuple(private.inputs.shape[1:]), len(data.classes))
+    some = torch.randperm(len(known.inputs), generator=generator("public"))[:public]
+    auxiliary = PublicData(known.inputs[some], known.targets[some])
+    rows = torch.randperm(len(private.inputs), generator=generator("victims"))[:victims]
+    pool = torch.stack(
+        [
+            metrics.distractors(
+                int(i), private.targets, private.inputs, rows[:0], CANDIDATES - 1, generator(int(i))
+            )
+            for i in rows
+        ]
+    )
+    truth, others = private.inputs[rows], private.inputs[pool]
+    blind = auxiliary.inputs.mean(dim=0).expand_as(truth)
+    print(f"{victims} victims, {len(some)} public examples")
+    print(f"{'mean of public data':42}", _scores(blind, truth, others))
+    model = build_model("lenet", space, generator("model"))
+    for name in names or DEFENSES:
+        for knows in (True,) if name == "none" else (False, True):
+            threat = ThreatModel(knows_defense=knows, public=auxiliary)
+            shares = [Batch(private.inputs[i : i + 1], private.targets[i : i + 1]) for i in rows]
+            uploads = _observe(model, shares, DEFENSES[name], space, threat)
+            attacks: list[Adversary] = [LearningToInvert(), PANEL.members["InvertingGradients"]]
+            for attack in attacks:
+                start = time.perf_counter()
+                rngs = [generator("adversary", i) for i in range(victims)]
+                found = attack.reconstruct_all([u.observation for u in uploads], rngs)
+                seconds = time.perf_counter() - start
+                guess = torch.cat([_inputs(result) for result in found])
+                knowledge = "informed" if knows else "ignorant"
+                title = f"{name}, {knowledge} {type(attack).__name__}"
+                scores = _scores(guess.clamp(0, 1), truth, others)
+                print(f"{title:42} {scores}, {seconds:.0f} s", flush=True)
+
+
+def _observe(
+    model: torch.nn.Module,
+    shares: list[Batch],
+    defense: Defense,
+    space: InputSpace,
+    threat: ThreatModel,
+) -> list[Upload]:
+    """Return one upload per share; all share a replay."""
+    replay = make_replay(
+        model, cross_entropy, defense, FedSGD(), threat, 1, generator("replay", repr(defense))
+    )
+    uploads = []
+    for index, share in enumerate(shares):
+        rng = generator("client", repr(defense), index)
+        (upload,) = observe(
+            model, cross_entropy, [share], defense, FedSGD(), space, threat, rng, replay
+        )
+        uploads.append(upload)
+    return uploads
+
+
+def _inputs(result: Reconstruction | NotApplicable) -> Tensor:
+    if isinstance(result, NotApplicable):
+        raise result
+    return result.inputs
+
+
+def _scores(guess: Tensor, truth: Tensor, others: Tensor) -> str:
+    mse = (guess - truth).square().flatten(1).mean(dim=1)
+    psnr = metrics.psnr(guess, truth).mean()
+    found = metrics.identified(guess, truth, others)
+    return f"MSE {mse.mean():.4f}, PSNR {psnr:5.2f} dB, identified {int(found.sum())}/{len(truth)}"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], *(int(n) for n in sys.argv[2:4]), *sys.argv[4:])
