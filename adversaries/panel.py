@@ -7,7 +7,9 @@ from types import MappingProxyType
 from .base import Adversary
 from .inverting_gradients import InvertingGradients
 from .linear_leakage import LinearLeakage
+from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
+from .sme import SME
 from .spearpp import SPEARPlusPlus
 
 
@@ -40,5 +42,12 @@ PANEL_2026_2 = Panel(
     members=MappingProxyType({**PANEL_2026_1.members, "SPEARPlusPlus": SPEARPlusPlus()}),
 )
 
-PANEL = PANEL_2026_2
+PANEL_2026_3 = Panel(
+    version="2026.3",
+    members=MappingProxyType(
+        {**PANEL_2026_2.members, "PriorAware": PriorAware(), "SME": SME(iterations=300)}
+    ),
+)
+
+PANEL = PANEL_2026_3
 """The panel in force."""

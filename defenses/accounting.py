@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from .base import Plan
 
 
@@ -24,11 +26,22 @@ def gaussian_epsilon(noise_multiplier: float, plan: Plan, accountant: str = "PLD
 
 
 def _pld(noise_multiplier: float, plan: Plan) -> float:
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, pld
+    from dp_accounting import (
+        GaussianDpEvent,
+        PoissonSampledDpEvent,
+        SelfComposedDpEvent,
+        get_epsilon_gaussian,
+        pld,
+    )
 
+    if plan.sample_rate == 1:  # the steps compose to one, whose epsilon has a closed form
+        with np.errstate(divide="ignore"):  # in an intermediate logarithm
+            return float(get_epsilon_gaussian(noise_multiplier / plan.steps**0.5, plan.delta))
     step = PoissonSampledDpEvent(plan.sample_rate, GaussianDpEvent(noise_multiplier))
-    accountant = pld.PLDAccountant().compose(SelfComposedDpEvent(step, plan.steps))
-    return float(accountant.get_epsilon(plan.delta))
+    # The default width, unless losses are so large that this would take gigabytes.
+    width = max(1e-4, 1e-5 / noise_multiplier**2)
+    accountant = pld.PLDAccountant(value_discretization_interval=width)
+    return float(accountant.compose(SelfComposedDpEvent(step, plan.steps)).get_epsilon(plan.delta))
 
 
 def _prv(noise_multiplier: float, plan: Plan) -> float:

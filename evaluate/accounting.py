@@ -179,6 +179,13 @@ def separation(schedule: Schedule) -> float | None:
     return math.sqrt(sum(s.steps / s.noise_multiplier**2 for s in schedule))
 
 
+def gaussian_sigma(epsilon: float, delta: float) -> float:
+    """Return the noise multiplier at which one Gaussian step has this epsilon, exactly."""
+    from dp_accounting import get_sigma_gaussian
+
+    return float(get_sigma_gaussian(epsilon, delta))
+
+
 def _pld_epsilon(schedule: Schedule, delta: float) -> float:
     """Return epsilon by PLD, or by its closed form where there is one."""
     mu = separation(schedule)

@@ -20,12 +20,24 @@ import pandas as pd
 
 from .statistics import clopper_pearson, monotone_violation, paired_difference
 from .store import Results
-from .summary import ARM, ATTACK, attack_rates, blind_success, labelled, optimiser_failed, utility
+from .summary import (
+    ARM,
+    ATTACK,
+    attack_rates,
+    blind_success,
+    guarantees,
+    labelled,
+    optimiser_failed,
+    utility,
+)
 
 Verdict = Literal["pass", "warn", "fail"]
 
 FAILED_SHARE = 0.2
 """Share of victims missed by a failed optimiser from which an attack says little."""
+
+DP_BASELINE = "DPSGD"
+"""The family that every defense without a guarantee has to be compared with (Aerni et al.)."""
 
 LEAST_POWER = 0.2
 """Largest rate that an evaluation without a single success may leave possible."""
@@ -85,7 +97,9 @@ def _undefended_control(evidence: _Evidence) -> Check:
     control = evidence.control
     control = control.assign(broken=control["low"] > blind_success(control))
     places = evidence.planned.groupby(["scenario", "checkpoint"], sort=False).size().index
-    broken = control.groupby(["scenario", "checkpoint"])["broken"].any()
+    # An attack that is handed candidates says nothing of those that rebuild from nothing.
+    rebuilding = control[~control["candidates_granted"]]
+    broken = rebuilding.groupby(["scenario", "checkpoint"])["broken"].any()
     unbroken = places[~broken.reindex(places, fill_value=False).astype(bool)]
     useful = control.groupby("adversary", sort=False)["broken"].any()
     details = [
@@ -215,7 +229,8 @@ def _options(label: str) -> dict[str, str] | None:
 
 
 def _oracle_inputs(evidence: _Evidence) -> Check:
-    granted = evidence.rates[evidence.rates["labels_granted"].astype(bool)]
+    rates = evidence.rates[~evidence.rates["candidates_granted"]]  # which reports keep apart
+    granted = rates[rates["labels_granted"].astype(bool)]
     granted = granted.drop_duplicates(["adversary", "scenario"])
     return _answer(
         "oracle inputs",
@@ -281,11 +296,9 @@ def _completeness(evidence: _Evidence) -> Check:
 
 
 def _proven_bound(evidence: _Evidence) -> Check:
-    name, rows = "proven bound", evidence.rows
-    if "bound" not in rows or rows["bound"].isna().all():
+    name, bounded = "proven bound", evidence.attacks.dropna(subset="bound")
+    if bounded.empty:
         return Check(name, "pass", "No bound was evaluated for this run: nothing to compare with.")
-    bounds = rows.astype({"bound": float}).groupby(ARM)["bound"].max().reset_index()
-    bounded = evidence.attacks.merge(bounds, on=ARM)
     return _answer(
         name,
         [
@@ -296,6 +309,45 @@ def _proven_bound(evidence: _Evidence) -> Check:
         "the evaluation is broken.",
         "No attack significantly exceeds the bound that a defense claims.",
         verdict="fail",
+    )
+
+
+def _claimed_noise(evidence: _Evidence) -> Check:
+    name, claims = "claimed noise", guarantees(evidence.results)
+    if claims.empty:
+        return Check(name, "pass", "No defense of this run claims differential privacy.")
+    violated = claims[claims["violated"].fillna(False).astype(bool)]
+    if len(violated):
+        return Check(
+            name,
+            "fail",
+            "The noise of a defense is not what its guarantee needs: its epsilon and its bounds "
+            "are void.",
+            tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in _rows(violated)),
+        )
+    unknown = claims[claims["violated"].isna()]
+    return _answer(
+        name,
+        [f"{row.defense}, {row.scenario}: {row.finding}" for row in _rows(unknown)],
+        "The noise of a defense that claims differential privacy could not be audited: its "
+        "guarantee is taken on trust.",
+        "The noise of every defense that claims differential privacy is there and as large as "
+        "claimed.",
+    )
+
+
+def _dp_baseline(evidence: _Evidence) -> Check:
+    arms = evidence.results.cells.drop_duplicates(["scenario", "defense"])
+    claims = guarantees(evidence.results)[["scenario", "defense"]]
+    arms = arms.merge(claims, on=["scenario", "defense"], how="left", indicator="claims")
+    heuristic = arms[(arms["family"] != "none") & (arms["claims"] == "left_only")]
+    private = arms.loc[arms["family"] == DP_BASELINE, "scenario"]
+    return _answer(
+        "private baseline",
+        heuristic.loc[~heuristic["scenario"].isin(private), "scenario"].unique(),
+        f"Defenses without a guarantee are not compared with {DP_BASELINE}: add it at several "
+        "noise multipliers, so that one of them is as accurate.",
+        f"Every defense without a guarantee has {DP_BASELINE} in the same run to compare with.",
     )
 
 
@@ -360,5 +412,7 @@ _CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
     _adaptive,
     _completeness,
     _proven_bound,
+    _claimed_noise,
+    _dp_baseline,
     _power,
 )

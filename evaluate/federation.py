@@ -39,6 +39,7 @@ class Federation:
         batch_size: Examples per FedSGD update.
         server: `sgd` or `adam`.
         lr: The server's learning rate.
+        rounds_of: Rounds that each client has taken part in, so far.
     """
 
     model: nn.Module
@@ -50,6 +51,7 @@ class Federation:
     batch_size: int = 32
     server: str = "adam"
     lr: float = 0.01
+    rounds_of: list[int] = field(init=False, repr=False)
     _defenses: list[Checked] = field(init=False, repr=False)
     _optimizer: torch.optim.Optimizer = field(init=False, repr=False)
 
@@ -61,6 +63,7 @@ class Federation:
             )
         if self.server not in SERVER_OPTIMIZERS:
             raise ValueError(f"server must be one of {[*SERVER_OPTIMIZERS]}, got {self.server!r}")
+        self.rounds_of = [0] * len(self.shares)
         self._defenses = [Checked(replace(self.defense)) for _ in self.shares]
         self._optimizer = SERVER_OPTIMIZERS[self.server](self.model.parameters(), lr=self.lr)
 
@@ -70,6 +73,8 @@ class Federation:
         shares = [self._local_examples(index, rng) for index in chosen]
         defenses = [self._defenses[index] for index in chosen]
         updates = release(self.model, self.loss, shares, defenses, self.protocol, rng)
+        for index in chosen:
+            self.rounds_of[index] += 1
         self._step(updates, clients=len(chosen))
 
     def train(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Literal
@@ -57,6 +57,8 @@ class AttackRow:
         labels_granted: Whether the adversary was told the labels.
         objective: What the attack minimised, at its guess.
         objective_at_truth: The same at the private batch.
+        bound: Success that the defense's guarantee lets no attack exceed, given as many guesses;
+            None without a guarantee.
         seconds: Time of the attack on this observation.
     """
 
@@ -74,6 +76,7 @@ class AttackRow:
     labels_granted: bool = False
     objective: float | None = None
     objective_at_truth: float | None = None
+    bound: float | None = None
     seconds: float = 0.0
 
 
@@ -85,6 +88,56 @@ class UtilityRow:
     correct: int
     total: int
     loss: float
+
+
+@dataclass(frozen=True)
+class GuaranteeRow:
+    """What a defense claims of one training run, and what an audit of its noise found.
+
+    Attributes:
+        epsilon: Privacy loss over the run of the client that took part most often.
+        delta: The delta at which it is stated.
+        unit: What is protected: `record` or `client`.
+        adjacency: `add/remove` or `replace`.
+        accountant: How epsilon was computed.
+        noise_multiplier: sigma that the claim amounts to; None if the noise is not Gaussian.
+        sample_rate: Probability that the unit is in a step; 1 where the adversary sees who is.
+        steps: Steps of that client.
+        measured_noise: sigma as measured; None if it was not audited.
+        audited_epsilon: What epsilon of the run is not below, by the measured noise; likewise.
+        violated: Whether the audit refutes the claim; likewise.
+        finding: The audit's verdict in words, or why there is none.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    accountant: str
+    noise_multiplier: float | None
+    sample_rate: float
+    steps: int
+    measured_noise: float | None = None
+    audited_epsilon: float | None = None
+    violated: bool | None = None
+    finding: str = ""
+
+    def with_audit(
+        self,
+        finding: str,
+        *,
+        violated: bool | None = None,
+        measured_noise: float | None = None,
+        audited_epsilon: float | None = None,
+    ) -> GuaranteeRow:
+        """Return the row with the findings of an audit."""
+        return replace(
+            self,
+            finding=finding,
+            violated=violated,
+            measured_noise=measured_noise,
+            audited_epsilon=audited_epsilon,
+        )
 
 
 @dataclass(frozen=True)
@@ -109,6 +162,7 @@ class Outcome:
     attacks: tuple[AttackRow, ...] = ()
     utility: tuple[UtilityRow, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    guarantees: tuple[GuaranteeRow, ...] = ()
     busy: float = 0.0
     status: Status = "ok"
     error: str = ""

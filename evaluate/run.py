@@ -124,12 +124,12 @@ def load_config(
         raise ConfigError(_explain(error)) from error
 
 
-def plan(config: RunConfig) -> list[Trial]:
+def plan(config: RunConfig, first_seed: int = 0) -> list[Trial]:
     """Return the cells of a run: training first, since attacks on checkpoints need it."""
     training: list[Trial] = []
     attacks: list[Trial] = []
     for scenario in config.scenarios:
-        for seed in range(config.seeds):
+        for seed in range(first_seed, first_seed + config.seeds):
             for defense in config.defenses:
                 training.append(TrainTrial(scenario, defense, seed))
                 attacks += _attacks(config, scenario, defense, seed)
@@ -154,8 +154,36 @@ def run(
         console: Where progress is shown; by default the terminal.
     """
     for scenario in config.scenarios:
-        _check(scenario)
-    trials = plan(config)
+        check_scenario(scenario)
+    return run_trials(
+        plan(config),
+        config,
+        out,
+        workers=workers,
+        retry_failed=retry_failed,
+        console=console,
+    )
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    config: RunConfig,
+    out: Path,
+    *,
+    workers: int | None = None,
+    retry_failed: bool = False,
+    console: Console | None = None,
+) -> Results:
+    """Run those of some cells that are not yet in `out`, and return the rows of all of them.
+
+    Args:
+        trials: The cells; what `plan` returns, or a choice of one's own.
+        config: What the folder records as their configuration; it sets panel and time limit.
+        out: As for `run`, and so are the others.
+        workers: See `run`.
+        retry_failed: See `run`.
+        console: See `run`.
+    """
     store = Store(out, create=True)
     store.begin(config.panel, config.model_dump(mode="json"), [trial.cell for trial in trials])
     finished = store.finished(failed=not retry_failed)
@@ -172,7 +200,7 @@ def run(
     return store.results()
 
 
-def _check(scenario: Scenario) -> None:
+def check_scenario(scenario: Scenario) -> None:
     """Raise what would make every cell of a scenario fail."""
     try:
         world = load_world(scenario)

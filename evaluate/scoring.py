@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 
@@ -31,6 +31,8 @@ class Scoring:
             sees several clients only together, these are the first client's.
         uploads: What the adversary saw, and what is behind it.
         results: What it made of it.
+        bound: From the success of a blind guess to the success that is proven to be the most;
+            None without a guarantee.
     """
 
     world: World
@@ -40,6 +42,7 @@ class Scoring:
     victims: Sequence[Tensor]
     uploads: Sequence[Upload]
     results: Sequence[Reconstruction | NotApplicable]
+    bound: Callable[[float], float] | None = None
 
     def __post_init__(self) -> None:
         name = type(self.adversary).__name__
@@ -85,12 +88,13 @@ class Scoring:
         labels = self._labels_correct(result, upload)
         at_truth = self.adversary.objective(upload.observation, *upload.truth)
         for victim in range(victims):
+            transformed = _number(psnr_transformed[victim])
             yield AttackRow(
                 observation=index,
                 victim=victim,
                 psnr=float(psnr[victim]),
                 ssim=_number(ssim[victim]),
-                psnr_transformed=_number(psnr_transformed[victim]),
+                psnr_transformed=transformed,
                 identified=bool(identified[victim] | identified_transformed[victim]),
                 identified_original=bool(identified[victim]),
                 counterfactual=None if counterfactual is None else bool(counterfactual[victim]),
@@ -100,7 +104,18 @@ class Scoring:
                 or upload.observation.candidates is not None,
                 objective=_number(result.objective),
                 objective_at_truth=_number(at_truth),
+                bound=self._bound(result, pool.shape[1] + 1, 1 if transformed is None else 2),
             )
+
+    def _bound(self, result: Reconstruction, candidates: int, tries: int) -> float | None:
+        """Return the proven bound on identification.
+
+        Every guess is nearest to one candidate at most, for the victim and for what was made of
+        it: that many are identified without looking at the upload.
+        """
+        if self.bound is None:
+            return None
+        return self.bound(min(1.0, tries * len(result.inputs) / candidates))
 
     def _pixels(self, inputs: Tensor) -> Tensor:
         return self.world.space.to_pixels(inputs)

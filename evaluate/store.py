@@ -12,14 +12,27 @@ from typing import Any
 
 import pandas as pd
 
-from .rows import AttackRow, Cell, Outcome, Picture, UtilityRow
+from .rows import AttackRow, Cell, GuaranteeRow, Outcome, Picture, UtilityRow
 
 FILE_NAME = "results.sqlite"
 _APPLICATION_ID = 0x4C46524F  # marks the file as ours
-_FORMAT = 1
+_FORMAT = 2
+_READABLE = (1, 2)  # format 1 has neither bounds nor guarantees
 
-_TABLES = {"attacks": AttackRow, "utility": UtilityRow, "pictures": Picture}
-_FLAGS = ["identified", "identified_original", "counterfactual", "label_correct", "labels_granted"]
+_TABLES = {
+    "attacks": AttackRow,
+    "utility": UtilityRow,
+    "pictures": Picture,
+    "guarantees": GuaranteeRow,
+}
+_FLAGS = [
+    "identified",
+    "identified_original",
+    "counterfactual",
+    "label_correct",
+    "labels_granted",
+    "violated",
+]
 _NUMBERS = [
     "psnr",
     "ssim",
@@ -27,7 +40,11 @@ _NUMBERS = [
     "candidates",
     "objective",
     "objective_at_truth",
+    "bound",
     "seconds",
+    "noise_multiplier",
+    "measured_noise",
+    "audited_epsilon",
 ]
 
 
@@ -47,6 +64,8 @@ class Results:
         attacks: One row per cell, observation and victim: labels and the fields of `AttackRow`.
         utility: One row per cell and evaluated round: labels and the fields of `UtilityRow`.
         pictures: One row per pictured victim: labels and the fields of `Picture`.
+        guarantees: One row per training cell whose defense claims differential privacy: labels
+            and the fields of `GuaranteeRow`.
     """
 
     config: Mapping[str, Any]
@@ -55,6 +74,7 @@ class Results:
     attacks: pd.DataFrame
     utility: pd.DataFrame
     pictures: pd.DataFrame
+    guarantees: pd.DataFrame
 
 
 class Store:
@@ -73,7 +93,7 @@ class Store:
         with self._connect() as database:
             if create and self._is_empty(database):
                 self._create(database)
-            self._check(database)
+            self._check(database, (_FORMAT,) if create else _READABLE)
 
     def begin(self, panel: str, config: Mapping[str, Any], cells: Sequence[Cell]) -> None:
         """Record what is about to run; refuse a folder that another panel version made."""
@@ -146,9 +166,12 @@ class Store:
 
     @staticmethod
     def _frame(database: sqlite3.Connection, table: str, row_type: type) -> pd.DataFrame:
-        frame = pd.read_sql_query(
-            f"SELECT * FROM {table} ORDER BY cell, {_columns(row_type)[0]}", database
-        )
+        columns = _columns(row_type)
+        known = database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        if not known:
+            return pd.DataFrame(columns=["cell", *columns])
+        frame = pd.read_sql_query(f"SELECT * FROM {table} ORDER BY cell, {columns[0]}", database)
+        frame = frame.reindex(columns=["cell", *columns])
         for name in frame.columns.intersection(_NUMBERS):
             frame[name] = pd.to_numeric(frame[name])  # a column of nothing but NULL is an object
         for name in frame.columns.intersection(_FLAGS):
@@ -203,18 +226,24 @@ class Store:
             database.execute(f"CREATE TABLE {table} (cell TEXT, {', '.join(_columns(row_type))})")
             database.execute(f"CREATE INDEX {table}_cell ON {table} (cell)")
 
-    def _check(self, database: sqlite3.Connection) -> None:
+    def _check(self, database: sqlite3.Connection, readable: Sequence[int]) -> None:
         application = database.execute("PRAGMA application_id").fetchone()[0]
         if application != _APPLICATION_ID:
             raise StoreError(
                 f"{self.path} is a database of another program: choose another --out folder"
             )
         version = database.execute("PRAGMA user_version").fetchone()[0]
-        if version != _FORMAT:
+        if version in readable:
+            return
+        if version in _READABLE:
             raise StoreError(
-                f"{self.path} has format {version}, this version of leakfrontier reads format "
-                f"{_FORMAT}: choose another --out folder"
+                f"{self.path} has the older format {version}: reports can be made of it, but a run "
+                "cannot go on there; choose another --out folder"
             )
+        raise StoreError(
+            f"{self.path} has format {version}, this version of leakfrontier reads formats "
+            f"{_READABLE[0]} to {_READABLE[-1]}: choose another --out folder"
+        )
 
     @staticmethod
     def _meta(database: sqlite3.Connection) -> dict[str, Any]:

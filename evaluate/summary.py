@@ -18,12 +18,17 @@ ARM = ["scenario", "checkpoint", "defense"]
 ATTACK = [*ARM, "adversary", "knows_defense"]
 """What is attacked, by whom, and whether the defense is known to it."""
 
-_DESCRIPTION = ["family", "strength", "threat", "baseline", "simulates"]
+_FLAGS = ["baseline", "simulates", "candidates_granted"]
+_DESCRIPTION = ["family", "strength", "threat", *_FLAGS]
 _VICTIM = ["seed", "observation", "victim"]
 _LIMITS = ["rate", "low", "high", "text"]
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
 
-_WORST_COLUMNS = [*ARM, "family", "strength", "observations", *_LIMITS, "selectable"]
+_INFORMED = {name: f"informed_{name}" for name in _LIMITS}
+_WORST_COLUMNS = [
+    *(*ARM, "family", "strength", "observations", *_LIMITS, "selectable"),
+    *_INFORMED.values(),
+]
 _UTILITY_COLUMNS = [
     *("scenario", "defense", "family", "strength", "seeds"),
     *("accuracy", "low", "high", "text", "rounds"),
@@ -33,7 +38,7 @@ _UTILITY_COLUMNS = [
 def labelled(frame: pd.DataFrame) -> pd.DataFrame:
     """Return rows with typed labels; those of an adversary are missing in training cells."""
     frame = frame.reindex(columns=frame.columns.union([*ATTACK, *_DESCRIPTION], sort=False))
-    flags = {name: frame[name].astype("boolean") for name in ("baseline", "simulates")}
+    flags = {name: frame[name].astype("boolean") for name in _FLAGS}
     return frame.assign(
         checkpoint=pd.to_numeric(frame["checkpoint"], downcast="integer"),
         strength=pd.to_numeric(frame["strength"]),
@@ -50,8 +55,9 @@ def attack_rates(results: Results) -> pd.DataFrame:
     place, `chance`, and `advantage` over the larger of the two; `counterfactual`; medians `psnr`
     and `ssim`; the share of victims in each tier; `label_accuracy`, `labels_granted`;
     `not_applicable` observations and the first `reason`; `optimiser_failed`, the share of
-    victims where the truth fits the upload better than the guess; median `seconds`. Where an
-    attack never ran, scores are NaN and the text is "n/a".
+    victims where the truth fits the upload better than the guess; the proven `bound`, NaN
+    without a guarantee; median `seconds`. Where an attack never ran, scores are NaN and the text
+    is "n/a".
     """
     attacks = _with_derived(labelled(results.attacks))
     groups = attacks.groupby(ATTACK, dropna=False, sort=False)
@@ -68,6 +74,7 @@ def attack_rates(results: Results) -> pd.DataFrame:
         not_applicable=("unit_not_applicable", "nunique"),
         reason=("reason", "first"),
         optimiser_failed=("optimiser_failed", "mean"),
+        bound=("bound", "mean"),
         seconds=("seconds", "median"),
     )
     limits = [_limits(group["identified"], group["unit"]) for _, group in groups]
@@ -87,9 +94,11 @@ def worst_case(results: Results) -> pd.DataFrame:
     """Return one row per scenario, checkpoint and defense: the panel as one adversary.
 
     `rate` counts the victims that any attack identified, with or without knowledge of the
-    defense; `selectable` follows, per observation, the attack with the lowest objective, which
-    needs no ground truth (attacks without one only where there is no other). Advantages are over
-    the larger of the blind guess's rate and chance.
+    defense, but without attacks that are handed candidates: to choose the victim among its
+    look-alikes is another threat than to rebuild it from nothing. `informed_rate` counts these
+    attacks as well; it is NaN if none ran. `selectable` follows, per observation, the attack
+    with the lowest objective, which needs no ground truth (attacks without one only where there
+    is no other). Advantages are over the larger of the blind guess's rate and chance.
     """
     attacks = labelled(results.attacks)
     rows = []
@@ -99,7 +108,9 @@ def worst_case(results: Results) -> pd.DataFrame:
         counts = {"observations": unit.nunique(), "selectable": victims["selected"].mean()}
         labels = group[["family", "strength"]].iloc[0].to_dict()
         place = dict(zip(ARM, arm, strict=True))
-        rows.append(place | labels | counts | _limits(victims["worst"], unit))
+        rows.append(
+            place | labels | counts | _limits(victims["worst"], unit) | _informed_limits(group)
+        )
     table = pd.DataFrame(rows, columns=_WORST_COLUMNS)
     table = table.merge(_blind(attacks), on=ARM, how="left")
     for limit, name in {"rate": "", "low": "_low", "high": "_high"}.items():
@@ -107,16 +118,24 @@ def worst_case(results: Results) -> pd.DataFrame:
     return table
 
 
-def victim_matrix(results: Results, scenario: str, checkpoint: int) -> pd.DataFrame:
+def victim_matrix(
+    results: Results, scenario: str, checkpoint: int, *, candidates: bool = False
+) -> pd.DataFrame:
     """Return the worst case of each victim: 1 if identified, 0 if not, NaN if never attacked.
 
     Rows are victims (seed, observation, victim), columns are defenses: the same victims under
     every defense, for paired tests and bootstraps.
+
+    Args:
+        results: The run.
+        scenario: Which scenario.
+        checkpoint: Which attacked round.
+        candidates: Whether attacks that are handed candidates count.
     """
     attacks = labelled(results.attacks)
     here = attacks[(attacks["scenario"] == scenario) & (attacks["checkpoint"] == checkpoint)]
     worst = {
-        defense: _worst_victims(group)["worst"]
+        defense: _worst_victims(group, candidates=candidates)["worst"]
         for defense, group in here.groupby("defense", sort=False)
     }
     victims = pd.MultiIndex.from_frame(here[_VICTIM].drop_duplicates()).sort_values()
@@ -145,6 +164,19 @@ def utility_curve(results: Results) -> pd.DataFrame:
     return groups.agg(
         family=("family", "first"), strength=("strength", "first"), accuracy=("accuracy", "mean")
     ).reset_index()
+
+
+def guarantees(results: Results) -> pd.DataFrame:
+    """Return what is claimed and what was audited, per scenario and defense that claims privacy.
+
+    Of several seeds, it is the one with the largest epsilon, and with a violation if any has one.
+    """
+    frame = labelled(results.guarantees)
+    ranked = frame.assign(bad=frame["violated"].fillna(False).astype(bool)).sort_values(
+        ["bad", "epsilon"], ascending=False, kind="stable"
+    )
+    first = ranked.drop_duplicates(["scenario", "defense"]).drop(columns="bad")
+    return first.sort_index(kind="stable").reset_index(drop=True)
 
 
 def optimiser_failed(attacks: pd.DataFrame) -> pd.Series[float]:
@@ -208,9 +240,21 @@ def _advantages(success: pd.Series[float], blind: pd.Series[float]) -> list[floa
     return [advantage(*pair) for pair in zip(success, blind, strict=True)]
 
 
-def _worst_victims(attacks: pd.DataFrame) -> pd.DataFrame:
+def _informed_limits(attacks: pd.DataFrame) -> dict[str, Any]:
+    """Return the worst case of one arm where candidates are known; NaN if no attack used them."""
+    victims = _worst_victims(attacks, candidates=True)["worst"]
+    if attacks.loc[attacks["candidates_granted"], "identified"].isna().all():
+        victims = victims.head(0)
+    unit = victims.groupby(level=["seed", "observation"]).ngroup()
+    return {_INFORMED[name]: value for name, value in _limits(victims, unit).items()}
+
+
+def _worst_victims(attacks: pd.DataFrame, *, candidates: bool = False) -> pd.DataFrame:
     """Return, per victim of one arm, the worst case and what a real attacker would select."""
-    scored = attacks[~attacks["baseline"] & attacks["identified"].notna()]
+    counted = ~attacks["baseline"] & attacks["identified"].notna()
+    if not candidates:
+        counted &= ~attacks["candidates_granted"]
+    scored = attacks.loc[counted, [*_VICTIM, "identified", "objective"]]
     by_objective = scored.sort_values("objective", kind="stable", na_position="last")
     victims = by_objective.astype({"identified": float}).groupby(_VICTIM)
     return victims.agg(worst=("identified", "max"), selected=("identified", "first"))

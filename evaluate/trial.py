@@ -26,8 +26,9 @@ from leakfrontier.defenses import Batch, Defense
 from .client import Replay, Upload, make_replay, observe
 from .data import partition
 from .federation import Federation, evaluate
+from .guarantees import claim_of, guarantee_row, proven_bound
 from .methods import Method, build_adversary, build_defense
-from .rows import Cell, Outcome, UtilityRow
+from .rows import Cell, GuaranteeRow, Outcome, UtilityRow
 from .scenario import Scenario, World, generator, label, load_world, loss
 from .scoring import Scoring, look_alikes
 
@@ -93,7 +94,20 @@ class TrainTrial:
         every = [round(training.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)]
         at = {*every, *self.scenario.checkpoints}
         federation.train(training.rounds, rng, at=at, on_checkpoint=on_checkpoint)
-        return Outcome(utility=tuple(rows), busy=time.perf_counter() - start)
+        busy = time.perf_counter() - start
+        return Outcome(
+            utility=tuple(rows),
+            guarantees=self._guarantees(world, defense, max(federation.rounds_of)),
+            busy=busy,
+        )
+
+    def _guarantees(self, world: World, defense: Defense, rounds: int) -> tuple[GuaranteeRow, ...]:
+        """Return what the defense claims of this run, and whether its noise is there."""
+        claim = claim_of(defense)
+        if claim is None:
+            return ()
+        rng = generator("audit", self.cell.key)
+        return (guarantee_row(claim, world, world.model(defense, self.seed), rounds, rng),)
 
     def checkpoint(self, folder: Path, after: int) -> Path:
         """Return where the model after some rounds is kept."""
@@ -149,6 +163,7 @@ class AttackTrial:
             "threat": adversary.threat.value,
             "baseline": isinstance(adversary, PriorGuess),
             "simulates": adversary.simulates,
+            "candidates_granted": adversary.needs_candidates,
             "knows_defense": self.knows_defense,
         }
         return Cell("attack", config, labels)
@@ -167,7 +182,9 @@ class AttackTrial:
         results = [_examples(result) for result in found]
         busy = time.perf_counter() - start
 
-        scores = Scoring(world, defense, adversary, self.seed, victims, uploads, results)
+        claim = claim_of(defense)
+        bound = None if claim is None else proven_bound(claim, world, self.checkpoint)
+        scores = Scoring(world, defense, adversary, self.seed, victims, uploads, results, bound)
         return Outcome(
             attacks=tuple(scores.rows(seconds=busy / len(uploads))),
             pictures=tuple(scores.pictures(self.pictures)),

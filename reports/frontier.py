@@ -23,11 +23,13 @@ from leakfrontier.evaluate.summary import (
     ARM,
     attack_rates,
     blind_success,
+    guarantees,
     utility,
     victim_matrix,
     worst_case,
 )
 
+from .baseline import equal_utility
 from .labels import describe_defenses, limit_text, percent, rows
 
 Floats = NDArray[np.float64]
@@ -52,11 +54,13 @@ class Frontier:
         checkpoint: The attacked round.
         points: One row per defense: its labels, `accuracy`, worst-case `success` and `advantage`
             over the blind guess, each with limits; `pareto` at the estimates; `p_pareto`, the
-            probability of being Pareto-optimal; `p_dominated` by `dominated_by`; `verdict`.
-            Defenses without an accuracy or an attack have no probabilities.
+            probability of being Pareto-optimal; `p_dominated` by `dominated_by`; `verdict`;
+            `informed_rate`, the worst case where candidates are known, with limits; the claimed
+            `epsilon` at `delta`. Defenses without an accuracy or an attack have no probabilities.
         families: Hypervolume of each family's sweep, with limits: the area that it dominates of
             relative accuracy x (1 - advantage), where 1 is perfect.
         answers: Single numbers that users ask for, as sentences.
+        baseline: `equal_utility`: every heuristic beside DP-SGD.
     """
 
     scenario: str
@@ -64,6 +68,7 @@ class Frontier:
     points: pd.DataFrame
     families: pd.DataFrame
     answers: tuple[str, ...]
+    baseline: pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,9 @@ def make_frontiers(results: Results, draws: int = DRAWS, seed: int = 0) -> list[
         draws: Bootstrap resamples.
         seed: Seed of the bootstrap.
     """
-    worst, accuracies, rates = worst_case(results), utility(results), attack_rates(results)
+    worst, rates = worst_case(results), attack_rates(results)
+    claims = guarantees(results)[["scenario", "defense", "epsilon", "delta"]]
+    accuracies = utility(results).merge(claims, on=["scenario", "defense"], how="left")
     blind = rates.assign(blind=blind_success(rates)).groupby(ARM, as_index=False)["blind"].max()
     worst = worst.merge(blind, on=ARM, how="left")
     settings = rows(worst[["scenario", "checkpoint"]].drop_duplicates())
@@ -126,7 +133,8 @@ def _frontier(
     points["pareto"] = points["pareto"].eq(True)
     points["dominated_by"] = points["dominated_by"].fillna("")
     points["verdict"] = [_verdict(row) for _, row in points.iterrows()]
-    return Frontier(scenario, checkpoint, points, families, tuple(_answers(points)))
+    baseline = equal_utility(results, points)
+    return Frontier(scenario, checkpoint, points, families, tuple(_answers(points)), baseline)
 
 
 def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
@@ -137,12 +145,16 @@ def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
     labels = pd.concat([attacked, trained])[["defense", "family", "strength"]]
     points = describe_defenses(labels)[["defense", "name", "family", "strength"]]
     measured = ["accuracy", "accuracy_low", "accuracy_high", "relative", "seeds", "rounds"]
+    measured += ["epsilon", "delta"]
     points = points.merge(trained[["defense", *measured]], on="defense", how="left")
+    points["epsilon"] = pd.to_numeric(points["epsilon"])
     attacked = attacked.drop(columns=["scenario", "checkpoint", "family", "strength"])
     points = points.merge(attacked, on="defense", how="left")
     for name in ("success", "advantage"):
         limits = points[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
         points[f"{name}_text"] = [limit_text(*values) for values in limits.tolist()]
+    informed = points[["informed_rate", "informed_low", "informed_high"]].to_numpy(dtype=float)
+    points["informed_text"] = [limit_text(*values) for values in informed.tolist()]
     return points
 
 
@@ -269,7 +281,8 @@ def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
 
 def _verdict(point: pd.Series) -> str:
     if pd.isna(point["advantage"]):
-        return "not attacked: no attack ran"
+        informed = not pd.isna(point["informed_rate"])
+        return "attacked with candidates only" if informed else "not attacked: no attack ran"
     if pd.isna(point["accuracy"]):
         return "accuracy not measured"
     if point["p_dominated"] >= DOMINATED:
@@ -291,6 +304,7 @@ def _answers(points: pd.DataFrame) -> list[str]:
         *([_out_of_reach(placed, missed)] if missed else []),
         *_most_accurate(placed, met),
         _least_success(placed),
+        *_not_from_candidates(placed),
     ]
 
 
@@ -327,6 +341,18 @@ def _out_of_reach(placed: pd.DataFrame, targets: list[float]) -> str:
             "without a single success: the run is too small for this question."
         )
     return text
+
+
+def _not_from_candidates(placed: pd.DataFrame) -> list[str]:
+    """Return the defenses that hold only as long as the adversary knows no candidates."""
+    gained = placed[placed["informed_low"] > placed["success_high"]]
+    if gained.empty:
+        return []
+    cases = "; ".join(
+        f"{row.name}, {row.success_text} without and {row.informed_text} with them"
+        for row in gained[["name", "success_text", "informed_text"]].itertuples(index=False)
+    )
+    return [f"Significantly leakier to an adversary that knows candidates: {cases}."]
 
 
 def _least_success(placed: pd.DataFrame) -> str:

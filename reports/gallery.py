@@ -114,14 +114,14 @@ def _defenses(
             chosen = pictures.merge(row[_ATTACK], on=_ATTACK)
             if chosen.empty:
                 continue
-            name = names[attack]
-            if defense.family != "none":
-                name = describe_attack(
-                    name,
-                    baseline=False,
-                    simulates=bool(row["simulates"].iloc[0]),
-                    knows=bool(row["knows_defense"].fillna(False).iloc[0]),
-                )
+            knows = bool(row["knows_defense"].fillna(False).iloc[0])
+            name = describe_attack(
+                names[attack],
+                baseline=False,
+                simulates=bool(row["simulates"].iloc[0]),
+                knows=None if defense.family == "none" else knows,
+                candidates=bool(row["candidates_granted"].iloc[0]),
+            )
             strips.append(Strip(name, _tiles(chosen, victims, "guess")))
         found[str(defense.name)] = tuple(strips)
     return found

@@ -94,13 +94,23 @@ def _sweep(label: str, family: str, knob: str, kept: Mapping[str, str]) -> str:
     return f"{family} ({fixed})" if fixed else family
 
 
-def describe_attack(name: str, *, baseline: bool, simulates: bool, knows: bool | None) -> str:
-    """Return an adversary's name with what it was told of the defense."""
+def describe_attack(
+    name: str, *, baseline: bool, simulates: bool, knows: bool | None, candidates: bool = False
+) -> str:
+    """Return an adversary's name with what it was told; `knows` is None without a defense."""
     if baseline:
         return f"{name} (blind)"
-    if not simulates:
-        return name
-    return f"{name} ({'knows defense' if knows else 'ignorant'})"
+    told = ["given candidates"] if candidates else []
+    if simulates and knows is not None:
+        told.append("knows defense" if knows else "ignorant")
+    return f"{name} ({', '.join(told)})" if told else name
+
+
+def epsilon_text(value: float) -> str:
+    """Return an epsilon; beyond a thousand, nothing is promised."""
+    if pd.isna(value):
+        return "none"
+    return f"{value:.3g}" if value < 1000 else "> 1000"
 
 
 def percent(value: float, digits: int = 1) -> str:

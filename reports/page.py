@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import vl_convert
@@ -18,20 +17,36 @@ from markupsafe import Markup
 from leakfrontier.evaluate.checks import Check, run_checks
 from leakfrontier.evaluate.metrics import TIERS
 from leakfrontier.evaluate.store import Results, Store
-from leakfrontier.evaluate.summary import attack_rates, utility, utility_curve, worst_case
+from leakfrontier.evaluate.summary import (
+    attack_rates,
+    guarantees,
+    utility,
+    utility_curve,
+    worst_case,
+)
 
+from .baseline import ADVICE, heuristics
+from .charts import VEGA_LITE, Figure
 from .figures import (
-    VEGA_LITE,
-    Figure,
     accuracy_figure,
-    frontier_figure,
-    heatmap_figure,
     psnr_figure,
     strength_figure,
 )
 from .frontier import Frontier, make_frontiers
+from .frontier_figure import frontier_figure
 from .gallery import Gallery, make_gallery
-from .labels import describe_attack, describe_defenses, percent, rate_text, rows, short_names
+from .heatmap import heatmap_figure
+from .labels import percent
+from .tables import (
+    Table,
+    baseline_table,
+    failure_table,
+    family_table,
+    guarantee_table,
+    headline_table,
+    not_applicable_table,
+    rate_table,
+)
 
 PAGE_NAME = "report.html"
 _PACKAGES = ("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas", "altair")
@@ -43,21 +58,16 @@ _TRUST = {
 
 
 @dataclass(frozen=True)
-class Table:
-    """Text cells under a header; `marks` are CSS classes of the rows."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    marks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Setting:
     """What the page shows of one scenario and attacked round."""
 
     title: str
     frontier: Frontier
     headline: Table
+    informed: bool
+    baseline: Table
+    baseline_missing: str
+    guarantees: Table
     families: Table
     rates: Table
     heatmap: Figure | None
@@ -115,10 +125,15 @@ def _tables(
     frontiers: list[Frontier],
 ) -> dict[str, pd.DataFrame]:
     points = [frontier.points for frontier in frontiers]
-    families = [
-        frontier.families.assign(scenario=frontier.scenario, checkpoint=frontier.checkpoint)
-        for frontier in frontiers
-    ]
+    families, pairs = (
+        [
+            getattr(frontier, name).assign(
+                scenario=frontier.scenario, checkpoint=frontier.checkpoint
+            )
+            for frontier in frontiers
+        ]
+        for name in ("families", "baseline")
+    )
     verdicts = [
         (check.name, check.verdict, check.text, "; ".join(check.details)) for check in checks
     ]
@@ -129,6 +144,8 @@ def _tables(
         "utility": utility(results),
         "utility_curve": utility_curve(results),
         "frontier": pd.concat(points) if points else pd.DataFrame(),
+        "baseline": pd.concat(pairs) if pairs else pd.DataFrame(),
+        "guarantees": results.guarantees,
         "hypervolume": pd.concat(families) if families else pd.DataFrame(),
         "checks": pd.DataFrame(verdicts, columns=["name", "verdict", "text", "details"]),
         "cells": results.cells,
@@ -165,17 +182,29 @@ def _setting(
         frame[(frame["scenario"] == place[0]) & (frame["checkpoint"] == place[1])]
         for frame in (rates, worst, results.attacks)
     )
+    claims = guarantees(results)
     return Setting(
         title=f"{frontier.scenario}, model of round {frontier.checkpoint}",
         frontier=frontier,
-        headline=_headline(frontier.points),
-        families=_family_table(frontier.families),
-        rates=_rate_table(own_rates),
+        headline=headline_table(frontier.points),
+        informed=bool(frontier.points["informed_rate"].notna().any()),
+        baseline=baseline_table(frontier.baseline, frontier.points),
+        baseline_missing=_baseline_missing(frontier),
+        guarantees=guarantee_table(claims[claims["scenario"] == place[0]], own_rates),
+        families=family_table(frontier.families),
+        rates=rate_table(own_rates),
         heatmap=heatmap_figure(*place, own_rates),
         strength=strength_figure(*place, own_worst),
         psnr=psnr_figure(*place, own_attacks, own_rates),
         gallery=make_gallery(results, rates, *place),
     )
+
+
+def _baseline_missing(frontier: Frontier) -> str:
+    """Return why there is no DP-SGD to compare with; nothing if there is, or need not be."""
+    if len(frontier.baseline) or heuristics(frontier.points).empty:
+        return ""
+    return f"This run has no DP-SGD to compare with, which was attacked and trained: {ADVICE}."
 
 
 def _figures(scenarios: Iterable[Scenario]) -> list[Figure]:
@@ -210,111 +239,6 @@ def _answer(scenario: str, points: pd.DataFrame) -> str:
     )
 
 
-def _headline(points: pd.DataFrame) -> Table:
-    header = (
-        "Defense",
-        "Accuracy",
-        "Worst-case success",
-        "Advantage over prior",
-        "P(Pareto-optimal)",
-        "Verdict",
-    )
-    lines = tuple(
-        (
-            str(row.defense),
-            _limits(row.accuracy, row.accuracy_low, row.accuracy_high),
-            str(row.success_text),
-            str(row.advantage_text),
-            "n/a" if pd.isna(row.p_pareto) else f"{row.p_pareto:.2f}",
-            "undefended control" if row.family == "none" else str(row.verdict),
-        )
-        for row in rows(points)
-    )
-    marks = tuple(
-        "control" if row.family == "none" else "pareto" if row.pareto else ""
-        for row in rows(points)
-    )
-    return Table(header, lines, marks)
-
-
-def _family_table(families: pd.DataFrame) -> Table:
-    lines = tuple(
-        (
-            str(row.family),
-            str(row.defenses),
-            f"{row.hypervolume:.2f} [{row.low:.2f}, {row.high:.2f}]",
-        )
-        for row in rows(families)
-    )
-    return Table(("Family", "Configurations", "Hypervolume [95 %]"), lines)
-
-
-def _rate_table(rates: pd.DataFrame) -> Table:
-    header = (
-        *("Defense", "Attack", "Success", "Undefended", "Prior guess", "Chance"),
-        *("Counterfactual", "Advantage", "PSNR", "SSIM", "Recognisable", "Obs.", "Seconds"),
-    )
-    names = short_names(rates["adversary"].unique())
-    order = describe_defenses(rates).set_index("defense")["order"]
-    rates = rates.assign(order=rates["defense"].map(order), attack=rates["adversary"].map(names))
-    rates = rates.sort_values(["order", "baseline", "attack"], kind="stable")
-    blind = rates[rates["baseline"]].sort_values("rate").groupby("defense")["text"].last()
-    control = rates[rates["family"] == "none"].groupby("adversary")["text"].last()
-    lines = tuple(
-        (
-            str(row.defense),
-            _attack_name(row),
-            str(row.text),
-            str(control.get(row.adversary, "not run")),
-            str(blind.get(row.defense, "not run")),
-            percent(row.chance),
-            rate_text(row.counterfactual, row.observations),
-            percent(row.advantage) if pd.isna(row.advantage) or row.advantage > 0 else "none",
-            "n/a" if pd.isna(row.psnr) else f"{row.psnr:.1f} dB",
-            "n/a" if pd.isna(row.ssim) else f"{row.ssim:.2f}",
-            rate_text(row.tier_recognisable, row.observations),
-            str(row.observations),
-            "n/a" if pd.isna(row.seconds) else f"{row.seconds:.2f}",
-        )
-        for row in rows(rates)
-    )
-    return Table(header, lines, tuple("baseline" if flag else "" for flag in rates["baseline"]))
-
-
-def _attack_name(row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
-    if row.family == "none" and not row.baseline:
-        return str(row.attack)
-    knows = None if pd.isna(row.knows_defense) else bool(row.knows_defense)
-    return describe_attack(row.attack, baseline=row.baseline, simulates=row.simulates, knows=knows)
-
-
-def _limits(value: float, low: float, high: float) -> str:
-    if pd.isna(value):
-        return "not measured"
-    return f"{percent(value)} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def _failures(cells: pd.DataFrame) -> Table:
-    failed = cells[cells["status"] != "ok"].fillna({"adversary": "(training)"})
-    groups = failed.groupby(["status", "scenario", "defense", "adversary", "error"], sort=False)
-    lines = tuple((*map(str, key), str(len(group))) for key, group in groups)
-    return Table(("Status", "Scenario", "Defense", "Adversary", "Error", "Cells"), lines)
-
-
-def _not_applicable(rates: pd.DataFrame) -> Table:
-    absent = rates[rates["not_applicable"] > 0]
-    groups = absent.groupby(["scenario", "checkpoint", "adversary", "reason"], sort=False)
-    lines = []
-    for (scenario, checkpoint, adversary, reason), group in groups:
-        everywhere = (
-            group["defense"].nunique()
-            == rates.loc[rates["scenario"] == scenario, "defense"].nunique()
-        )
-        defenses = "all" if everywhere else ", ".join(group["defense"].unique())
-        lines.append((str(scenario), str(checkpoint), str(adversary), defenses, str(reason)))
-    return Table(("Scenario", "Round", "Attack", "Defenses", "Reason"), tuple(lines))
-
-
 def _render(
     results: Results, rates: pd.DataFrame, checks: Sequence[Check], scenarios: list[Scenario]
 ) -> str:
@@ -338,8 +262,8 @@ def _render(
         cells=f"{(status == 'ok').sum()} of {len(status)}",
         candidates=", ".join(f"{number:.0f}" for number in sorted(candidates)),
         tiers=TIERS,
-        failures=_failures(results.cells),
-        not_applicable=_not_applicable(rates),
+        failures=failure_table(results.cells),
+        not_applicable=not_applicable_table(rates),
         config=yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True),
         packages=_versions(),
         bundle=_javascript(),

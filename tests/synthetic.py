@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from leakfrontier.adversaries.base import Threat
-from leakfrontier.evaluate.rows import AttackRow, Cell, Outcome, Picture, UtilityRow
+from leakfrontier.evaluate.rows import (
+    AttackRow,
+    Cell,
+    GuaranteeRow,
+    Outcome,
+    Picture,
+    UtilityRow,
+)
 from leakfrontier.evaluate.store import Results, Store
 
 SCENARIOS = ("fashion-mini/lenet", "fashion-mini/mlp")
@@ -44,6 +51,7 @@ class Foe:
     baseline: bool = False
     simulates: bool = False
     objective: bool = False
+    candidates: bool = False
 
 
 ARMS = (
@@ -79,6 +87,10 @@ def make_results(
     failed: int = 0,
     missing: int = 0,
     bound: float | None = None,
+    informed: bool = False,
+    guaranteed: bool = False,
+    measured: float | None = 1.0,
+    private: bool = True,
 ) -> Results:
     """Write `results.sqlite` to a folder and return what it holds.
 
@@ -100,24 +112,34 @@ def make_results(
         failed: Number of cells that end in an error.
         missing: Number of cells that never ran.
         bound: Proven bound on identification, claimed by DPSGD.
+        informed: Whether there is an attack that is handed candidates, which never fails.
+        guaranteed: Whether what DPSGD claims is recorded.
+        measured: What an audit finds of the claimed noise, as a share; None without an audit.
+        private: Whether there is DPSGD at all.
     """
     arms = [arm for arm in ARMS if control or arm.family != "none"]
     if not monotone:
         arms = [*arms[:-5], *_reversed(arms[-5:-2]), *arms[-2:]]
+    arms = [arm for arm in arms if private or arm.family != "DPSGD"]
     foes = [foe for foe in FOES if baseline or not foe.baseline]
+    foes += [Foe("PriorAware", 1.0, simulates=True, candidates=True)] if informed else []
     cells: list[tuple[Cell, Outcome]] = []
     for scenario, arm, seed in product(SCENARIOS, arms, seeds):
-        labels = _labels(scenario, arm, seed, batch_size, bound)
-        cells.append((_cell("train", labels), Outcome(utility=_utility(arm, seed), busy=20.0)))
+        labels = _labels(scenario, arm, seed, batch_size)
+        claims = (_claim(arm, measured),) if guaranteed and arm.family == "DPSGD" else ()
+        trained = Outcome(utility=_utility(arm, seed), guarantees=claims, busy=20.0)
+        cells.append((_cell("train", labels), trained))
         for checkpoint, (foe, knows) in product(checkpoints, _variants(arm, foes, adaptive)):
             success = foe.success * arm.leaves * attack_success * (1.0 if knows else 0.5)
+            success = 1.0 if foe.candidates else success
             outcome = _attack(
                 foe,
                 success=blind_success if foe.baseline else success,
                 applicable=foe.label != "LinearLeakage" or scenario != SCENARIOS[0],
                 fails=optimiser_failures if arm.family != "none" else 0.0,
                 shape=(seeds.index(seed), len(seeds), observations, batch_size),
-                labels_granted=labels_granted and not foe.baseline,
+                labels_granted=foe.candidates or (labels_granted and not foe.baseline),
+                bound=bound if arm.family == "DPSGD" else None,
             )
             attack = {
                 "checkpoint": checkpoint,
@@ -125,6 +147,7 @@ def make_results(
                 "threat": Threat.PASSIVE.value,
                 "baseline": foe.baseline,
                 "simulates": foe.simulates,
+                "candidates_granted": foe.candidates,
                 "knows_defense": knows,
             }
             cells.append((_cell("attack", labels | attack), outcome))
@@ -157,11 +180,9 @@ def _reversed(arms: list[Arm]) -> list[Arm]:
     ]
 
 
-def _labels(
-    scenario: str, arm: Arm, seed: int, batch_size: int, bound: float | None
-) -> dict[str, Any]:
+def _labels(scenario: str, arm: Arm, seed: int, batch_size: int) -> dict[str, Any]:
     dataset, model = scenario.split("/")
-    labels = {
+    return {
         "scenario": scenario,
         "dataset": dataset,
         "model": model,
@@ -173,13 +194,23 @@ def _labels(
         "strength": arm.strength,
         "stochastic": arm.stochastic,
     }
-    if bound is not None:
-        labels["bound"] = bound if arm.family == "DPSGD" else None
-    return labels
 
 
 def _cell(kind: Any, labels: dict[str, Any]) -> Cell:  # noqa: ANN401 - a literal
     return Cell(kind, config=labels, labels=labels)
+
+
+def _claim(arm: Arm, measured: float | None) -> GuaranteeRow:
+    sigma = arm.strength or 0.0
+    row = GuaranteeRow(4.0 / sigma, 1e-5, "record", "add/remove", "PLD", sigma, 0.08, 46)
+    if measured is None:
+        return row.with_audit("not audited: the noise is not Gaussian")
+    return row.with_audit(
+        f"{measured:.1f} of the claimed noise",
+        violated=measured < 0.9,
+        measured_noise=measured * sigma,
+        audited_epsilon=3.9 / sigma / measured,
+    )
 
 
 def _utility(arm: Arm, seed: int) -> tuple[UtilityRow, ...]:
@@ -198,6 +229,7 @@ def _attack(
     fails: float,
     shape: tuple[int, int, int, int],
     labels_granted: bool,
+    bound: float | None,
 ) -> Outcome:
     """Return scores with an exact share of successes, over all seeds; each attack's own."""
     part, parts, observations, batch_size = shape
@@ -226,6 +258,7 @@ def _attack(
                 labels_granted=labels_granted,
                 objective=_objective(identified, failed) if foe.objective else None,
                 objective_at_truth=0.2 if foe.objective else None,
+                bound=bound,
                 seconds=1.5,
             )
         )

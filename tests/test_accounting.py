@@ -57,11 +57,21 @@ def test_rdp_equals_published_results_to_all_their_digits(sigma: float, publishe
     assert epsilon(1.0, sigma, 100, 1e-5, "rdp") == pytest.approx(published, abs=6e-6)
 
 
-def test_the_accountant_that_is_not_offered_is_too_low() -> None:
+@pytest.mark.parametrize(
+    ("setting", "too_low"),
+    zip(REFERENCES, [2.322, 0.834, 1.618, 5.563, 10.122, 0.927, 2.638], strict=True),
+)
+def test_the_accountant_that_is_not_offered_is_too_low_where_sampled(
+    setting: tuple[float, ...], too_low: float
+) -> None:
+    q, sigma, steps, delta, _, _, exact = setting
     gdp = GaussianAccountant()
-    gdp.history = [(0.6, 0.01, 1000)]
-    assert gdp.get_epsilon(1e-5) == pytest.approx(5.563, rel=0.005)
-    assert gdp.get_epsilon(1e-5) < 0.76 * epsilon(0.01, 0.6, 1000, 1e-5)
+    gdp.history = [(sigma, q, int(steps))]
+    assert gdp.get_epsilon(delta) == pytest.approx(too_low, rel=0.005)
+    assert (gdp.get_epsilon(delta) < 0.98 * exact) == (q < 1)
+
+
+def test_the_accountant_that_is_not_offered_is_refused() -> None:
     with pytest.raises(ValueError, match="accountant must be one of pld, prv, rdp, got 'gdp'"):
         epsilon(*SMALL, accountant="gdp")
 

@@ -25,25 +25,27 @@ from leakfrontier.defenses import (
     batch_gradient,
 )
 from leakfrontier.defenses.dpsgd import ClippedGradient
-from leakfrontier.evaluate.accounting import epsilon
+from leakfrontier.evaluate.accounting import epsilon, gaussian_sigma
 from leakfrontier.evaluate.audit import (
     AUDITS,
-    CANARIES,
     SIGNIFICANCE,
     Audit,
     _heavy,
     _quiet,
     _reused,
     audit,
-    gaussian_sigma,
-    log_likelihood_ratio,
+    most_damning,
     one_run,
+    residual_noise,
+    step_canaries,
+)
+from leakfrontier.evaluate.one_run import (
+    CANARIES,
+    log_likelihood_ratio,
     one_run_ceiling,
     one_run_gaussian_lower_bound,
     one_run_lower_bound,
     one_run_p_value,
-    residual_noise,
-    step_canaries,
 )
 
 ONCE = Plan(1, 1.0, 1e-5)
@@ -292,6 +294,18 @@ def test_twenty_audits_of_epsilon_four(method: str) -> None:
     assert sum(finding.violated for finding in quiet) >= 18
     mean = np.mean([finding.lower_bound for finding in honest])
     assert mean == pytest.approx(honest[0].ceiling, rel=0.05)
+
+
+def test_repetitions_are_corrected_for() -> None:
+    finding = Audit("step canaries", 4.0, 4.1, 3.0, 0.03, True, "violated: by a hair")
+    fine = replace(finding, p_value=0.6, lower_bound=3.0, violated=False)
+    assert most_damning([finding]).violated
+    pair = most_damning([fine, finding])
+    assert (pair.lower_bound, pair.p_value, pair.violated) == (4.1, 0.06, False)
+    assert most_damning([finding, replace(finding, p_value=0.0)]).violated
+    noise = replace(finding, method="residual noise", p_value=0.6 * SIGNIFICANCE)
+    assert most_damning([noise]).violated
+    assert not most_damning([noise, noise]).violated
 
 
 def test_lower_bounds_are_composed_with_the_plan() -> None:

@@ -20,6 +20,8 @@ NAMES = [
     "adaptive",
     "completeness",
     "proven bound",
+    "claimed noise",
+    "private baseline",
     "power",
 ]
 
@@ -118,6 +120,31 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Resul
             "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0), fashion-mini/lenet, round 0",
         ),
         ({"bound": 0.6}, {}, None),
+        (
+            {"guaranteed": True, "measured": 0.8},
+            {"claimed noise": "fail"},
+            "DPSGD(noise_multiplier=0.1, max_grad_norm=1.0), fashion-mini/mlp: "
+            "0.8 of the claimed noise",
+        ),
+        (
+            {"guaranteed": True, "measured": None},
+            {"claimed noise": "warn"},
+            "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0), fashion-mini/mlp: "
+            "not audited: the noise is not Gaussian",
+        ),
+        ({"guaranteed": True, "informed": True}, {}, None),
+        ({"private": False}, {"private baseline": "warn"}, "fashion-mini/lenet"),
+        (
+            {"informed": True, "attack_success": 0.05},  # candidates do not save the control
+            {"undefended control": "fail", "blind guess": "warn"},
+            "fashion-mini/lenet, round 0: no attack",
+        ),
+        (
+            {"informed": True, "bound": 0.8},
+            {"proven bound": "fail"},
+            ">= 83.2 % against a bound of 80 %: PriorAware against "
+            "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0), fashion-mini/lenet, round 0",
+        ),
         (
             {"observations": 8},
             {"power": "warn"},

@@ -13,8 +13,14 @@ import pytest
 
 from leakfrontier.evaluate.bounds import reconstruction
 from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.rows import AttackRow
 from leakfrontier.evaluate.scenario import Scenario
-from leakfrontier.evaluate.statistics import Interval, clopper_pearson
+from leakfrontier.evaluate.statistics import (
+    Interval,
+    clopper_pearson,
+    monotone_violation,
+    paired_difference,
+)
 from leakfrontier.evaluate.trial import AttackTrial
 
 UPLOADS = 40
@@ -43,11 +49,15 @@ class Setting:
         return f"{self.defense}({self.sigma}{options}) {self.candidates} x {self.steps}"
 
     @property
+    def parameters(self) -> dict[str, object]:
+        return {} if self.defense == "none" else {"noise_multiplier": self.sigma, **self.options}
+
+    @property
     def bound(self) -> float:
         noised = self.steps if self.defense == "DPSGD" else 1  # every step, or the upload
         return reconstruction(1 / self.candidates, 1.0, self.sigma, noised)
 
-    def success(self, adversary: str, model: str) -> Interval:
+    def rows(self, adversary: str, model: str) -> tuple[AttackRow, ...]:
         protocol = Method(name="FedSGD")
         if self.steps > 1:
             protocol = Method(name="FedAvg", options={"epochs": self.steps, "lr": 0.05})
@@ -58,7 +68,7 @@ class Setting:
                 protocol=protocol,
                 candidates=self.candidates,
             ),
-            Method(name=self.defense, options={"noise_multiplier": self.sigma, **self.options}),
+            Method(name=self.defense, options=self.parameters),
             Method(name=adversary),
             knows_defense=True,
             seed=0,
@@ -67,6 +77,10 @@ class Setting:
         )
         rows = trial.run(Path()).attacks
         assert [row.candidates for row in rows] == [self.candidates] * UPLOADS  # all applicable
+        return rows
+
+    def success(self, adversary: str, model: str) -> Interval:
+        rows = self.rows(adversary, model)
         return clopper_pearson(sum(bool(row.identified) for row in rows), UPLOADS)
 
 
@@ -98,3 +112,27 @@ def test_no_attack_beats_its_bound(setting: Setting, adversary: str, model: str)
 def test_half_of_the_noise_would_be_noticed(setting: Setting) -> None:
     claimed = replace(setting, sigma=2 * setting.sigma)
     assert measured(setting, "PriorAware", "spreading").low > claimed.bound
+
+
+def test_success_falls_from_undefended_to_blind_as_noise_grows() -> None:
+    sigmas = (0.0, 0.2, 0.5, 1.0, 3.0, 1e3)
+    found = [measured(Setting("DPSGD", sigma, 10), "PriorAware", "spreading") for sigma in sigmas]
+    undefended = measured(Setting("none", 0.0, 10), "PriorAware", "spreading")
+    assert found[0] == undefended
+    assert undefended.value == 1
+    assert found[-1].low <= 1 / 10 <= found[-1].high
+    limits = zip(*((one.value, one.low, one.high) for one in found), strict=True)
+    assert monotone_violation(sigmas, *limits) == []
+    assert found[1].low > found[4].high  # and it does fall
+
+
+@pytest.mark.parametrize(("adversary", "looks"), [("PriorGuess", False), ("LinearLeakage", True)])
+def test_what_ignores_the_upload_has_no_advantage_over_itself(adversary: str, looks: bool) -> None:
+    rows = Setting("none", 0.0, 10).rows(adversary, "mlp")
+    gain = paired_difference(
+        [bool(row.identified) for row in rows],
+        [bool(row.counterfactual) for row in rows],
+        range(UPLOADS),
+    )
+    assert (gain.low > 0) == looks
+    assert looks or gain.low <= 0 <= gain.high

@@ -39,7 +39,7 @@ def test_page_works_offline(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(synthetic, "SCENARIOS", synthetic.SCENARIOS[:1])
-    make_results(tmp_path, checkpoints=checkpoints)
+    make_results(tmp_path, checkpoints=checkpoints, informed=True, guaranteed=True, bound=0.9)
     address = write_report(tmp_path).as_uri()
     problems: list[str] = []
     requests: list[str] = []
@@ -61,6 +61,10 @@ def test_page_works_offline(
         assert min(box["width"], box["height"]) > 100
         assert box["x"] + box["width"] <= 1200
     assert chart_marks(page) > 0
+    assert page.locator("#guarantees tbody tr").count() == 3 * len(checkpoints)
+    verdicts = page.get_by_text("at equal accuracy", exact=False).all_inner_texts()
+    assert len(verdicts) > 0
+    assert page.get_by_text("\u03b5 4", exact=False).first.is_visible()  # beside its point
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     assert problems == []
     assert [url for url in requests if not url.startswith(("data:", "blob:", address))] == []

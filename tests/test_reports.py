@@ -17,9 +17,10 @@ from leakfrontier.evaluate.rows import AttackRow, Cell, Outcome, Picture, Utilit
 from leakfrontier.evaluate.store import Results, Store
 from leakfrontier.evaluate.summary import attack_rates
 from leakfrontier.reports import write_report
-from leakfrontier.reports.figures import frontier_figure, heatmap_figure
 from leakfrontier.reports.frontier import make_frontiers
+from leakfrontier.reports.frontier_figure import frontier_figure
 from leakfrontier.reports.gallery import make_gallery
+from leakfrontier.reports.heatmap import heatmap_figure
 from leakfrontier.reports.labels import describe_defenses, limit_text, parse, short_names
 
 Arm = tuple[str, str, float | None, int, list[bool]]
@@ -149,6 +150,17 @@ def test_answers_name_the_defense_or_the_reason(tmp_path: Path) -> None:
         assert "within 2 points of the undefended accuracy" in text
 
 
+def test_what_candidates_change_is_said(tmp_path: Path) -> None:
+    plain, informed = (
+        make_frontiers(make_results(tmp_path / str(given), informed=given), draws=20)[0]
+        for given in (False, True)
+    )
+    (said,) = (text for text in informed.answers if "knows candidates" in text)
+    assert "DPSGD noise_multiplier=1.0, <= 16.8 % without and 100.0 % [83.2, 100.0] with" in said
+    assert "none" not in said  # which loses its victims anyway
+    assert set(informed.answers) - {said} == set(plain.answers)
+
+
 def test_small_runs_say_that_they_are_small(tmp_path: Path) -> None:
     frontier = make_frontiers(make_results(tmp_path), draws=50)[0]
     assert "the run is too small for this question" in frontier.answers[0]
@@ -159,7 +171,7 @@ def test_tables_round_trip(report: tuple[Path, Results]) -> None:
     names = {path.stem for path in (folder / "tables").glob("*.csv")}
     assert names == {
         *("attacks", "rates", "worst_case", "utility", "utility_curve"),
-        *("frontier", "hypervolume", "checks", "cells"),
+        *("frontier", "hypervolume", "checks", "cells", "baseline", "guarantees"),
     }
     rates = attack_rates(results)
     stored = pd.read_csv(folder / "tables" / "rates.csv", keep_default_na=True)

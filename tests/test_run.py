@@ -27,7 +27,7 @@ UserFile = Callable[..., Path]
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 
-TABLES = ("cells", "attacks", "utility", "pictures")
+TABLES = ("cells", "attacks", "utility", "pictures", "guarantees")
 
 
 def records(results: Results) -> dict[str, list[tuple[Any, ...]]]:
@@ -113,6 +113,7 @@ def test_a_run_killed_five_times_ends_with_the_rows_of_one_left_alone(
         "attacks": 22 * 3,
         "utility": 3 * 5,
         "pictures": 22 * 3,
+        "guarantees": 1,
     }
     draws = random.Random(0)
     killed = tmp_path / "killed"

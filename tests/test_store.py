@@ -4,7 +4,7 @@ import math
 import sqlite3
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,15 @@ import pandas as pd
 import pytest
 
 from leakfrontier.evaluate import store as store_module
-from leakfrontier.evaluate.rows import AttackRow, Cell, Kind, Outcome, Picture, UtilityRow
+from leakfrontier.evaluate.rows import (
+    AttackRow,
+    Cell,
+    GuaranteeRow,
+    Kind,
+    Outcome,
+    Picture,
+    UtilityRow,
+)
 from leakfrontier.evaluate.store import FILE_NAME, Results, Store, StoreError
 
 SCORED = AttackRow(
@@ -242,8 +250,36 @@ def test_a_database_of_another_program(tmp_path: Path, create: bool) -> None:
 def test_a_file_of_another_format(tmp_path: Path, create: bool) -> None:
     with sqlite3.connect(written(tmp_path, none=FOUND).path) as database:
         database.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="format 99, this version of leakfrontier reads format 1"):
+    with pytest.raises(
+        StoreError, match="format 99, this version of leakfrontier reads formats 1 to 2"
+    ):
         Store(tmp_path, create=create)
+
+
+def test_results_of_the_first_format_are_read_and_not_continued(tmp_path: Path) -> None:
+    with sqlite3.connect(written(tmp_path, none=FOUND).path) as database:
+        database.execute("DROP TABLE guarantees")
+        database.execute("ALTER TABLE attacks DROP COLUMN bound")
+        database.execute("PRAGMA user_version = 1")
+    results = Store(tmp_path).results()
+    assert rows(results.attacks, AttackRow) == [NOT_APPLICABLE, SCORED]
+    assert results.attacks["bound"].dtype == float
+    assert results.guarantees.empty
+    assert {"defense", "epsilon", "violated"} <= set(results.guarantees)
+    with pytest.raises(StoreError, match=r"older format 1: reports can be made .* another --out"):
+        Store(tmp_path, create=True)
+
+
+def test_guarantees_come_back_as_they_were(tmp_path: Path) -> None:
+    claim = GuaranteeRow(math.inf, 1e-5, "record", "add/remove", "PLD", 0.5, 0.08, 46)
+    audited = claim.with_audit("fine", violated=False, measured_noise=0.49, audited_epsilon=3.0)
+    laplace = replace(claim, noise_multiplier=None).with_audit("not audited: no Gaussian")
+    store = written(
+        tmp_path, a=Outcome(guarantees=(audited,)), b=Outcome(guarantees=(laplace,)), c=FOUND
+    )
+    frame = store.results().guarantees.sort_values("defense")
+    assert rows(frame, GuaranteeRow) == [audited, laplace]
+    assert frame["violated"].dtype == "boolean"
 
 
 @pytest.mark.parametrize("create", [False, True])

@@ -13,6 +13,7 @@ from leakfrontier.evaluate import metrics, statistics
 from leakfrontier.evaluate.store import Results, Store
 from leakfrontier.evaluate.summary import (
     attack_rates,
+    guarantees,
     optimiser_failed,
     utility,
     utility_curve,
@@ -153,6 +154,35 @@ def test_worst_case_is_the_union_and_selectable_the_lowest_objective(
     objectives = wide["objective"].to_numpy(float).T
     assert row["selectable"] == statistics.selectable(successes, objectives).mean()
     assert row["selectable"] < row["rate"]
+
+
+def test_candidates_are_another_threat_and_do_not_enter_the_worst_case(
+    tmp_path: Path, results: Results
+) -> None:
+    informed = make_results(tmp_path, informed=True)
+    plain, both = worst_case(results), worst_case(informed)
+    pd.testing.assert_series_equal(both["rate"], plain["rate"])
+    pd.testing.assert_series_equal(both["selectable"], plain["selectable"])
+    assert (both["informed_rate"] == 1.0).all()
+    assert plain["informed_rate"].isna().all()
+    assert (plain["informed_text"] == "n/a").all()
+    assert (victim_matrix(informed, MLP, 0, candidates=True) == 1).all(axis=None)
+    pd.testing.assert_frame_equal(victim_matrix(informed, MLP, 0), victim_matrix(results, MLP, 0))
+
+
+def test_guarantees_are_those_of_the_worst_seed(tmp_path: Path) -> None:
+    results = make_results(tmp_path, guaranteed=True)
+    first = results.guarantees["seed"] == 0
+    epsilon = results.guarantees["epsilon"].mask(first, 100.0)
+    violated = results.guarantees["violated"].mask(~first, True)
+    spoilt = replace(
+        results, guarantees=results.guarantees.assign(epsilon=epsilon, violated=violated)
+    )
+    assert len(guarantees(results)) == 2 * 3
+    assert set(guarantees(spoilt)["seed"]) == {1}  # violated comes before a large epsilon
+    unspoilt = replace(results, guarantees=results.guarantees.assign(epsilon=epsilon))
+    row = one(guarantees(unspoilt), scenario=MLP, strength=1.0)
+    assert (row["seed"], row["epsilon"]) == (0, 100.0)
 
 
 def test_selection_without_any_objective_takes_an_attack_that_ran(results: Results) -> None:

@@ -1,0 +1,131 @@
+"""Attacks against defenses, as a heat map."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from leakfrontier.evaluate.summary import blind_success
+
+from .charts import WIDTH, Figure, slug, styled
+from .labels import describe_attack, describe_defenses, rows, short_names
+
+_HEAT = ["#fff5eb", "#fdbe85", "#e6550d", "#8c2d04"]
+
+
+def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figure | None:
+    """Return attacks against defenses, coloured by advantage over the prior.
+
+    Args:
+        scenario: Its name.
+        checkpoint: The attacked round.
+        rates: `attack_rates` of this scenario and checkpoint.
+    """
+    attacks = rates[~rates["baseline"].astype(bool)]
+    if attacks.empty:
+        return None
+    cells = _both_variants(attacks)
+    names = short_names(rates["adversary"].unique())
+    cells["attack"] = [
+        describe_attack(
+            names[row.adversary],
+            baseline=False,
+            simulates=row.simulates,
+            knows=row.knows_defense,
+            candidates=row.candidates_granted,
+        )
+        for row in rows(cells)
+    ]
+    arms = describe_defenses(cells)
+    cells = cells.merge(arms[["defense", "name", "order"]], on="defense").sort_values("order")
+    blind = blind_success(cells)
+    cells["ceiling"] = (cells["high"] - blind) / (1 - blind)
+    cells["shown"] = [_cell_text(row.advantage, row.ceiling) for row in rows(cells)]
+    cells["ran"] = cells["advantage"].notna()
+    cells["shade"] = cells["advantage"].clip(0, 1)
+    base = alt.Chart().encode(
+        x=alt.X(
+            "name:N",
+            sort=arms["name"].tolist(),
+            title=None,
+            axis=alt.Axis(labelAngle=-35, labelLimit=260, orient="bottom"),
+        ),
+        y=alt.Y(
+            "attack:N",
+            sort=sorted(cells["attack"].unique()),
+            title=None,
+            axis=alt.Axis(labelLimit=320),
+        ),
+        tooltip=[
+            alt.Tooltip("defense:N"),
+            alt.Tooltip("attack:N"),
+            alt.Tooltip("text:N", title="success"),
+            alt.Tooltip("shown:N", title="advantage over prior"),
+            alt.Tooltip("prior:Q", title="prior guess", format=".1%"),
+            alt.Tooltip("observations:Q"),
+            alt.Tooltip("reason:N", title="not applicable because"),
+        ],
+    )
+    ran = (
+        base.transform_filter(alt.datum.ran)
+        .mark_rect(stroke="white", strokeWidth=2)
+        .encode(
+            color=alt.Color(
+                "shade:Q",
+                title="Advantage over prior",
+                scale=alt.Scale(range=_HEAT, domain=[0, 1]),
+                legend=alt.Legend(
+                    format="%",
+                    orient="top",
+                    gradientLength=240,
+                    titleLimit=300,
+                    values=[0, 0.25, 0.5, 0.75, 1],
+                ),
+            )
+        )
+    )
+    absent = base.transform_filter(~alt.datum.ran).mark_rect(
+        fill="#ececec", stroke="#9a9a9a", strokeDash=[4, 3], strokeWidth=1.2
+    )
+    words = base.mark_text(fontSize=11.5).encode(
+        text="shown:N",
+        color=alt.condition(
+            alt.datum.shade > 0.55,
+            alt.value("white"),
+            alt.value("#222222"),
+        ),
+    )
+    columns = ["defense", "name", "attack", "text", "shown", "prior", "observations", "reason"]
+    data = cells[[*columns, "ran", "shade"]]
+    chart = alt.layer(ran, absent, words, data=data).properties(
+        width=WIDTH, height=34 * cells["attack"].nunique()
+    )
+    return Figure(
+        f"heatmap-{slug(scenario)}-{checkpoint}",
+        f"Which attack gets through which defense: {scenario}, round {checkpoint}",
+        "Identification beyond the prior guess, as a share of what was left to gain. Where the "
+        "estimate is zero or below, the upper 95 % limit is printed. Grey and dashed: the attack "
+        "is not applicable, which is no evidence of protection. An attack that is given candidates "
+        "chooses the victim among its look-alikes, and is not in the worst case of the frontier.",
+        styled(chart),
+    )
+
+
+def _both_variants(attacks: pd.DataFrame) -> pd.DataFrame:
+    """Return rates where the undefended control is in both rows of a simulating attack."""
+    attacks = attacks.copy()
+    attacks["knows_defense"] = attacks["knows_defense"].fillna(False).astype(bool)
+    control = attacks[(attacks["family"] == "none") & attacks["simulates"].astype(bool)]
+    others = control.assign(knows_defense=~control["knows_defense"])
+    variants = attacks[["adversary", "knows_defense"]].drop_duplicates()
+    others = others.merge(variants, on=["adversary", "knows_defense"])
+    both = pd.concat([attacks, others], ignore_index=True)
+    return both.drop_duplicates(["defense", "adversary", "knows_defense"])
+
+
+def _cell_text(advantage: float, ceiling: float) -> str:
+    if pd.isna(advantage):
+        return "n/a"
+    if advantage > 0:
+        return f"{100 * advantage:.0f} %" if advantage >= 0.005 else f"{100 * advantage:.1f} %"
+    return f"<= {100 * max(ceiling, 0.0):.0f} %" if ceiling >= 0.005 else "none"
