@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 from pandas import DataFrame
 from rich.console import Console
 from rich.markup import escape
@@ -22,14 +21,28 @@ from rich.table import Table
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES, Chain
 
+from .advise import advise as answer
+from .cli_dp import (
+    AsJson,
+    Data,
+    ProtectedUnit,
+    Workers,
+    audit,
+    method_from,
+    print_advice,
+    print_path,
+    scenario_from,
+    sizes,
+)
 from .data import DATASETS
 from .models import MODELS
+from .question import Question
 from .reproduce import QUICK_TRIALS, Metric, Result, document, trial_rows
 from .reproduce import Table as PaperTable
 from .reproduce import reproduce as reproduce_table
 from .run import load_config
 from .run import run as run_config
-from .scenario import SCENARIOS
+from .scenario import SCENARIOS, load_world
 from .statistics import Interval
 from .store import Results
 from .summary import utility, worst_case
@@ -88,10 +101,12 @@ def run(
     if config is not None and preset is not None:
         raise ValueError("give a configuration file or --preset, not both")
     source = config or (preset or Preset.quick).value
-    loaded = load_config(source, extra_defenses=[_method(text) for text in defense or ()])
+    loaded = load_config(
+        source, extra_defenses=[method_from(text, "--defense") for text in defense or ()]
+    )
     folder = out or Path("runs") / Path(source).stem
     console = Console()
-    _print_path(console, "Results go to", folder)
+    print_path(console, "Results go to", folder)
     try:
         results = run_config(
             loaded, folder, workers=workers, retry_failed=retry_failed, console=console
@@ -100,7 +115,7 @@ def run(
         console.print("Interrupted. The same command continues where it stopped.")
         raise typer.Exit(130) from None
     _print_summary(console, results)
-    _print_path(console, "Report:", write_report(folder))
+    print_path(console, "Report:", write_report(folder))
 
 
 @app.command()
@@ -110,7 +125,7 @@ def report(
     """Write DIR/report.html, tables and figures from the rows of a run."""
     from leakfrontier.reports import write_report
 
-    _print_path(Console(), "Report:", write_report(folder))
+    print_path(Console(), "Report:", write_report(folder))
 
 
 @app.command()
@@ -177,9 +192,99 @@ def reproduce(
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{table}.json").write_text(text + "\n")
         DataFrame(trial_rows(paper, results)).to_csv(out / f"{table}.csv", index=False)
-        _print_path(progress, "Results:", out)
+        print_path(progress, "Results:", out)
     if _print_failures(progress, results):
         raise typer.Exit(1)
+
+
+@app.command()
+def advise(
+    epsilon: Annotated[float | None, typer.Option(help="Target: the largest epsilon.")] = None,
+    reconstruction_success: Annotated[
+        float | None,
+        typer.Option(help="Target: the largest success of any reconstruction attack, as in 0.05."),
+    ] = None,
+    min_accuracy: Annotated[
+        float | None, typer.Option(help="Target: the least test accuracy, as in 0.8; needs data.")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Training examples of all clients; the dataset's by default.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples of a client in one batch.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds: steps of each client.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Instead of rounds: passes over a client's examples.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Clients; all take part in every round.")] = 1,
+    unit: Annotated[ProtectedUnit, typer.Option(help="What is protected.")] = ProtectedUnit.record,
+    delta: Annotated[
+        float | None, typer.Option(help="By default the smaller of 1e-5 and n^-1.1.")
+    ] = None,
+    candidates: Annotated[
+        int, typer.Option(help="Among how many an attacker must find the right one.")
+    ] = 100,
+    shuffled: Annotated[
+        bool, typer.Option("--shuffled", help="Batches are shuffled, not Poisson samples.")
+    ] = False,
+    dataset: Annotated[
+        str | None, typer.Option(help="Measure on a dataset by name, or a folder of images.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Measure with a model by name, or FILE.py:factory.")
+    ] = None,
+    data: Data = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for advice.html and advice.json; runs/advise with a dataset."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Repetition: other seeds.")] = 0,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose DP parameters: from sizes and one target to noise, clipping norm and their price.
+
+    Sizes alone answer from accountants and proofs, in seconds. With --dataset or --model,
+    settings are trained and attacked as well, in minutes; the same command continues.
+    """
+    scenario = scenario_from(dataset, model, data)
+    found = None if scenario is None else len(load_world(scenario).train.targets)
+    examples, batch, rounds = sizes(examples or found, batch, rounds, epochs, clients, scenario)
+    question = Question(
+        examples,
+        batch,
+        rounds,
+        clients,
+        unit.value,
+        delta,
+        candidates,
+        not shuffled,
+        epsilon,
+        reconstruction_success,
+        min_accuracy,
+    )
+    folder = out or (None if scenario is None else Path("runs") / "advise")
+    progress = Console(stderr=True)
+    try:
+        advice = answer(
+            question, scenario, out=folder, seed=seed, workers=workers, console=progress
+        )
+    except KeyboardInterrupt:
+        progress.print("Interrupted. The same command continues where it stopped.")
+        raise typer.Exit(130) from None
+    text = json.dumps(advice.document(), indent=2, allow_nan=False)
+    if as_json:
+        typer.echo(text)
+    else:
+        print_advice(Console(), advice)
+    if folder is not None:
+        from leakfrontier.reports.advice import write_advice
+
+        print_path(progress, "Page:", write_advice(advice, folder))
+    if advice.recommended is None:
+        raise typer.Exit(1)
+
+
+app.command()(audit)
 
 
 @app.command("list")
@@ -202,18 +307,6 @@ def main() -> None:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         console.print(f"[bold red]Error:[/bold red] {escape(str(error))}")
         sys.exit(2)
-
-
-def _method(text: str) -> object:
-    """Return a defense as a configuration file would hold it."""
-    try:
-        return yaml.safe_load(text) if text.lstrip().startswith("{") else text
-    except yaml.YAMLError as error:
-        raise ValueError(f"--defense {text!r} is not a valid YAML mapping: {error}") from error
-
-
-def _print_path(console: Console, what: str, path: Path) -> None:
-    console.print(f"{what} [bold]{escape(str(path))}[/bold]", soft_wrap=True)
 
 
 def _print_summary(console: Console, results: Results) -> None:
