@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from .base import Adversary
 from .inverting_gradients import InvertingGradients
+from .learning_to_invert import LearningToInvert
 from .linear_leakage import LinearLeakage
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
@@ -45,7 +46,12 @@ PANEL_2026_2 = Panel(
 PANEL_2026_3 = Panel(
     version="2026.3",
     members=MappingProxyType(
-        {**PANEL_2026_2.members, "PriorAware": PriorAware(), "SME": SME(iterations=300)}
+        {
+            **PANEL_2026_2.members,
+            "PriorAware": PriorAware(),
+            "SME": SME(iterations=300),
+            "LearningToInvert": LearningToInvert(uploads=1000),
+        }
     ),
 )
 

@@ -1,6 +1,6 @@
 """Panels are succeeded, never edited: what older results were made with stays as it was."""
 
-from leakfrontier.adversaries import PANEL, SME, PriorAware
+from leakfrontier.adversaries import PANEL, SME, LearningToInvert, PriorAware
 from leakfrontier.adversaries.panel import PANEL_2026_1, PANEL_2026_2, PANEL_2026_3
 
 
@@ -16,5 +16,6 @@ def test_the_panel_in_force_has_candidates_and_weight_updates() -> None:
     assert {**PANEL.members, **PANEL_2026_2.members} == PANEL.members
     assert PANEL.members["PriorAware"] == PriorAware()
     assert PANEL.members["SME"] == SME(iterations=300)
+    assert PANEL.members["LearningToInvert"] == LearningToInvert(uploads=1000)
     given = [name for name, member in PANEL.members.items() if member.needs_candidates]
     assert given == ["PriorAware"]
