@@ -13,7 +13,6 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from leakfrontier.adversaries import NotApplicable
 from leakfrontier.evaluate.bounds import Bounds
 from leakfrontier.evaluate.membership import ROC
 
@@ -21,7 +20,7 @@ from .charts import COLOURS, CONTROL, WIDTH, Figure, slug, styled
 
 
 def membership_figure(
-    found: Mapping[str, ROC | NotApplicable],
+    found: Mapping[str, ROC | Exception],
     bounds: Bounds | None = None,
     title: str = "Membership from one upload",
 ) -> Figure:
