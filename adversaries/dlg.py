@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -32,6 +33,8 @@ class DLG(Matching):
         Zhu, Liu, Han. "Deep Leakage from Gradients." NeurIPS 2019.
         https://arxiv.org/abs/1906.08935
     """
+
+    precision: ClassVar[torch.dtype] = torch.float64  # single ends the search early
 
     iterations: int = 6000
     patience: int = 100

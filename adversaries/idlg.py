@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
 
 from .base import NotApplicable, Observation
 from .matching import Distance, Matching, local_steps, squared_error
@@ -24,6 +27,8 @@ class IDLG(Matching):
         Zhao, Mopuri, Bilen. "iDLG: Improved Deep Leakage from Gradients." 2020.
         https://arxiv.org/abs/2001.02610
     """
+
+    precision: ClassVar[torch.dtype] = torch.float64  # single ends the search early
 
     iterations: int = 6000
     patience: int = 100

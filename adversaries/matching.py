@@ -9,7 +9,8 @@ All functions of this module take such a stack of guesses, along the first axis.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, TypeVar, cast
@@ -49,6 +50,7 @@ class Matching(Adversary):
     """
 
     simulates: ClassVar[bool] = True
+    precision: ClassVar[torch.dtype] = torch.float32  # of the search
 
     iterations: int = 1000
     restarts: int = 1
@@ -165,26 +167,31 @@ class Matching(Adversary):
         """Improve the guesses for all observations in one loop."""
         first = observations[0]
         starts = [self.start(*pair) for pair in zip(observations, rngs, strict=True)]
-        unknowns = {name: torch.cat([start[name] for start in starts]) for name in starts[0]}
-        updates = [o.update for o in observations for _ in range(self.restarts)]
-        best, lowest = self.optimizer().minimise(
-            self._evaluation(first, targets.repeat_interleave(self.restarts, 0), _stack(updates)),
-            unknowns,
-            lambda unknowns: self.project(first, unknowns),
-            lambda like: torch.cat(
-                [
-                    torch.randn(part.shape, generator=rng)
-                    for part, rng in zip(like.chunk(len(rngs)), rngs, strict=True)
-                ]
-            ),
-            progress,
-        )
+        unknowns = {
+            name: torch.cat([start[name] for start in starts]).to(self.precision)
+            for name in starts[0]
+        }
+        updates = _stack([o.update for o in observations for _ in range(self.restarts)])
+        observed = {name: value.to(self.precision) for name, value in updates.items()}
+        with _precise(first.model, self.precision):
+            best, lowest = self.optimizer().minimise(
+                self._evaluation(first, targets.repeat_interleave(self.restarts, 0), observed),
+                unknowns,
+                lambda unknowns: self.project(first, unknowns),
+                lambda like: torch.cat(
+                    [
+                        torch.randn(part.shape, generator=rng)
+                        for part, rng in zip(like.chunk(len(rngs)), rngs, strict=True)
+                    ]
+                ),
+                progress,
+            )
         results = []
         for index, (observation, values) in enumerate(
             zip(observations, lowest.split(self.restarts), strict=True)
         ):
             chosen = index * self.restarts + int(values.argmin())
-            guess = {name: value[chosen : chosen + 1] for name, value in best.items()}
+            guess = {name: value[chosen : chosen + 1].float() for name, value in best.items()}
             with torch.no_grad():
                 inputs, labels = self.finish(observation, guess, targets[index])
             reached = self.objective(observation, inputs, labels)  # comparable to the truth's
@@ -412,6 +419,17 @@ def _guesses_at_once(observation: Observation) -> int:
     seen = epochs * observation.batch_size * activations / 2
     entries = sum(value.numel() for value in observation.update.values())
     return int(_FLOATS_AT_ONCE // (4 * entries + seen))
+
+
+@contextmanager
+def _precise(model: nn.Module, precision: torch.dtype) -> Iterator[None]:
+    """Let a model compute in another precision for a while; its weights are the same after it."""
+    usual = next(model.parameters()).dtype
+    model.to(precision)
+    try:
+        yield
+    finally:
+        model.to(usual)
 
 
 def _each(values: Tensor, like: Tensor) -> Tensor:

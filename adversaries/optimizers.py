@@ -61,7 +61,8 @@ class Optimizer(ABC):
         """
         start = project(start)
         best = {name: value.clone() for name, value in start.items()}
-        lowest = torch.full((len(next(iter(start.values()))),), _HUGE)
+        first = next(iter(start.values()))
+        lowest = first.new_full((len(first),), _HUGE)
         last_gain = 0
         steps = islice(self.steps(evaluate, start, project, draw), self.iterations)
         for iteration, (unknowns, values) in enumerate(steps):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from federated import rng
 
-from leakfrontier.adversaries import FedAvg, InputSpace
+from leakfrontier.adversaries import DLG, FedAvg, InputSpace
 from leakfrontier.defenses import Batch
 from leakfrontier.evaluate import tables_ig, tables_sme
 from leakfrontier.evaluate.data import Dataset, load_dataset
@@ -164,14 +164,25 @@ def test_gradients_of_one_image(
 ) -> None:
     untrained = build_model("lenet", data["cifar100"].space(), rng())
     monkeypatch.setattr(tables_ig, "_trained_lenet", lambda data: untrained)
-    upload = tables_ig.image_upload(problem, data["cifar100"], rng())
+    upload, *others = tables_ig.image_uploads(problem, data["cifar100"], rng())
+    assert len(others) == (0 if problem["network"] == "ResNet20-4" else 4)
+    assert all(other.observation.replay is upload.observation.replay for other in others)
     assert upload.observation.batch_size == 1
     assert torch.equal(upload.observation.targets, upload.truth.targets)  # type: ignore[arg-type]
 
 
 def test_dlg_sees_pixels_and_no_label(data: dict[str, Dataset]) -> None:
     problem = {"network": "LeNet", "activation": "relu"}
-    upload = tables_ig.image_upload(problem, data["cifar100"], rng())
+    upload, *_ = tables_ig.image_uploads(problem, data["cifar100"], rng())
     assert upload.observation.targets is None
     assert 0 <= upload.truth.inputs.min() <= upload.truth.inputs.max() <= 1
     assert any(isinstance(module, torch.nn.ReLU) for module in upload.observation.model.modules())
+
+
+def test_a_trial_scores_every_image(
+    data: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tables_ig.ATTACKS, "DLG", DLG(iterations=3))
+    problem = {"network": "LeNet", "activation": "sigmoid"}
+    scores = tables_ig.image_trial(problem, {"attack": "DLG"}, data["cifar100"], rng())
+    assert len(scores["psnr"]) == len(scores["broken"]) == 5
