@@ -218,12 +218,12 @@ class Simulator:
         labels = one_hot(targets, self.observation.space.classes).flatten(1)
         return torch.cat([vectors, labels.to(vectors)], dim=1)
 
-    @torch.no_grad()
     def _simulate(self, inputs: Tensor, targets: Tensor, rng: Generator) -> Tensor:
         run = vectorised(lambda inputs, targets: self.release(inputs, targets, rng))
         size = max(1, _ENTRIES_AT_ONCE // len(self.order))
         parts = zip(inputs.split(size), targets.split(size), strict=True)
-        return torch.cat([self.features(run(*part), part[1]) for part in parts])
+        # A client may need gradients, so that they are not switched off for it.
+        return torch.cat([self.features(run(*part), part[1]).detach() for part in parts])
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ PANEL_2026_3 = Panel(
             **PANEL_2026_2.members,
             "PriorAware": PriorAware(),
             "SME": SME(iterations=300),
-            "LearningToInvert": LearningToInvert(uploads=1000),
+            "LearningToInvert": LearningToInvert(uploads=500),
         }
     ),
 )

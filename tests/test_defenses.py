@@ -92,6 +92,9 @@ def test_at_its_extreme_the_whole_panel_falls_to_the_prior_rate(name: str) -> No
             scenario, Method(name=name, options=EXTREME[name]), adversary, True, 0, 0, 20
         )
         rows = trial.run(Path()).attacks
+        if adversary.name == "SME":
+            assert "the update is a gradient" in rows[0].reason
+            continue
         identified[adversary.name] = sum(bool(row.identified) for row in rows)
         assert rows[0].candidates == 100
     prior = max(identified.pop("PriorGuess") / 20, 1 / 100)

@@ -22,7 +22,7 @@ from leakfrontier.adversaries.learning_to_invert import (
     Simulator,
     hidden_products,
 )
-from leakfrontier.defenses import Batch, Defense, Noise, SecureAggregation, SignSGD, TopK
+from leakfrontier.defenses import DPSGD, Batch, Defense, Noise, SecureAggregation, SignSGD, TopK
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
 from leakfrontier.evaluate.data import load_dataset
@@ -221,3 +221,9 @@ def test_what_it_cannot_do_is_not_applicable() -> None:
 def test_rejects_bad_parameters(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         LearningToInvert(**{name: 0})
+
+
+def test_clients_that_need_gradients_can_be_run() -> None:
+    defended = uploads(VICTIMS[:2].split(1), DPSGD(noise_multiplier=0.1))
+    results = LearningToInvert(uploads=30).reconstruct_all(defended, [rng(i) for i in range(2)])
+    assert all(isinstance(result, Reconstruction) for result in results)

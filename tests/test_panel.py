@@ -16,6 +16,6 @@ def test_the_panel_in_force_has_candidates_and_weight_updates() -> None:
     assert {**PANEL.members, **PANEL_2026_2.members} == PANEL.members
     assert PANEL.members["PriorAware"] == PriorAware()
     assert PANEL.members["SME"] == SME(iterations=300)
-    assert PANEL.members["LearningToInvert"] == LearningToInvert(uploads=1000)
+    assert PANEL.members["LearningToInvert"] == LearningToInvert(uploads=500)
     given = [name for name, member in PANEL.members.items() if member.needs_candidates]
     assert given == ["PriorAware"]
