@@ -116,11 +116,12 @@ def print_advice(console: Console, advice: Advice) -> None:
     table = Table(title=advice.setting or "proven", title_justify="left", box=None)
     table.add_column("")
     for name in advice.columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for row in advice.rows:
         mark = "->" if row is advice.recommended else "search" if row.searched else ""
         table.add_row(mark, *(escape(column(row)) for column in advice.columns.values()))
-    console.print(table)
+    width = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.print(table, width=width, crop=False)  # a narrow terminal wraps it, and loses nothing
     for title, texts in (
         ("Recommended" if advice.recommended else "Not reachable", advice.reasons),
         (
