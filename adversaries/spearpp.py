@@ -98,8 +98,9 @@ class SPEARPlusPlus(Adversary):
         exact = is_exact(observation, factors)
         pool = Pool(factors, exact=exact)
         per_round = max(100, factors.rank) if self.starts == "deflation" else 1000
+        patience = self.patience if factors.rank > 1 else 1  # one direction needs no search
         rounds, used, idle = 0, 0, 0
-        while used < self.initialisations and idle < self.patience:
+        while used < self.initialisations and idle < patience:
             if pool.confirmed and (exact or idle >= _SETTLED):
                 break
             count = min(per_round, self.initialisations - used)
