@@ -7,6 +7,7 @@ python benchmarks/advise.py mnist FOLDER [OUT]     # where torchvision keeps or 
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,10 +20,16 @@ from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.question import Question, Row
 from leakfrontier.evaluate.scenario import Scenario
 from leakfrontier.evaluate.statistics import clopper_pearson
-from leakfrontier.evaluate.tuning import SEED_STRIDE, Experiment
+from leakfrontier.evaluate.tuning import SEED_STRIDE, Effort, Experiment
 
 AFRESH = 4
 """Repetitions of a recommended row, each with as many new seeds as the advice had."""
+
+EXHAUSTIVE = Effort(
+    norm_factors=(0.03, 0.1, 0.3, 1.0, 3.0),
+    step_sizes=(0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03),
+)
+"""Every pair of a finer and wider grid than the one that is searched."""
 
 TARGETS = {"epsilon": 3.0, "reconstruction_success": 0.1, "min_accuracy": 0.55}
 
@@ -71,20 +78,22 @@ def kept(advice: Advice, afresh: Sequence[Row]) -> str:
 
 
 def mnist(folder: Path, out: Path) -> None:
-    """Compare the recommended row at epsilon 3 with every row of the grid it was searched in."""
+    """Compare the recommended row at epsilon 3 with every row of a finer and wider grid."""
     question = Question(60_000, 512, 200, delta=1e-5, epsilon=3.0)
     scenario = Scenario(
         dataset="mnist", data_folder=folder, model=Method(name=f"{Path(__file__)}:tanh_cnn")
     )
     console = Console(stderr=True)
-    experiment = Experiment(question, scenario, out, workers=1, console=console)
+    experiment = Experiment(question, scenario, out, console=console)
     sigma, start = question.least_noise(), time.perf_counter()
     best, rows = experiment.search(sigma)
     print(f"sigma {sigma:.3f}; the search took {time.perf_counter() - start:.0f} s")
     for row in rows:
         print(f"  C {row.max_norm:g}, lr {row.lr:g}: {row.accuracy} ({row.seconds:.0f} s)")
     start = time.perf_counter()
-    grid = experiment.train(experiment.settings(sigma), range(SEED_STRIDE, SEED_STRIDE + 1))
+    exhaustive = replace(experiment, effort=EXHAUSTIVE)
+    settings = {best, *exhaustive.settings(sigma)}
+    grid = exhaustive.train(sorted(settings), range(SEED_STRIDE, SEED_STRIDE + 1))
     print(f"the grid took {time.perf_counter() - start:.0f} s, with another seed")
     for setting, trained in grid.items():
         print(f"  C {setting.max_norm:g}, step {setting.step_size:g}: {trained.accuracy}")

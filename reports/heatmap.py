@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import altair as alt
 import pandas as pd
 
@@ -11,6 +13,7 @@ from .charts import WIDTH, Figure, slug, styled
 from .labels import describe_attack, describe_defenses, rows, short_names
 
 _HEAT = ["#fff5eb", "#fdbe85", "#e6550d", "#8c2d04"]
+_COLUMNS = ["defense", "name", "attack", "text", "shown", "prior", "observations", "reason"]
 
 
 def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figure | None:
@@ -24,8 +27,24 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
     attacks = rates[~rates["baseline"].astype(bool)]
     if attacks.empty:
         return None
+    cells = _cells(attacks, short_names(rates["adversary"].unique()))
+    chart = alt.layer(*_layers(cells["name"].unique().tolist()), data=cells).properties(
+        width=WIDTH, height=34 * cells["attack"].nunique()
+    )
+    return Figure(
+        f"heatmap-{slug(scenario)}-{checkpoint}",
+        f"Which attack gets through which defense: {scenario}, round {checkpoint}",
+        "Identification beyond the prior guess, as a share of what was left to gain. Where the "
+        "estimate is zero or below, the upper 95 % limit is printed. Grey and dashed: the attack "
+        "is not applicable, which is no evidence of protection. An attack that is given candidates "
+        "chooses the victim among its look-alikes, and is not in the worst case of the frontier.",
+        styled(chart),
+    )
+
+
+def _cells(attacks: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Return what the map shows of each attack and defense, defenses in their order."""
     cells = _both_variants(attacks)
-    names = short_names(rates["adversary"].unique())
     cells["attack"] = [
         describe_attack(
             names[row.adversary],
@@ -43,19 +62,19 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
     cells["shown"] = [_cell_text(row.advantage, row.ceiling) for row in rows(cells)]
     cells["ran"] = cells["advantage"].notna()
     cells["shade"] = cells["advantage"].clip(0, 1)
+    return cells[[*_COLUMNS, "ran", "shade"]]
+
+
+def _layers(defenses: Sequence[str]) -> tuple[alt.Chart, alt.Chart, alt.Chart]:
+    """Return the squares of attacks that ran, of those that did not, and the words in both."""
     base = alt.Chart().encode(
         x=alt.X(
             "name:N",
-            sort=arms["name"].tolist(),
+            sort=defenses,
             title=None,
             axis=alt.Axis(labelAngle=-35, labelLimit=260, orient="bottom"),
         ),
-        y=alt.Y(
-            "attack:N",
-            sort=sorted(cells["attack"].unique()),
-            title=None,
-            axis=alt.Axis(labelLimit=320),
-        ),
+        y=alt.Y("attack:N", sort="ascending", title=None, axis=alt.Axis(labelLimit=320)),
         tooltip=[
             alt.Tooltip("defense:N"),
             alt.Tooltip("attack:N"),
@@ -66,49 +85,26 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
             alt.Tooltip("reason:N", title="not applicable because"),
         ],
     )
-    ran = (
-        base.transform_filter(alt.datum.ran)
-        .mark_rect(stroke="white", strokeWidth=2)
-        .encode(
-            color=alt.Color(
-                "shade:Q",
-                title="Advantage over prior",
-                scale=alt.Scale(range=_HEAT, domain=[0, 1]),
-                legend=alt.Legend(
-                    format="%",
-                    orient="top",
-                    gradientLength=240,
-                    titleLimit=300,
-                    values=[0, 0.25, 0.5, 0.75, 1],
-                ),
-            )
-        )
+    legend = alt.Legend(
+        format="%",
+        orient="top",
+        gradientLength=240,
+        titleLimit=300,
+        values=[0, 0.25, 0.5, 0.75, 1],
     )
+    shade = alt.Color(
+        "shade:Q",
+        title="Advantage over prior",
+        scale=alt.Scale(range=_HEAT, domain=[0, 1]),
+        legend=legend,
+    )
+    ran = base.transform_filter(alt.datum.ran).mark_rect(stroke="white", strokeWidth=2)
     absent = base.transform_filter(~alt.datum.ran).mark_rect(
         fill="#ececec", stroke="#9a9a9a", strokeDash=[4, 3], strokeWidth=1.2
     )
-    words = base.mark_text(fontSize=11.5).encode(
-        text="shown:N",
-        color=alt.condition(
-            alt.datum.shade > 0.55,
-            alt.value("white"),
-            alt.value("#222222"),
-        ),
-    )
-    columns = ["defense", "name", "attack", "text", "shown", "prior", "observations", "reason"]
-    data = cells[[*columns, "ran", "shade"]]
-    chart = alt.layer(ran, absent, words, data=data).properties(
-        width=WIDTH, height=34 * cells["attack"].nunique()
-    )
-    return Figure(
-        f"heatmap-{slug(scenario)}-{checkpoint}",
-        f"Which attack gets through which defense: {scenario}, round {checkpoint}",
-        "Identification beyond the prior guess, as a share of what was left to gain. Where the "
-        "estimate is zero or below, the upper 95 % limit is printed. Grey and dashed: the attack "
-        "is not applicable, which is no evidence of protection. An attack that is given candidates "
-        "chooses the victim among its look-alikes, and is not in the worst case of the frontier.",
-        styled(chart),
-    )
+    ink = alt.condition(alt.datum.shade > 0.55, alt.value("white"), alt.value("#222222"))
+    words = base.mark_text(fontSize=11.5).encode(text="shown:N", color=ink)
+    return ran.encode(color=shade), absent, words
 
 
 def _both_variants(attacks: pd.DataFrame) -> pd.DataFrame:
