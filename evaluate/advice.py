@@ -16,12 +16,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from scipy.stats import binom
+
 from .accounting import delta_warning, schedule_epsilon
-from .bounds import Bounds
 from .question import Question, Row, finite
+from .statistics import Interval
 
 REASONABLE_EPSILON = 10.0
 """Epsilon up to which a guarantee is commonly called reasonable [1]."""
+
+ALARM = 5e-4
+"""p-value of a success above its bound: 5 % for a hundred attacks and rows together."""
 
 
 def number(value: float) -> str:
@@ -38,6 +43,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "RDP": lambda row: number(row.epsilon["rdp"]),
     "bound, run": lambda row: f"{100 * row.run_bound:.1f} %",
     "bound, upload": lambda row: f"{100 * row.upload_bound:.1f} %",
+    "bound, both": lambda row: f"{100 * row.bound:.1f} %",
     "best attack": lambda row: "" if row.success is None else str(row.success),
     "any attack": lambda row: "" if row.any_attack is None else str(row.any_attack),
     "accuracy": lambda row: "" if row.accuracy is None else str(row.accuracy),
@@ -55,7 +61,7 @@ class ObservationPoint:
         sees: What the server sees of one client.
         noise_multiplier: The noise on that.
         epsilon: What is left of the guarantee against the server.
-        bound: Largest success of the server's attack on the run.
+        bound: Largest success of the server's attack on the run and one known upload.
     """
 
     name: str
@@ -77,6 +83,7 @@ class Advice:
         reasons: Why, in sentences.
         panel: Version of the attacks; None without measurements.
         proxy: Examples that accuracy was measured with, if not those that were asked about.
+        asked_candidates: Candidates that were asked about, of which the data may have fewer.
     """
 
     question: Question
@@ -86,6 +93,7 @@ class Advice:
     reasons: tuple[str, ...]
     panel: str | None = None
     proxy: int | None = None
+    asked_candidates: int | None = None
 
     @cached_property
     def observation_points(self) -> tuple[ObservationPoint, ...]:
@@ -114,6 +122,7 @@ class Advice:
                 **vars(question),
                 "delta": question.used_delta,
                 "sample_rate": question.sample_rate,
+                "adjacency": "add/remove",
             },
             "setting": self.setting,
             "panel": self.panel,
@@ -135,24 +144,23 @@ def proven_reasons(question: Question, row: Row) -> Iterator[str]:
     if question.epsilon is not None:
         start = f"Noise multiplier {sigma:.3g} is the least that keeps epsilon {question.epsilon:g}"
     elif question.reconstruction_success is not None:
-        binding = "one upload" if row.upload_bound >= row.run_bound else "the whole run"
         start = (
             f"Noise multiplier {sigma:.3g} is the least that keeps every reconstruction attack at "
-            f"{_percent(question.reconstruction_success)}; what asks for it is the attack on "
-            f"{binding}"
+            f"{_percent(question.reconstruction_success)}"
         )
     else:
         start = f"Noise multiplier {sigma:.3g} is the largest tested that keeps the accuracy"
     yield (
-        f"{start}. Its epsilon is {by}, for one {unit}, at delta {question.used_delta:.2g}, over "
-        f"{question.rounds} steps that it is in with probability {question.sample_rate:.3g} each. "
-        "All accountants are upper bounds; PLD is the tightest."
+        f"{start}. Its epsilon is {by}, for one {unit} added or removed, at delta "
+        f"{question.used_delta:.2g}, over {question.rounds} steps that it is in with probability "
+        f"{question.sample_rate:.3g} each. All accountants are upper bounds; PLD is the tightest."
     )
     yield (
         f"Among {question.candidates} candidates, where a blind guess is right in "
         f"{_percent(question.prior)} of cases, no attack that sees all uploads of the run is right "
-        f"in more than {_percent(row.run_bound)}, and none that sees one upload, and knows that "
-        f"the victim is in it, in more than {_percent(row.upload_bound)}."
+        f"in more than {_percent(row.run_bound)}, none that sees one upload, and knows that the "
+        f"victim is in it, in more than {_percent(row.upload_bound)}, and none that does both in "
+        f"more than {_percent(row.bound)}."
     )
 
 
@@ -166,18 +174,17 @@ def _observation_points(advice: Advice) -> Iterator[ObservationPoint]:
         "an upload that the client itself has noised; this is what the table is about",
         sigma,
         row.epsilon["pld"],
-        row.run_bound,
+        row.bound,
     )
     if clients > 1 and sigma:
         part = sigma / math.sqrt(clients)
-        schedule = question.schedule(part)
         yield ObservationPoint(
             "distributed",
             f"only the sum of {clients} uploads, each with 1/sqrt({clients}) of the noise: as good "
             "as local and far more accurate. If secure aggregation is bypassed, what stands here",
             part,
-            schedule_epsilon(schedule, question.used_delta),
-            Bounds(schedule).reconstruction(question.prior),
+            schedule_epsilon(question.schedule(part), question.used_delta),
+            question.bound(part),
         )
     yield ObservationPoint(
         "central",
@@ -206,6 +213,14 @@ def _warnings(advice: Advice) -> Iterator[str]:
             "The unit is a client with all that it has. A server sees who takes part: every round "
             "counts in full."
         )
+        if row is not None:
+            replaced = schedule_epsilon(
+                question.schedule(row.noise_multiplier / 2), question.used_delta
+            )
+            yield (
+                "That a client takes part is no secret to the server; what it has, is. For one "
+                f"client replaced by another, instead of removed, epsilon is {number(replaced)}."
+            )
     yield (
         "The guarantee is against the server only if the noise is on the upload before the server "
         "sees it: see who sees what."
@@ -215,7 +230,8 @@ def _warnings(advice: Advice) -> Iterator[str]:
     if not question.poisson_sampling:
         yield (
             "Without Poisson sampling the accountants' amplification does not apply: shuffled "
-            "batches count with a sample rate of 1."
+            "batches count with a sample rate of 1, and with half of their noise, since another "
+            "record takes the place of one that is removed."
         )
     if row is not None and row.epsilon["pld"] > REASONABLE_EPSILON:
         yield (
@@ -246,7 +262,7 @@ def _measured_warnings(advice: Advice) -> Iterator[str]:
         "other seeds; its interval does not cover that choice."
     )
     norms = {one.max_norm for one in advice.rows if one.searched and one.max_norm is not None}
-    chosen = advice.rows[0].max_norm
+    chosen = advice.rows[1].max_norm
     if len(norms) > 1 and chosen in (min(norms), max(norms)):
         side = "smallest" if chosen == min(norms) else "largest"
         yield f"The clipping norm {chosen:g} is the {side} tried: beyond it may be a better one."
@@ -255,21 +271,35 @@ def _measured_warnings(advice: Advice) -> Iterator[str]:
             f"Accuracy was measured with {advice.proxy} examples where {question.examples} were "
             "asked about: more data usually gives more."
         )
-    control = next((one for one in advice.rows if not one.noise_multiplier), None)
-    if control is not None and control.success is not None:
-        blind = question.prior
-        if not control.success.low > blind:
-            yield (
-                "Even without noise no attack is shown to beat a blind guess: that they fail with "
-                "noise proves nothing here."
-            )
+    if advice.asked_candidates is not None and advice.asked_candidates > question.candidates:
+        yield (
+            f"{advice.asked_candidates} candidates were asked about, but a class of this data has "
+            f"{question.candidates} look-alikes: all bounds and rates are for these."
+        )
+    control = advice.rows[0].success
+    if control is not None and not control.low > question.prior:
+        yield (
+            "Even undefended no attack is shown to beat a blind guess: that they fail with noise "
+            "proves nothing here."
+        )
     for one in advice.rows:
-        if one.success is not None and one.success.low > one.upload_bound:
+        if one.failed:
+            yield (
+                f"At noise multiplier {one.noise_multiplier:.3g}, {one.failed} attacks crashed or "
+                "ran out of time: the success is that of the others."
+            )
+        if one.success is not None and _refutes(one.success, one.upload_bound):
             yield (
                 f"At noise multiplier {one.noise_multiplier:.3g} the measured success, "
                 f"{one.success}, is above what is proven possible, "
                 f"{_percent(one.upload_bound)}: an error in the defense or in this evaluation."
             )
+
+
+def _refutes(success: Interval, bound: float) -> bool:
+    """Return whether a success is beyond luck if no attack exceeds a bound."""
+    successes = round(success.value * success.n)
+    return bool(binom.sf(successes - 1, success.n, bound) < ALARM)
 
 
 def _percent(share: float) -> str:

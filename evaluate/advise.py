@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,9 +66,10 @@ def advise(
                 workers=workers,
                 console=console,
             )
-    question = fitting(question, scenario)
+    check_sizes(question, scenario)
+    fitted = fitting(question, scenario)
     experiment = Experiment(
-        question,
+        fitted,
         scenario,
         out,
         effort or Effort(),
@@ -75,7 +77,19 @@ def advise(
         workers,
         console or Console(quiet=True),
     )
-    return _measurements(experiment)
+    advice = _measurements(experiment)
+    return replace(advice, asked_candidates=question.candidates)
+
+
+def check_sizes(question: Question, scenario: Scenario) -> None:
+    """Raise if a scenario has too few examples for a question's clients and batches."""
+    found = len(load_world(scenario).train.targets)
+    if not question.batch_size <= found // question.clients:
+        raise ValueError(
+            f"the dataset has {found} training examples, {found // question.clients} for each of "
+            f"{question.clients} clients, where a batch takes {question.batch_size}: give fewer "
+            "clients, a smaller batch or a larger dataset"
+        )
 
 
 def _proofs(question: Question) -> Advice:
@@ -98,7 +112,8 @@ def _measurements(experiment: Experiment) -> Advice:
         tuned_at = question.noise_for(TUNED_AT)
         ladder = [question.noise_for(epsilon) for epsilon in EPSILONS]
     best, searched = experiment.search(tuned_at)
-    rows = experiment.measure([best._replace(noise_multiplier=s) for s in (0.0, *ladder)])
+    settings, retuned = experiment.retune(best, (0.0, *ladder))
+    rows = experiment.measure(settings)
     if question.min_accuracy is None:
         recommended: Row | None = next(row for row in rows if row.noise_multiplier == tuned_at)
     else:
@@ -107,7 +122,7 @@ def _measurements(experiment: Experiment) -> Advice:
     return Advice(
         question,
         experiment.scenario.name,
-        (*rows, *searched),
+        (*rows, *searched, *retuned),
         recommended,
         tuple(_reasons(experiment, best, rows, recommended)),
         panel=experiment.config([best]).panel,
@@ -137,32 +152,33 @@ def _reasons(
         yield from _closest(question, rows)
         return
     yield from proven_reasons(question, recommended)
-    tried = len(experiment.settings(best.noise_multiplier))
     yield (
         f"Clipping norm {recommended.max_norm:g} and learning rate {recommended.lr:g} were the "
-        f"best of {tried} pairs, tried with one seed at noise multiplier "
-        f"{best.noise_multiplier:.3g}. With {experiment.effort.seeds} other seeds the accuracy is "
-        f"{recommended.accuracy}; without noise, and all else the same, it is {control.accuracy}."
+        "best of those tried, with one seed: the norm at noise multiplier "
+        f"{best.noise_multiplier:.3g}, the rate at this one. With {experiment.effort.seeds} other "
+        f"seeds the accuracy is {recommended.accuracy}; without clipping and noise it is "
+        f"{control.accuracy}."
     )
     yield (
         f"The strongest attack, {recommended.strongest}, identified {recommended.success} of "
         f"{recommended.success.n if recommended.success else 0} uploads of one example, where no "
         f"attack can exceed {100 * recommended.upload_bound:.3g} %; all attacks together "
-        f"{recommended.any_attack}. Without noise the strongest, {control.strongest}, identified "
+        f"{recommended.any_attack}. Undefended, the strongest, {control.strongest}, identified "
         f"{control.success}."
     )
 
 
 def _closest(question: Question, rows: Sequence[Row]) -> Iterator[str]:
     """Yield why no row keeps an accuracy, and what comes closest."""
-    control, least = rows[0], rows[1]
+    control = rows[0]
+    closest = max(rows[1:], key=lambda row: row.accuracy.low if row.accuracy else 0.0)
     yield (
         f"An accuracy of {100 * question.value:g} % is not shown to be kept at any epsilon up to "
-        f"{EPSILONS[0]:g}. The closest is {least.accuracy}, at noise multiplier "
-        f"{least.noise_multiplier:.3g} (epsilon {least.epsilon['pld']:.3g}); without noise, and "
-        f"all else the same, it is {control.accuracy}."
+        f"{EPSILONS[0]:g}. The closest is {closest.accuracy}, at noise multiplier "
+        f"{closest.noise_multiplier:.3g} (epsilon {closest.epsilon['pld']:.3g}); without clipping "
+        f"and noise it is {control.accuracy}."
     )
-    if least.accuracy is not None and least.accuracy.value >= question.value:
+    if closest.accuracy is not None and closest.accuracy.value >= question.value:
         yield (
             "The estimate suffices, its lower limit does not: more test examples would narrow it."
         )

@@ -21,6 +21,8 @@ from rich.table import Table
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES, Chain
 
+from .accounting import Unreachable
+from .advice import Advice
 from .advise import advise as answer
 from .cli_dp import (
     AsJson,
@@ -202,7 +204,9 @@ def advise(
     epsilon: Annotated[float | None, typer.Option(help="Target: the largest epsilon.")] = None,
     reconstruction_success: Annotated[
         float | None,
-        typer.Option(help="Target: the largest success of any reconstruction attack, as in 0.05."),
+        typer.Option(
+            help="Target: the largest success of any reconstruction attack on the run, as in 0.05."
+        ),
     ] = None,
     min_accuracy: Annotated[
         float | None, typer.Option(help="Target: the least test accuracy, as in 0.8; needs data.")
@@ -248,7 +252,9 @@ def advise(
     """
     scenario = scenario_from(dataset, model, data)
     found = None if scenario is None else len(load_world(scenario).train.targets)
-    examples, batch, rounds = sizes(examples or found, batch, rounds, epochs, clients, scenario)
+    if examples is None:
+        examples = found
+    examples, batch, rounds = sizes(examples, batch, rounds, epochs, clients, scenario)
     question = Question(
         examples,
         batch,
@@ -263,11 +269,15 @@ def advise(
         min_accuracy,
     )
     folder = out or (None if scenario is None else Path("runs") / "advise")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     progress = Console(stderr=True)
     try:
         advice = answer(
             question, scenario, out=folder, seed=seed, workers=workers, console=progress
         )
+    except Unreachable as error:
+        advice = Advice(question, None, (), None, (str(error),))
     except KeyboardInterrupt:
         progress.print("Interrupted. The same command continues where it stopped.")
         raise typer.Exit(130) from None
@@ -276,7 +286,7 @@ def advise(
         typer.echo(text)
     else:
         print_advice(Console(), advice)
-    if folder is not None:
+    if folder is not None and advice.rows:
         from leakfrontier.reports.advice import write_advice
 
         print_path(progress, "Page:", write_advice(advice, folder))

@@ -69,13 +69,13 @@ def sizes(
     if rounds is not None and epochs is not None:
         raise ValueError("give --rounds or --epochs, not both")
     steps = rounds if epochs is None else epochs
-    if scenario is None and not (examples and batch and steps):
+    if scenario is None and None in (examples, batch, steps):
         raise ValueError(
             "give --examples, --batch and --rounds (or --epochs), or a --dataset to measure on"
         )
-    if not clients >= 1:
-        raise ValueError(f"clients must be a positive whole number, got {clients}")
-    total = examples or 0
+    total = 0 if examples is None else examples
+    if not 1 <= clients <= total:
+        raise ValueError(f"clients must be between 1 and the {total} examples, got {clients}")
     size = min(BATCH, total // clients) if batch is None else batch
     if epochs is not None:
         if not (0 < epochs < math.inf and size >= 1):
@@ -113,15 +113,8 @@ def print_path(console: Console, what: str, path: Path) -> None:
 
 def print_advice(console: Console, advice: Advice) -> None:
     """Print the table, the recommendation, who sees what, and the warnings."""
-    table = Table(title=advice.setting or "proven", title_justify="left", box=None)
-    table.add_column("")
-    for name in advice.columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in advice.rows:
-        mark = "->" if row is advice.recommended else "search" if row.searched else ""
-        table.add_row(mark, *(escape(column(row)) for column in advice.columns.values()))
-    width = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.print(table, width=width, crop=False)  # a narrow terminal wraps it, and loses nothing
+    if advice.rows:
+        _print_rows(console, advice)
     for title, texts in (
         ("Recommended" if advice.recommended else "Not reachable", advice.reasons),
         (
@@ -134,9 +127,22 @@ def print_advice(console: Console, advice: Advice) -> None:
         ),
         ("Warnings", advice.warnings),
     ):
-        console.print(f"\n[bold]{title}[/bold]")
+        if texts:
+            console.print(f"\n[bold]{title}[/bold]")
         for text in texts:
             console.print(f"- {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _print_rows(console: Console, advice: Advice) -> None:
+    table = Table(title=advice.setting or "proven", title_justify="left", box=None)
+    table.add_column("")
+    for name in advice.columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in advice.rows:
+        mark = "->" if row is advice.recommended else "search" if row.searched else ""
+        table.add_row(mark, *(escape(column(row)) for column in advice.columns.values()))
+    width = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.print(table, width=width, crop=False)  # a narrow terminal wraps it, and loses nothing
 
 
 def audit(

@@ -1,31 +1,32 @@
 """What is asked about DP parameters, and what is proven of each answer.
 
-Two bounds on reconstruction stand beside each epsilon, because they answer two questions. Over
+Three bounds on reconstruction stand beside each epsilon, because they answer three questions. Over
 the *run*, the attacker sees every upload and does not know which of them the victim is in: secret
 sampling protects it. Of *one upload* the attacker knows that the victim is in it, as one who
-inverts a gradient does: sampling is of no help, and there is one step. Either may be the larger;
-measured success is about one upload.
+inverts a gradient does: sampling is of no help, and there is one step. Either may be the larger.
+*Both* at once, one known upload and all others, is what no attacker exceeds; measured success is
+about one upload.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from .accounting import (
     ACCOUNTANTS,
     Schedule,
-    Segment,
     Unit,
     calibrate,
     client_segment,
     epsilons,
+    least_noise,
     record_segment,
 )
-from .bounds import Bounds, calibrate_to_reconstruction
+from .bounds import Bounds, reconstruction
 from .statistics import Interval
 
 LARGEST_DELTA, DELTA_EXPONENT = 1e-5, -1.1
@@ -52,10 +53,10 @@ class Question:
         candidates: N, among how many an attacker has to find the right one: a blind guess
             succeeds with probability 1 / N.
         poisson_sampling: Whether batches are Poisson samples. Shuffled ones gain nothing that is
-            proven here, and every step counts in full.
+            proven here: every step counts in full, and with half of its noise.
         epsilon: The largest epsilon, by PLD.
-        reconstruction_success: The largest probability of reconstruction, over the run and of one
-            upload alike.
+        reconstruction_success: The largest probability of reconstruction, by an attacker who
+            knows one upload that the victim is in, and sees all others.
         min_accuracy: The least test accuracy; needs data.
     """
 
@@ -148,9 +149,18 @@ class Question:
             ),
         )
 
+    def bound(self, noise_multiplier: float) -> float:
+        """Return the largest success of an attack on the run, one upload of the victim known."""
+        (segment,) = self.schedule(noise_multiplier)
+        known = replace(segment, sample_rate=1.0, steps=1)
+        others = (replace(segment, steps=segment.steps - 1),) if segment.steps > 1 else ()
+        return Bounds((known, *others)).reconstruction(self.prior)
+
     def noise_for(self, epsilon: float) -> float:
         """Return the least noise multiplier that keeps an epsilon, by PLD."""
-        return calibrate(epsilon, self.sample_rate, self.rounds, self.used_delta)
+        (segment,) = self.schedule(1.0)
+        sigma = calibrate(epsilon, segment.sample_rate, self.rounds, self.used_delta)
+        return sigma / segment.noise_multiplier
 
     def least_noise(self) -> float:
         """Return the least noise multiplier that keeps a target which needs no data.
@@ -162,10 +172,7 @@ class Question:
             return self.noise_for(self.epsilon)
         if self.reconstruction_success is None:
             raise ValueError("an accuracy can only be kept where it can be measured: give a model")
-        return max(
-            calibrate_to_reconstruction(self.prior, self.reconstruction_success, rate, steps)
-            for rate, steps in ((self.sample_rate, self.rounds), (1.0, 1))
-        )
+        return least_noise("a reconstruction success of", self.reconstruction_success, self.bound)
 
 
 @dataclass(frozen=True)
@@ -175,17 +182,19 @@ class Row:
     Attributes:
         noise_multiplier: sigma.
         epsilon: Epsilon by accountant; infinite without noise.
-        run_bound: Largest success of an attack on the run.
+        run_bound: Largest success of an attack on the run: gamma(kappa).
         upload_bound: Largest success of an attack on one upload that the victim is in.
-        max_norm: C, the clipping norm; None where nothing was measured.
+        bound: Largest success of an attack on both.
+        max_norm: C, the clipping norm; None where nothing was measured, or clipped.
         lr: The server's learning rate.
         accuracy: Test accuracy, and where that of one more run will be; over seeds that had no
             part in choosing C and lr, unless `searched`.
         success: Share of uploads that the strongest attack identified: what `upload_bound` is
-            about.
+            about. The interval allows for the choice among the attacks.
         strongest: That attack.
         any_attack: Share that any attack identified. Several attacks are several guesses, so that
             this may exceed a bound on one.
+        failed: Attacks that crashed or ran out of time, whose success is not known.
         seconds: Time of one training run.
         searched: Whether the row is of the search, with one seed.
     """
@@ -194,12 +203,14 @@ class Row:
     epsilon: Mapping[str, float]
     run_bound: float
     upload_bound: float
+    bound: float
     max_norm: float | None = None
     lr: float | None = None
     accuracy: Interval | None = None
     success: Interval | None = None
     strongest: str | None = None
     any_attack: Interval | None = None
+    failed: int = 0
     seconds: float | None = None
     searched: bool = False
 
@@ -222,14 +233,14 @@ class Row:
 def proven(question: Question, noise_multiplier: float) -> Row:
     """Return what is proven of a noise multiplier."""
     schedule = question.schedule(noise_multiplier)
-    upload = (Segment(1.0, noise_multiplier, 1),)
     return Row(
         noise_multiplier,
         epsilons(schedule, question.used_delta)
         if noise_multiplier
         else dict.fromkeys(ACCOUNTANTS, math.inf),
-        Bounds(schedule).reconstruction(question.prior),
-        Bounds(upload).reconstruction(question.prior),
+        run_bound=Bounds(schedule).reconstruction(question.prior),
+        upload_bound=reconstruction(question.prior, 1.0, noise_multiplier, 1),
+        bound=question.bound(noise_multiplier),
     )
 
 

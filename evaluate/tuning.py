@@ -2,11 +2,13 @@
 
 At a fixed epsilon the noise multiplier is set by sampling and steps alone. What is left is the
 clipping norm, which trades bias for noise, and the learning rate. They are searched for together
-by successive halving [1]: every pair for a part of the rounds, the best for all of them. A pair
-is a clipping norm and a *step size*, how far the server moves along clipped updates: under Adam,
-which does not see their scale, that is its learning rate; under SGD, the rate times the norm.
+by successive halving [1]: every pair for a part of the rounds, the best for all of them; if the
+winner is at the edge of the grid, so are its neighbours beyond. A pair is a clipping norm and a
+*step size*, how far the server moves along clipped updates: under Adam, which does not see their
+scale, that is its learning rate; under SGD, the rate times the norm. Other noise asks for another
+step size, which is searched for at the same clipping norm.
 
-Whoever was best was lucky, too. Hence all that is reported is measured again, with other seeds.
+Whoever was best was lucky, too. Hence what is recommended is measured again, with other seeds.
 
 References:
     [1] Jamieson, Talwalkar. "Non-stochastic Best Arm Identification and Hyperparameter
@@ -23,7 +25,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from rich.console import Console
 from scipy.stats import t
@@ -37,7 +38,7 @@ from .question import Question, Row, proven
 from .run import RunConfig, check_scenario, plan, run_trials
 from .scenario import Scenario, World, label, load_world, loss
 from .scoring import candidates
-from .statistics import Interval, accuracy_interval
+from .statistics import Interval, accuracy_interval, clopper_pearson
 from .store import Results
 from .summary import attack_rates, worst_case
 from .trial import TrainTrial
@@ -50,7 +51,7 @@ SEED_STRIDE = 1000
 
 
 class Setting(NamedTuple):
-    """What a training run can choose."""
+    """What a training run can choose; without noise nothing is clipped either."""
 
     noise_multiplier: float
     max_norm: float
@@ -120,14 +121,38 @@ class Experiment:
         check_scenario(self.scenario)
         everything = self.settings(noise_multiplier)
         short = max(1, math.ceil(self.question.rounds / self.effort.shortening))
-        seeds = range(SEED_STRIDE * self.seed, SEED_STRIDE * self.seed + 1)
-        first = self.train(everything, seeds, rounds=short)
-        best = sorted(everything, key=lambda one: -first[one].accuracy.value)
-        finalists = best[: self.effort.survivors]
-        last = self.train(finalists, seeds)
-        trained = first | last
-        rows = [self.row(one, trained[one], searched=True) for one in everything]
-        return max(finalists, key=lambda one: last[one].accuracy.value), rows
+        trained = self.train(everything, self._searched, rounds=short)
+        best = sorted(everything, key=lambda one: -trained[one].accuracy.value)
+        finalists = self.train(best[: self.effort.survivors], self._searched)
+        winner = _best(finalists)
+        if beyond := _beyond(winner, everything):
+            finalists |= self.train(beyond, self._searched)
+        trained |= finalists
+        rows = [self.row(one, result, searched=True) for one, result in trained.items()]
+        return _best(finalists), rows
+
+    def retune(self, best: Setting, noise: Sequence[float]) -> tuple[list[Setting], list[Row]]:
+        """Return the best setting at each of some noise multipliers, and the rows of all.
+
+        The clipping norm stays. Of step sizes whose accuracies are within a standard error of
+        the best, the smallest is taken, as it is the least likely to fail with another seed.
+        """
+        sizes = sorted({*self.effort.step_sizes, best.step_size})
+        levels = [
+            [Setting(sigma, best.max_norm, size) for size in sizes]
+            for sigma in noise
+            if sigma != best.noise_multiplier
+        ]
+        trained = self.train([one for level in levels for one in level], self._searched)
+        chosen = {best.noise_multiplier: best}
+        for level in levels:
+            most = max(trained[one].accuracy.value for one in level)
+            error = math.sqrt(most * (1 - most) / self._test_examples)
+            chosen[level[0].noise_multiplier] = next(
+                one for one in level if trained[one].accuracy.value >= most - error
+            )
+        rows = [self.row(one, result, searched=True) for one, result in trained.items()]
+        return [chosen[sigma] for sigma in noise], rows
 
     def train(
         self, settings: Sequence[Setting], seeds: range, rounds: int | None = None
@@ -140,6 +165,7 @@ class Experiment:
             self.config(settings[:1]),
             self.out,
             workers=self.workers,
+            retry_failed=True,
             console=self.console,
         )
         return _trained(results, trials)
@@ -147,38 +173,37 @@ class Experiment:
     def measure(self, settings: Sequence[Setting], *, repetition: int | None = None) -> list[Row]:
         """Train and attack settings with seeds that no search uses, and return their rows.
 
+        The attacker knows the defense: to publish it must not weaken a guarantee.
+
         Args:
-            settings: Settings that differ in their noise alone.
+            settings: Settings that differ in their noise.
             repetition: Another `seed` than the experiment's.
         """
         first = SEED_STRIDE * (self.seed if repetition is None else repetition) + 1
-        seeds, config = range(first, first + self.effort.seeds), self.config(settings)
+        seeds = range(first, first + self.effort.seeds)
         self._say(f"training and attacks of {len(settings)} settings, with {len(seeds)} new seeds")
         results = run_trials(
-            plan(config, first), config, self.out, workers=self.workers, console=self.console
+            [
+                trial
+                for one in settings
+                for trial in plan(self.config([one]), first)
+                if isinstance(trial, TrainTrial) or trial.knows_defense
+            ],
+            self.config(settings),
+            self.out,
+            workers=self.workers,
+            retry_failed=True,
+            console=self.console,
         )
         trained = _trained(results, {one: self._trials(one, seeds) for one in settings})
-        rates, worst = attack_rates(results), worst_case(results)
-        rows = []
-        for one in settings:
-            row, arm = self.row(one, trained[one]), label(self.defense(one))
-            ran = rates[(rates["defense"] == arm) & ~rates["baseline"] & rates["rate"].notna()]
-            if ran.empty:
-                raise ValueError(f"no attack on {arm} ran")
-            best = ran.sort_values("rate", kind="stable").iloc[-1]
-            union = worst[worst["defense"] == arm].iloc[0]
-            rows.append(
-                replace(
-                    row,
-                    success=_interval(best),
-                    strongest=str(best["adversary"]),
-                    any_attack=_interval(union, "informed_"),
-                )
-            )
-        return rows
+        attacked = _attacked(results)
+        return [
+            replace(self.row(one, trained[one]), **attacked[label(self.defense(one))])
+            for one in settings
+        ]
 
     def config(self, settings: Sequence[Setting]) -> RunConfig:
-        """Return the run of settings that differ in their noise alone."""
+        """Return the run of settings that differ in their noise; with the first's step size."""
         return RunConfig(
             scenarios=(self.scenario_for(settings[0]),),
             defenses=tuple(self.defense(one) for one in settings),
@@ -191,7 +216,7 @@ class Experiment:
         """Return what is proven and what was measured of a setting."""
         return replace(
             proven(self.question, setting.noise_multiplier),
-            max_norm=setting.max_norm,
+            max_norm=setting.max_norm if setting.noise_multiplier else None,
             lr=self.scenario_for(setting).training.lr,
             accuracy=trained.accuracy,
             seconds=trained.seconds,
@@ -202,19 +227,22 @@ class Experiment:
         """Return the setting of a measured row."""
         if row.max_norm is None or row.lr is None:
             raise ValueError("row must be a measured one")
-        return Setting(row.noise_multiplier, row.max_norm, row.lr * self._scale(row.max_norm))
+        setting = Setting(row.noise_multiplier, row.max_norm, row.lr)
+        return setting._replace(step_size=row.lr * self._scale(setting))
 
     def defense(self, setting: Setting) -> Method:
         """Return the defense of a setting, as a configuration names it."""
         sigma, norm, _ = setting
+        if not sigma:
+            return Method(name="none")
         if self.question.unit == "client":
             return Method(
                 name="ClientDP", options={"noise_multiplier": sigma, "max_update_norm": norm}
             )
-        options = {"noise_multiplier": sigma, "max_grad_norm": norm}
+        options: dict[str, Any] = {"noise_multiplier": sigma, "max_grad_norm": norm}
         if not self.question.poisson_sampling:
-            return Method(name="DPSGD", options={**options, "poisson_sampling": False})
-        return Method(name="DPSGD", options={**options})
+            options["poisson_sampling"] = False
+        return Method(name="DPSGD", options=options)
 
     def scenario_for(self, setting: Setting, rounds: int | None = None) -> Scenario:
         """Return the scenario with the question's plan and a setting's learning rate."""
@@ -224,7 +252,7 @@ class Experiment:
             "clients": question.clients,
             "clients_per_round": question.clients,
             "batch_size": question.batch_size,
-            "lr": setting.step_size / self._scale(setting.max_norm),
+            "lr": setting.step_size / self._scale(setting),
         }
         change = {"training": training.model_copy(update=plan), "candidates": question.candidates}
         return self.scenario.model_copy(update={**change, "batch_size": 1, "checkpoints": (0,)})
@@ -235,9 +263,19 @@ class Experiment:
         scenario, defense = self.scenario_for(setting, rounds), self.defense(setting)
         return [TrainTrial(scenario, defense, seed) for seed in seeds]
 
-    def _scale(self, norm: float) -> float:
+    @property
+    def _searched(self) -> range:
+        """Return the seed of the search."""
+        return range(SEED_STRIDE * self.seed, SEED_STRIDE * self.seed + 1)
+
+    @property
+    def _test_examples(self) -> int:
+        return len(load_world(self.scenario).test.targets)
+
+    def _scale(self, setting: Setting) -> float:
         """Return how a learning rate depends on the clipping norm, at the same step size."""
-        return norm if self.scenario.training.server == "sgd" else 1.0
+        clips = setting.noise_multiplier and self.scenario.training.server == "sgd"
+        return setting.max_norm if clips else 1.0
 
     def _say(self, text: str) -> None:
         if self.console is not None:
@@ -251,6 +289,22 @@ class Trained(NamedTuple):
     seconds: float
 
 
+def _best(trained: Mapping[Setting, Trained]) -> Setting:
+    return max(trained, key=lambda one: trained[one].accuracy.value)
+
+
+def _beyond(winner: Setting, grid: Sequence[Setting]) -> list[Setting]:
+    """Return the winner's neighbours beyond the edges of a grid."""
+    found = []
+    for name in ("max_norm", "step_size"):
+        values = sorted({float(getattr(one, name)) for one in grid})
+        own = getattr(winner, name)
+        for edge, next_to_it in ((values[:1], values[1:2]), (values[-1:], values[-2:-1])):
+            if len(values) > 1 and own == edge[0]:
+                found.append(winner._replace(**{name: _rounded(own * own / next_to_it[0])}))
+    return found
+
+
 def _trained(
     results: Results, trials: Mapping[Setting, Sequence[TrainTrial]]
 ) -> dict[Setting, Trained]:
@@ -260,7 +314,8 @@ def _trained(
         keys = [trial.cell.key for trial in own]
         failed = cells.loc[keys].query("status != 'ok'")
         if len(failed):
-            raise ValueError(f"training under {setting} failed: {failed['error'].iloc[0]}")
+            reason = failed["error"].iloc[0].partition("\n")[0]
+            raise ValueError(f"training under {setting} failed: {reason}")
         rows = results.utility[results.utility["cell"].isin(keys)]
         last = rows[rows["round"] == rows["round"].max()]
         accuracy = predicted_accuracy(last["correct"].tolist(), last["total"].tolist())
@@ -268,9 +323,29 @@ def _trained(
     return found
 
 
-def _interval(row: pd.Series[Any], prefix: str = "") -> Interval:
-    value, low, high = (float(row[prefix + name]) for name in ("rate", "low", "high"))
-    return Interval(value, low, high, int(row["observations"]))
+def _attacked(results: Results) -> dict[str, dict[str, Any]]:
+    """Return what attacks on each arm achieved, as fields of a row.
+
+    The strongest is chosen among several; its interval holds for all of them at once.
+    """
+    rates, worst = attack_rates(results), worst_case(results)
+    failed = results.cells[(results.cells["kind"] == "attack") & (results.cells["status"] != "ok")]
+    found = {}
+    for arm, attacks in rates[~rates["baseline"]].groupby("defense"):
+        ran = attacks[attacks["rate"].notna()]
+        if ran.empty:
+            raise ValueError(f"no attack on {arm} ran")
+        best = ran.sort_values("rate", kind="stable").iloc[-1]
+        n = int(best["observations"])
+        union = worst[worst["defense"] == arm].iloc[0]
+        rate, low, high = (float(union[f"informed_{name}"]) for name in ("rate", "low", "high"))
+        found[str(arm)] = {
+            "success": clopper_pearson(round(best["rate"] * n), n, 1 - 0.05 / len(ran)),
+            "strongest": str(best["adversary"]),
+            "any_attack": Interval(rate, low, high, int(union["observations"])),
+            "failed": int((failed["defense"] == arm).sum()),
+        }
+    return found
 
 
 def predicted_accuracy(

@@ -72,7 +72,7 @@ def answer(advice: Advice) -> str:
     if row.max_norm is not None and row.lr is not None:
         parts += [f"clipping norm {row.max_norm:g}", f"learning rate {row.lr:.2g}"]
     text = f"Take {', '.join(parts)}: epsilon {number(row.epsilon['pld'])}"
-    text += f", reconstruction at most {percent(max(row.run_bound, row.upload_bound))}"
+    text += f", reconstruction at most {percent(row.bound)}"
     return text + (f", accuracy {row.accuracy}." if row.accuracy is not None else ".")
 
 
@@ -163,9 +163,8 @@ def _caption(advice: Advice) -> str:
     control = next((row for row in advice.rows if not row.noise_multiplier), None)
     if control is not None and control.accuracy is not None:
         caption += (
-            f"Bars are 95 % intervals. Without noise, and all else the same, the accuracy is "
-            f"{control.accuracy} and the "
-            f"strongest attack identifies {control.success}. "
+            f"Bars are 95 % intervals. Without clipping and noise the accuracy is "
+            f"{control.accuracy} and the strongest attack identifies {control.success}. "
         )
     return caption + (
         "Measured success is to be compared with the bound for one upload; the bound for the run "

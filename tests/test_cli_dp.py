@@ -42,6 +42,24 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return call
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_cannot_be_reached_is_an_answer(command: Command, as_json: bool) -> None:
+    options = ("--json",) if as_json else ()
+    code, output, _ = command("advise", *SIZES, "--reconstruction-success", 0.01, *options)
+    assert code == 1
+    assert "cannot be reached: the closest" in output
+    if as_json:
+        assert json.loads(output)["recommended"] is None
+
+
+@pytest.mark.parametrize("name", ["--rounds", "--batch", "--examples"])
+def test_zero_is_not_the_same_as_nothing(command: Command, name: str) -> None:
+    code, _, errors = command("advise", "--epsilon", 3, *SIZES, name, 0)
+    assert code == 2
+    assert "give --examples" not in errors
+    assert "got 0" in errors or "the 0 examples" in errors
+
+
 def test_advise_from_numbers_alone(command: Command, tmp_path: Path) -> None:
     code, output, _ = command("advise", "--epsilon", 3, *SIZES, "--out", tmp_path)
     assert code == 0
@@ -74,9 +92,8 @@ def test_advise_in_epochs_as_json(command: Command) -> None:
         (("--epsilon", 3), "give --examples, --batch and --rounds"),
         ((*SIZES, "--epsilon", 3, "--epochs", 2), "give --rounds or --epochs, not both"),
         ((*SIZES, "--epsilon", 3, "--batch", 60_001), "the sample rate would be above 1"),
-        ((*SIZES, "--epsilon", 3, "--clients", 0), "clients must be a positive whole number"),
+        ((*SIZES, "--epsilon", 3, "--clients", 0), "clients must be between 1 and the 60000"),
         ((*SIZES, "--epsilon", 3, "--delta", 1), "delta must be in (0, 1), got 1"),
-        ((*SIZES, "--reconstruction-success", 0.01), "cannot be reached: the closest"),
         ((*SIZES, "--min-accuracy", 0.9), "give a model"),
         (("--epsilon", 3, "--dataset", "nope"), "dataset must be one of fashion-mini"),
         (("--epsilon", 3, "--model", "{name: [}"), "--model '{name: [}' is not a valid YAML"),
