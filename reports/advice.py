@@ -7,15 +7,13 @@ from pathlib import Path
 
 import altair as alt
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from leakfrontier.evaluate.advice import Advice, number
 from leakfrontier.evaluate.question import Row
 
 from .charts import COLOURS, Figure, styled
+from .html import render, write
 from .labels import percent
-from .page import _javascript, _write
 
 PAGE_NAME, DOCUMENT_NAME = "advice.html", "advice.json"
 
@@ -32,32 +30,24 @@ def write_advice(advice: Advice, folder: Path) -> Path:
     """Write an advice into a folder, as a page and as JSON, and return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     document = json.dumps(advice.document(), indent=2, allow_nan=False)
-    _write(folder / DOCUMENT_NAME, f"{document}\n".encode())
+    write(folder / DOCUMENT_NAME, f"{document}\n".encode())
     page = folder / PAGE_NAME
-    _write(page, _render(advice).encode())
+    write(page, _render(advice).encode())
     return page
 
 
 def _render(advice: Advice) -> str:
-    environment = Environment(
-        loader=PackageLoader("leakfrontier.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     tables = {
         "Over the noise": [row for row in advice.rows if not row.searched],
         "The search for C and the learning rate": [row for row in advice.rows if row.searched],
     }
-    return environment.get_template("advice.html.j2").render(
+    return render(
+        "advice.html.j2",
         advice=advice,
         answer=answer(advice),
         figure=curves_figure(advice),
         header=list(advice.columns),
         tables=[(title, _table(advice, rows)) for title, rows in tables.items()],
-        bundle=_javascript(),
-        safe=Markup,
         number=number,
         percent=percent,
     )

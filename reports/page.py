@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pandas as pd
-import vl_convert
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from leakfrontier.evaluate.checks import Check, run_checks
 from leakfrontier.evaluate.metrics import TIERS
@@ -26,7 +22,7 @@ from leakfrontier.evaluate.summary import (
 )
 
 from .baseline import ADVICE, heuristics
-from .charts import VEGA_LITE, Figure
+from .charts import Figure
 from .figures import (
     accuracy_figure,
     psnr_figure,
@@ -36,6 +32,7 @@ from .frontier import Frontier, make_frontiers
 from .frontier_figure import frontier_figure
 from .gallery import Gallery, make_gallery
 from .heatmap import heatmap_figure
+from .html import render, write
 from .labels import percent
 from .tables import (
     Table,
@@ -100,21 +97,14 @@ def write_report(folder: Path) -> Path:
     rates, worst = attack_rates(results), worst_case(results)
     checks, frontiers = run_checks(results), make_frontiers(results)
     for name, table in _tables(results, rates, worst, checks, frontiers).items():
-        _write(folder / "tables" / f"{name}.csv", table.to_csv(index=False).encode())
+        write(folder / "tables" / f"{name}.csv", table.to_csv(index=False).encode())
     scenarios = _scenarios(results, rates, worst, frontiers)
     for figure in _figures(scenarios):
-        _write(folder / "figures" / f"{figure.name}.png", figure.png)
-        _write(folder / "figures" / f"{figure.name}.svg", figure.svg.encode())
+        write(folder / "figures" / f"{figure.name}.png", figure.png)
+        write(folder / "figures" / f"{figure.name}.svg", figure.svg.encode())
     page = folder / PAGE_NAME
-    _write(page, _render(results, rates, checks, scenarios).encode())
+    write(page, _render(results, rates, checks, scenarios).encode())
     return page
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 def _tables(
@@ -242,18 +232,12 @@ def _answer(scenario: str, points: pd.DataFrame) -> str:
 def _render(
     results: Results, rates: pd.DataFrame, checks: Sequence[Check], scenarios: list[Scenario]
 ) -> str:
-    environment = Environment(
-        loader=PackageLoader("leakfrontier.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     verdicts = {check.verdict for check in checks}
     verdict = next((kind for kind in ("fail", "warn") if kind in verdicts), "pass")
     status = results.cells["status"]
     candidates = results.attacks["candidates"].dropna().unique()
-    return environment.get_template("page.html.j2").render(
+    return render(
+        "page.html.j2",
         scenarios=scenarios,
         checks=checks,
         verdict=verdict,
@@ -266,17 +250,7 @@ def _render(
         not_applicable=not_applicable_table(rates),
         config=yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True),
         packages=_versions(),
-        bundle=_javascript(),
-        safe=Markup,
     )
-
-
-@cache
-def _javascript() -> Markup:
-    bundle: str = vl_convert.javascript_bundle(
-        "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
-    )
-    return Markup(bundle.replace("</script", "<\\/script"))
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,41 @@
+"""Self-contained pages: templates, the scripts that draw figures, files that appear whole."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from .charts import VEGA_LITE
+
+
+def render(template: str, **values: object) -> str:
+    """Return a page from a template, with all that its figures need."""
+    environment = Environment(
+        loader=PackageLoader("leakfrontier.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template(template)
+    return page.render(**values, bundle=_javascript(), safe=Markup)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file that appears whole or not at all."""
+    path.parent.mkdir(exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+@cache
+def _javascript() -> Markup:
+    bundle: str = vl_convert.javascript_bundle(
+        "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
+    )
+    return Markup(bundle.replace("</script", "<\\/script"))
