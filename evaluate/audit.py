@@ -1,12 +1,14 @@
 """Does a defense keep its differential-privacy claim? Three tests, from its hooks alone.
 
-- `residual_noise`: is the noise of an upload as large as claimed, fresh every time, and on top of
-  what clipping leaves? Quick and sharp.
+- `residual_noise`: is the noise of an upload as large as claimed everywhere, fresh every time, and
+  on top of what clipping leaves? Quick and sharp.
 - `step_canaries`: can single canaries be told from none, at one step, better than the claim
   allows [1]? It covers clipping and noise together.
 - `one_run`: the same over a training run, sampling included [2]. Slower, and far looser.
 
 The claim is what the defense's `guarantee` says, and its `replay` is what the noise is added to.
+The first two compare single steps with what is claimed of one step, and what they add up to over
+the plan with what is claimed of the plan.
 
 A lower bound says that the true epsilon is not below it; it is no estimate. Beside it stands the
 ceiling: what a perfect implementation of the claim would score. An audit that finds nothing
@@ -22,6 +24,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +34,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy import stats
+from scipy.linalg import helmert
 from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri
+from scipy.special import gammainc, ndtr, ndtri
 from torch import Generator, Tensor, nn
 
 from leakfrontier.adversaries import NotApplicable
@@ -61,11 +65,12 @@ class Audit:
     Attributes:
         method: The test.
         claimed: Epsilon that the defense claims.
-        lower_bound: What the true epsilon is not below, at the confidence level.
+        lower_bound: What the true epsilon is not below, at `CONFIDENCE` (residual noise: at
+            1 - `SIGNIFICANCE`), which the bounds of all announced repetitions keep together.
         ceiling: What `lower_bound` would be, on average, for a perfect implementation.
         p_value: Chance of a finding as bad as this, or worse, if the claim held.
         violated: Whether the claim is refuted.
-        verdict: The finding in words.
+        words: What was found.
         measured_noise: The noise multiplier as measured; residual noise alone.
         noise_limit: What the noise multiplier is not above, all faults found counted; likewise.
     """
@@ -76,9 +81,16 @@ class Audit:
     ceiling: float
     p_value: float
     violated: bool
-    verdict: str
+    words: str
     measured_noise: float = math.nan
     noise_limit: float = math.nan
+
+    @property
+    def verdict(self) -> str:
+        """Return the finding in words, with what it means for the claim."""
+        if self.violated:
+            return f"violated: {self.words} (p = {self.p_value:.1g})"
+        return f"no violation found: {self.words}"
 
 
 def audit(
@@ -89,6 +101,7 @@ def audit(
     plan: Plan,
     rng: Generator,
     methods: tuple[str, ...] = ("residual noise", "step canaries"),
+    runs: int = 1,
 ) -> dict[str, Audit | NotApplicable]:
     """Return the findings of several audits, by name.
 
@@ -101,37 +114,47 @@ def audit(
         plan: Steps, sample rate and delta for which epsilon is claimed.
         rng: Source of all randomness.
         methods: Names in `AUDITS`.
+        runs: How often this is repeated: bounds and verdicts of all repetitions hold together.
     """
     findings: dict[str, Audit | NotApplicable] = {}
     for method in methods:
         try:
-            findings[method] = AUDITS[method](defense, model, loss, data, plan, rng)
+            findings[method] = AUDITS[method](defense, model, loss, data, plan, rng, runs)
         except NotApplicable as reason:
             findings[method] = reason
     return findings
 
 
 def most_damning(findings: Sequence[Audit]) -> Audit:
-    """Return the worst of one test's repetitions, its p-value corrected for their number."""
-    worst = min(findings, key=lambda finding: (finding.p_value, -finding.lower_bound))
-    p_value = min(1.0, len(findings) * worst.p_value)
-    level = SIGNIFICANCE if worst.method == "residual noise" else 1 - CONFIDENCE
-    return replace(worst, p_value=p_value, violated=worst.violated and p_value < level)
+    """Return the worst of one test's repetitions, its p-value corrected for their number.
 
+    Bounds and verdicts are already, if the number was announced as `runs`.
+    """
+    worst = min(findings, key=lambda finding: (finding.p_value, -finding.lower_bound))
+    return replace(worst, p_value=min(1.0, len(findings) * worst.p_value))
+
+
+NOT_ADDING_UP = "the noise is there, but does not add up to the claimed epsilon"
 
 RESIDUAL_BATCH, REPEATS = 8, 16
 """Examples in the batch whose upload is repeated, and how often it is."""
 
 
 def residual_noise(
-    defense: Defense, model: nn.Module, loss: Loss, data: Batch, plan: Plan, rng: Generator
+    defense: Defense,
+    model: nn.Module,
+    loss: Loss,
+    data: Batch,
+    plan: Plan,
+    rng: Generator,
+    runs: int = 1,
 ) -> Audit:
     """Test the noise itself: uploads of one batch, minus what they would be without noise.
 
     Two clients take turns. If the claim holds, what is left is independent and N(0, (sigma s)^2),
-    where s is how far one unit can move an upload. Its size is tested (over all entries, and for
-    each tensor, so that none is left bare), the distances between uploads (is the noise fresh?)
-    and its mean (is there more below than clipped gradients?), Bonferroni-corrected.
+    where s is how far one unit can move an upload; more noise is no fault. Three tests, corrected
+    for their number (Bonferroni): is the noise of uploads independent, is there nothing below it
+    but clipped gradients, and is there enough of it, in all tensors and at all entries?
     """
     subject = Subject(defense, model, loss, data, plan, rng)
     size = min(RESIDUAL_BATCH, len(data.inputs))
@@ -139,27 +162,33 @@ def residual_noise(
     clients = [subject.client(size) for _ in range(2)]
     expected = subject.replay(batch, inflated)
     uploads = [subject.upload(clients[turn % 2], batch, inflated) for turn in range(REPEATS)]
-    std = subject.noise_multiplier * subject.unit_size(size)
-    mean = flat(expected) / std
-    residuals = torch.stack([flat(upload) / std - mean for upload in uploads])
-    sizes = [value.numel() for value in expected.values()]
-    findings = [_reused(residuals), _heavy(residuals, mean), _quiet(residuals, sizes)]
-    guilty = [one for one in findings if len(findings) * one.p_value < SIGNIFICANCE]
-    worst = guilty[0] if guilty else findings[-1]
-    p_value = min(1.0, len(findings) * min(one.p_value for one in findings))
-    groups = np.array([sum(sizes), *sizes]) * (REPEATS - 1)
+    sigma = subject.noise_multiplier
+    mean = flat(expected) / (sigma * subject.unit_size(size))
+    residuals = torch.stack(
+        [flat(upload) / (sigma * subject.unit_size(size)) - mean for upload in uploads]
+    )
+    noise = _Noise(residuals, [value.numel() for value in expected.values()])
+    level = SIGNIFICANCE / (3 * runs)
+    quiet = _quiet(noise, level, subject.needs)
+    findings = [_reused(noise), _heavy(residuals, mean, level), quiet]
+    p_value = min(one.p_value for one in findings)
+    guilty = [one for one in findings if one.p_value < level]
+    worst = guilty[0] if guilty else quiet
+    bound, words = subject.epsilon(sigma * worst.noise), worst.words
+    unsound = not guilty and subject.is_exceeded_by(bound)
+    if unsound:
+        p_value = noise.scaled(sigma / subject.needed_noise()).p_values().min()
+        words = f"{NOT_ADDING_UP}: {_comparison(bound, subject.claim.epsilon)}"
     return Audit(
         "residual noise",
         subject.claim.epsilon,
-        subject.epsilon(subject.noise_multiplier * worst.noise),
-        subject.epsilon(subject.noise_multiplier * float(_limits(groups, groups).min())),
-        p_value,
-        bool(guilty),
-        f"violated: {worst.words} (p = {p_value:.1g})"
-        if guilty
-        else f"no fault found: {worst.words}",
-        subject.noise_multiplier * findings[-1].measured,
-        subject.noise_multiplier * worst.noise,
+        bound,
+        subject.epsilon(sigma * noise.ideal_limit(level)),
+        min(1.0, 3 * float(p_value)),
+        bool(guilty) or unsound,
+        words,
+        sigma * quiet.measured,
+        sigma * worst.noise,
     )
 
 
@@ -172,41 +201,143 @@ class _Finding(NamedTuple):
     measured: float = math.nan
 
 
-def _quiet(residuals: Tensor, sizes: list[int]) -> _Finding:
-    """Test whether the noise is smaller than claimed, in all tensors or in one of them."""
-    squares = (residuals - residuals.mean(dim=0)).square().sum(dim=0)
-    sums = np.array([float(group.sum()) for group in (squares, *squares.split(sizes))])
-    freedom = np.array([len(squares), *sizes]) * (len(residuals) - 1)
-    limits = _limits(sums, freedom)
-    worst = int(limits.argmin())
-    ratio = math.sqrt(sums[worst] / freedom[worst])
-    p_value = len(sums) * float(np.min(stats.chi2.cdf(sums, freedom)))
-    words = f"the noise is {ratio:.3f} of what is claimed"
-    return _Finding(p_value, words, float(limits[worst]), ratio)
+class _Noise:
+    """Residuals of repeated uploads, as independent contrasts, which have no mean.
+
+    Attributes:
+        contrasts: Repeats - 1, x entries; standard normal if the noise is exactly as claimed.
+        squares: Their sums of squares, per entry.
+        shift: The mean of the residuals.
+    """
+
+    def __init__(self, residuals: Tensor, sizes: Sequence[int]) -> None:
+        self.contrasts: Floats = helmert(len(residuals)) @ residuals.numpy()
+        self.squares: Floats = np.square(self.contrasts).sum(axis=0)
+        self.shift: Floats = residuals.mean(dim=0).numpy()
+        self.sizes, self.starts = np.array(sizes), np.cumsum([0, *sizes[:-1]])
+
+    def scaled(self, share: float) -> _Noise:
+        """Return the noise relative to another claim."""
+        other = copy.copy(self)
+        other.contrasts, other.squares = share * self.contrasts, share**2 * self.squares
+        return other
+
+    def sums(self, values: Floats) -> Floats:
+        """Return sums over all entries, and over those of each tensor."""
+        return np.array([values.sum(), *np.add.reduceat(values, self.starts)])
+
+    def ratios(self) -> Floats:
+        """Return the standard deviation as measured, in all and in each tensor."""
+        ratios: Floats = np.sqrt(self.sums(self.squares) / self._freedom)
+        return ratios
+
+    @property
+    def _freedom(self) -> Floats:
+        return len(self.contrasts) * self.sums(np.ones(len(self.squares)))
+
+    def p_values(self) -> Floats:
+        """Return p-values that there is as much noise as claimed, corrected for their number.
+
+        In all and in each tensor, from the sums of squares; likewise, from the p-values of single
+        entries by Fisher's method, which sees noise that is missing at some entries and too large
+        at others; and the quietest entry's.
+        """
+        entries = gammainc(len(self.contrasts) / 2, self.squares / 2)
+        with np.errstate(divide="ignore"):
+            fisher = self.sums(-2 * np.log(entries))
+        p_values: Floats = np.concatenate(
+            [
+                stats.chi2.cdf(self.sums(self.squares), self._freedom),
+                stats.chi2.sf(fisher, 2 * self._freedom / len(self.contrasts)),
+                [len(entries) * entries.min()],
+            ]
+        )
+        return len(p_values) * p_values
+
+    def limit(self, level: float) -> float:
+        """Return an upper confidence limit of the noise of the quietest entries."""
+        most = float(self.ratios()[0]) * self.ideal_limit(level)
+
+        def excess(log_share: float) -> float:
+            p_value = float(self.scaled(math.exp(-log_share)).p_values().min())
+            return math.log(max(p_value, 1e-300) / level)
+
+        if not most > 0:
+            return 0.0
+        high = math.log(most) - 1e-6  # the limit for all entries together: mostly the least
+        low = high - 50
+        if excess(high) >= 0:
+            return most
+        return math.exp(brentq(excess, low, high, xtol=1e-6)) if excess(low) > 0 else 0.0
+
+    def ideal_limit(self, level: float) -> float:
+        """Return the limit for noise that is measured exactly as claimed."""
+        freedom, tests = self._freedom[0], 2 * len(self._freedom) + 1
+        return math.sqrt(freedom / float(stats.chi2.ppf(level / tests, freedom)))
 
 
-def _limits(sums: Floats, freedom: Floats) -> Floats:
-    """Return upper confidence limits of standard deviations, all of which hold together."""
-    limits: Floats = np.sqrt(sums / stats.chi2.ppf(SIGNIFICANCE / len(sums), freedom))
-    return limits
+def _quiet(noise: _Noise, level: float, needs: str) -> _Finding:
+    """Test whether there is less noise than claimed: in all, in a tensor, or at some entries."""
+    p_values, ratios, limit = noise.p_values(), noise.ratios(), noise.limit(level)
+    worst, p_value = int(p_values.argmin()), float(p_values.min())
+    if p_value < level and worst >= len(ratios):
+        words = f"some entries have no more than {limit:.3f} of the noise that {needs}"
+        return _Finding(p_value, words, limit, limit)
+    ratio = float(ratios[worst if p_value < level else 0])
+    return _Finding(p_value, f"the noise is {ratio:.3f} of what {needs}", limit, ratio)
 
 
-def _reused(residuals: Tensor) -> _Finding:
-    """Test whether two uploads are closer to each other than fresh noise lets them be."""
-    repeats, entries = residuals.shape
-    usual = 2 * float((residuals - residuals.mean(dim=0)).square().sum()) / (repeats - 1)
-    distances = torch.pdist(residuals).square()
-    if usual < 1e-6 * entries:  # nothing but rounding
-        same = float(residuals.mean(dim=0).square().mean()) > 0.1
-        words = "every upload has the same noise" if same else "there is no noise at all"
-        return _Finding(0.0, words, 0.0)
-    ratio = float(distances.min()) / usual
-    p_value = len(distances) * float(stats.f.cdf(ratio, entries, (repeats - 1) * entries))
-    words = f"noise is used again: two uploads differ by {ratio:.2g} of what fresh noise makes"
-    return _Finding(p_value, words, 0.0)
+BARE = 1e-3
+"""Share of the claimed noise below which an entry's is taken for rounding."""
 
 
-def _heavy(residuals: Tensor, mean: Tensor) -> _Finding:
+def _reused(noise: _Noise) -> _Finding:
+    """Test whether uploads have independent noise, in all and in each tensor.
+
+    Entries are brought to one scale first, so that this is about nothing else.
+    """
+    repeats = len(noise.contrasts)
+    noisy = noise.squares > BARE**2 * repeats
+    if not noisy.all() and np.square(noise.shift[~noisy]).mean() > 0.1:
+        where = " at some entries" if noisy.any() else ""
+        return _Finding(0.0, f"every upload has the same noise{where}", 0.0)
+    if not noisy.any():
+        return _Finding(0.0, "there is no noise at all", 0.0)
+    contrasts = noise.contrasts[:, noisy] * np.sqrt(repeats / noise.squares[noisy])
+    sizes = np.add.reduceat(noisy, noise.starts, dtype=int)
+    groups = [contrasts, *np.split(contrasts, np.cumsum(sizes)[:-1], axis=1)]
+    p_values, left = zip(*(_dependence(group) for group in groups), strict=True)
+    p_value, worst = len(groups) * min(p_values), int(np.argmin(p_values))
+    words = f"noise is used again: only {left[worst]:.2g} of it is new in some upload"
+    return _Finding(p_value, words, math.sqrt(left[worst]))
+
+
+def _dependence(vectors: Floats) -> tuple[float, float]:
+    """Return the p-value that normal vectors are independent, and the least share that is new.
+
+    The share of the i-th that is no combination of those before it is Beta((n - i) / 2, i / 2),
+    independently of the other shares; their product is the determinant of the correlations, whose
+    logarithm is the statistic of Bartlett's test. Fisher's method combines their exact p-values.
+
+    References:
+        Bartlett, "A Note on the Multiplying Factors for Various chi^2 Approximations", Journal of
+        the Royal Statistical Society B 1954, https://www.jstor.org/stable/2984057
+    """
+    entries = vectors.shape[1]
+    vectors = vectors[:entries]  # any others are combinations of these, whatever the noise
+    if len(vectors) < 2:
+        return 1.0, 1.0
+    products = vectors @ vectors.T
+    rest = np.linalg.cholesky(products + 1e-12 * entries * np.eye(len(vectors)))
+    new = (np.diagonal(rest) ** 2 / np.diagonal(products))[1:]
+    before = np.arange(1, len(vectors))
+    with np.errstate(divide="ignore"):
+        p_values = np.log(stats.beta.cdf(new, (entries - before) / 2, before / 2))
+    fresh = entries / (entries - before)  # makes up for what is explained by chance
+    return float(stats.chi2.sf(-2 * p_values.sum(), 2 * len(before))), float((new * fresh).min())
+
+
+def _heavy(residuals: Tensor, mean: Tensor, level: float) -> _Finding:
     """Test whether examples weigh more than clipping allows: the mean is not the expected one."""
     repeats, entries = residuals.shape
     shift = residuals.mean(dim=0)
@@ -216,10 +347,10 @@ def _heavy(residuals: Tensor, mean: Tensor) -> _Finding:
     along = float(shift @ mean) / length
     elsewhere = float(shift.square().sum()) / (entries * error**2)
     p_value = 2 * min(
-        float(stats.norm.sf(along / error)),
+        float(stats.t.sf(along / error, (repeats - 1) * entries)),
         float(stats.f.sf(elsewhere, entries, (repeats - 1) * entries)),
     )
-    least = 1 + (along + float(stats.norm.ppf(SIGNIFICANCE)) * error) / length
+    least = 1 + (along + float(stats.t.ppf(level, (repeats - 1) * entries)) * error) / length
     words = f"examples weigh {1 + along / length:.3g} times what clipping allows"
     return _Finding(p_value, words, 1 / max(1.0, least))
 
@@ -264,7 +395,7 @@ def step_canaries(
     data: Batch,
     plan: Plan,
     rng: Generator,
-    confidence: float = CONFIDENCE,
+    runs: int = 1,
 ) -> Audit:
     """Test clipping and noise at single steps, by canaries that are in or out.
 
@@ -278,17 +409,20 @@ def step_canaries(
     """
     subject = Subject(defense, model, loss, data, plan, rng, CANARIES)
     errors = _record_errors(subject) if subject.per_record else _client_errors(subject)
-    claimed = 1 / subject.noise_multiplier
+    claimed, confidence = 1 / subject.noise_multiplier, _confidence(runs)
     mu = errors.separation(confidence)
     miss = float(ndtr(-subject.reach * claimed / 2))  # of the test, were the claim exact
     ideal = errors._replace(misses=round(miss * errors.present), alarms=round(miss * errors.absent))
+    bound = subject.epsilon(_inverse(mu))
+    unsound = mu <= claimed and subject.is_exceeded_by(bound)
     return _verdict(
         "step canaries",
         subject.claim.epsilon,
-        subject.epsilon(_inverse(mu)),
+        bound,
         subject.epsilon(_inverse(ideal.separation(confidence))),
-        errors.p_value(claimed),
-        mu > claimed,
+        errors.p_value(1 / subject.needed_noise() if unsound else claimed),
+        mu > claimed or unsound,
+        f"{NOT_ADDING_UP}: " if unsound else "",
     )
 
 
@@ -332,20 +466,32 @@ def _joined(first: Batch, second: Batch) -> Batch:
     return Batch(*(torch.cat(parts) for parts in zip(first, second, strict=True)))
 
 
+def _confidence(runs: int) -> float:
+    """Return the confidence level of single bounds that keep `CONFIDENCE` together."""
+    return 1 - (1 - CONFIDENCE) / runs
+
+
 def _inverse(separation: float) -> float:
     return 1 / separation if separation else math.inf
 
 
 def _verdict(
-    method: str, claimed: float, bound: float, ceiling: float, p_value: float, violated: bool
+    method: str,
+    claimed: float,
+    bound: float,
+    ceiling: float,
+    p_value: float,
+    violated: bool,
+    fault: str = "",
 ) -> Audit:
-    figures = f"epsilon is at least {bound:.2f}, where {claimed:.2f} is claimed"
-    words = (
-        f"violated: {figures} (p = {p_value:.1g})"
-        if violated
-        else f"no violation found: {figures}; a perfect implementation would show {ceiling:.2f}"
-    )
+    words = fault + _comparison(bound, claimed)
+    if not violated:
+        words += f"; a perfect implementation would show {ceiling:.2f}"
     return Audit(method, claimed, bound, ceiling, p_value, violated, words)
+
+
+def _comparison(bound: float, claimed: float) -> str:
+    return f"epsilon is at least {bound:.2f}, where {claimed:.2f} is claimed"
 
 
 def one_run(
@@ -355,7 +501,7 @@ def one_run(
     data: Batch,
     plan: Plan,
     rng: Generator,
-    confidence: float = CONFIDENCE,
+    runs: int = 1,
     canaries: int = CANARIES,
     lr: float = 0.1,
 ) -> Audit:
@@ -372,7 +518,7 @@ def one_run(
         data: The real examples of the training data.
         plan: See `audit`; its sample rate is met as nearly as the batch size allows.
         rng: See `audit`.
-        confidence: Confidence level of the lower bound.
+        runs: See `audit`.
         canaries: Number of canaries.
         lr: Learning rate of the run.
     """
@@ -382,7 +528,9 @@ def one_run(
     plan = replace(plan, sample_rate=batch_size / examples)
     subject = Subject(defense, model, loss, data, plan, rng, canaries)
     if not subject.per_record:
-        raise NotApplicable("one run holds many canaries only where the unit is a record")
+        raise NotApplicable(
+            "one run holds many canaries only where the unit is a record: use step canaries"
+        )
     records = subject.records(torch.arange(len(data.inputs)))
     training = _joined(records, subject.canaries(present.nonzero().flatten()))
     claimed, sigma = subject.claim.epsilon, subject.noise_multiplier / subject.reach
@@ -390,7 +538,7 @@ def one_run(
     for update in _train(subject, training, batch_size, lr):
         values = subject.canary_values(update, batch_size)
         scores += log_likelihood_ratio(values, plan.sample_rate, sigma)
-    guesses = 2 * (canaries // 10)
+    guesses, confidence = 2 * (canaries // 10), _confidence(runs)
     correct = correct_guesses(scores[None], present.numpy()[None], guesses)[0]
     bound = one_run_lower_bound(canaries, guesses, int(correct), plan.delta, confidence)
     ceiling = one_run_ceiling(
@@ -413,7 +561,7 @@ def _train(subject: Subject, training: Batch, batch_size: int, lr: float) -> Ite
         yield update
 
 
-AUDITS: dict[str, Callable[[Defense, nn.Module, Loss, Batch, Plan, Generator], Audit]] = {
+AUDITS: dict[str, Callable[[Defense, nn.Module, Loss, Batch, Plan, Generator, int], Audit]] = {
     "residual noise": residual_noise,
     "step canaries": step_canaries,
     "one run": one_run,

@@ -18,12 +18,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
-from leakfrontier.defenses import Batch, Plan
+from leakfrontier.defenses import Batch, Defense, Plan
 
 from .advice import Advice, number
 from .audit import Audit, most_damning
 from .audit import audit as run_audits
 from .methods import Method
+from .probe import NoClaim
 from .question import finite
 from .scenario import Scenario, generator, load_world, loss
 
@@ -134,15 +135,19 @@ def print_advice(console: Console, advice: Advice) -> None:
 
 
 def _print_rows(console: Console, advice: Advice) -> None:
+    """Print the table as wide as it is: a narrow terminal wraps it, and loses nothing."""
     table = Table(title=advice.setting or "proven", title_justify="left", box=None)
     table.add_column("")
     for name in advice.columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for row in advice.rows:
-        mark = "->" if row is advice.recommended else "search" if row.searched else ""
+    shown = [row for row in advice.rows if not row.searched]
+    for row in shown:
+        mark = "->" if row is advice.recommended else ""
         table.add_row(mark, *(escape(column(row)) for column in advice.columns.values()))
     width = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.print(table, width=width, crop=False)  # a narrow terminal wraps it, and loses nothing
+    Console(file=console.file, width=max(width, console.width)).print(table)
+    if len(advice.rows) > len(shown):
+        console.print(f"{len(advice.rows) - len(shown)} rows of the search are on the page.")
 
 
 def audit(
@@ -174,9 +179,7 @@ def audit(
 
     An audit can refute a claim, or fail to; it never proves one.
     """
-    from .methods import build_defense
-
-    built = build_defense(Method.model_validate(method_from(defense, "the defense")))
+    built = _defense(defense)
     scenario = scenario_from(dataset, model, data)
     if scenario is None:
         raise ValueError("a dataset and a model must be given")
@@ -197,18 +200,42 @@ def audit(
                 plan,
                 generator("audit", name, run),
                 (name,),
+                runs,
             )[name]
             findings.append(found)
             if isinstance(found, NotApplicable):
                 break
         reports.append(_Report(name, findings, time.perf_counter() - start))
-    _refuse_without_claim(reports)
+    _refuse_if_none_applies(reports)
     if as_json:
         typer.echo(json.dumps([one.document() for one in reports], indent=2, allow_nan=False))
     else:
         _print_audits(Console(), reports)
     if any(one.worst is not None and one.worst.violated for one in reports):
         raise typer.Exit(1)
+
+
+def _defense(text: str) -> Defense:
+    """Return the one defense that is to be audited."""
+    from .methods import build_defense
+
+    configurations = Method.model_validate(method_from(text, "the defense")).grid()
+    if len(configurations) != 1:
+        raise ValueError(
+            f"an audit is of one configuration, and the lists in {text} make "
+            f"{len(configurations)}: give single values"
+        )
+    method = configurations[0]
+    try:
+        return build_defense(method)
+    except ValueError as error:
+        if not isinstance(error.__cause__, TypeError):
+            raise
+        raise ValueError(
+            f"{method.name} cannot be built with {method.options or 'no options'}: "
+            f"{str(error.__cause__).rpartition('() ')[2]}; give its options with their values, as "
+            "in '{name: DPSGD, noise_multiplier: 1.0}'"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -249,11 +276,15 @@ class _Report:
         }
 
 
-def _refuse_without_claim(reports: Sequence[_Report]) -> None:
-    """Raise if there is nothing to audit: no claim, or one that says nothing."""
-    reasons = {str(one.findings[-1]) for one in reports if one.worst is None}
-    if len(reasons) == 1 and all(one.worst is None for one in reports):
-        raise ValueError(f"{reasons.pop()}: there is nothing to audit")
+def _refuse_if_none_applies(reports: Sequence[_Report]) -> None:
+    """Raise if there is nothing to audit, or no audit for what there is."""
+    if any(one.worst is not None for one in reports):
+        return
+    last = [one.findings[-1] for one in reports]
+    reasons = "; ".join(dict.fromkeys(map(str, last)))
+    if any(isinstance(reason, NoClaim) for reason in last):
+        raise ValueError(f"{reasons}: there is nothing to audit")
+    raise ValueError(f"none of the audits applies: {reasons}")
 
 
 def _print_audits(console: Console, reports: Sequence[_Report]) -> None:
@@ -274,9 +305,9 @@ def _print_audits(console: Console, reports: Sequence[_Report]) -> None:
     for one in reports:
         console.print(f"{one.method}: {escape(one.verdict)}", highlight=False, soft_wrap=True)
     console.print(
-        "The true epsilon is not below the lower bound (95 % confidence, one run; the noise test "
-        "99.999 %); a perfect implementation would show the ceiling. What is not refuted is not "
-        "thereby proven.",
+        "The true epsilon is not below the lower bound (95 % confidence over all runs; the noise "
+        "test 99.999 %); a perfect implementation would show the ceiling. What is not refuted is "
+        "not thereby proven.",
         highlight=False,
         soft_wrap=True,
     )

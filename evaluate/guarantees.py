@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, nn
@@ -29,6 +28,7 @@ from leakfrontier.defenses import Batch, Defense, Guarantee, Plan
 from .accounting import Segment, gaussian_sigma, schedule_epsilon
 from .audit import RESIDUAL_BATCH, residual_noise
 from .bounds import Bounds
+from .probe import claim_under
 from .rows import GuaranteeRow
 from .scenario import World, loss
 
@@ -60,7 +60,7 @@ class Claim:
 
     def guarantee(self, plan: Plan) -> Guarantee:
         """Return the claim for a plan."""
-        found = _guarantee(_Configured(type(self.defense), repr(self.defense), self.defense), plan)
+        found = claim_under(self.defense, plan)
         if found is None:
             raise ValueError(f"{self.defense} claims privacy for one step and not for {plan}")
         return found
@@ -83,20 +83,6 @@ def claim_of(defense: Defense) -> Claim | None:
     sigmas = [gaussian_sigma(one.epsilon, at) for one, at in zip(claims, DELTAS, strict=True)]
     gaussian = max(sigmas) <= 1.002 * min(sigmas)  # accountants round upwards
     return Claim(defense, claims[0].unit, min(sigmas) if gaussian else None)
-
-
-@dataclass(frozen=True)
-class _Configured:
-    """A defense that equals another with the same configuration, as a key."""
-
-    kind: type[Defense]
-    configuration: str
-    defense: Defense = field(compare=False)
-
-
-@lru_cache(maxsize=128)
-def _guarantee(configured: _Configured, plan: Plan) -> Guarantee | None:
-    return configured.defense.guarantee(plan)
 
 
 def training_plan(world: World, unit: str, rounds: int) -> Plan:
@@ -174,30 +160,24 @@ def guarantee_row(
         sample_rate=rate,
         steps=plan.steps,
     )
-    return _audited(row, claim, world, model, rng)
+    return _audited(row, claim, plan, world, model, rng)
 
 
 def _audited(
-    row: GuaranteeRow, claim: Claim, world: World, model: nn.Module, rng: Generator
+    row: GuaranteeRow, claim: Claim, plan: Plan, world: World, model: nn.Module, rng: Generator
 ) -> GuaranteeRow:
-    """Return the row with the findings of the residual-noise audit of single uploads."""
+    """Return the row with the findings of the residual-noise audit, for the whole run."""
     examples = torch.arange(min(RESIDUAL_BATCH, len(world.train.targets)))
     data = Batch(world.train.inputs[examples], world.train.targets[examples])
     try:
-        audit = residual_noise(claim.defense, model, loss, data, Plan(1, 1.0, row.delta), rng)
+        audit = residual_noise(claim.defense, model, loss, data, plan, rng)
     except NotApplicable as reason:
         return row.with_audit(f"not audited: {reason}")
     except Exception as error:  # a user's defense that an audit cannot be made of
         return row.with_audit(f"not audited: {type(error).__name__}: {error}")
-
-    def epsilon(noise_multiplier: float) -> float:
-        if not noise_multiplier:
-            return math.inf
-        return schedule_epsilon((Segment(row.sample_rate, noise_multiplier, row.steps),), row.delta)
-
     return row.with_audit(
         audit.verdict,
         violated=audit.violated,
         measured_noise=audit.measured_noise,
-        audited_epsilon=epsilon(audit.noise_limit),
+        audited_epsilon=audit.lower_bound,
     )

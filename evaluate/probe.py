@@ -19,12 +19,19 @@ from torch import Generator, Tensor, nn
 from leakfrontier.adversaries import FedSGD, NotApplicable
 from leakfrontier.defenses import Batch, Chain, Defense, Guarantee, Loss, Plan, Update
 
-from .accounting import NOISE_RANGE, epsilon, gaussian_sigma
+from .accounting import calibrate, epsilon, gaussian_sigma
 from .client import release
 from .statistics import Floats
 
+TOLERANCE, SLACK = 0.005, 1e-3
+"""What a lower bound of epsilon may exceed a claim by, relative and absolute: accountants round."""
+
 HUGE = 1e6
 """Factor by which gradients are inflated, so that clipping has something to do."""
+
+
+class NoClaim(NotApplicable):
+    """A defense claims no differential privacy, or an infinite epsilon."""
 
 
 class Probe(nn.Module):
@@ -65,7 +72,9 @@ class Subject:
     Attributes:
         defense: The one defense that makes the claim.
         claim: The claim under the plan.
-        noise_multiplier: sigma of the Gaussian mechanism with the epsilon that is claimed.
+        noise_multiplier: The least sigma of a Gaussian mechanism with the epsilon that is
+            claimed of one step.
+        needs: What that noise is called: `is claimed`, unless all that is claimed is epsilon 0.
         sample_rate: What the claim counts on: the plan's, or 1 without amplification.
         sensitivity: How far one unit can move the sum of contributions, as replayed.
         reach: What a canary contributes to its own entry, as a share of it.
@@ -89,6 +98,7 @@ class Subject:
         once = _claim(self.defense, Plan(1, 1.0, plan.delta)).epsilon
         sampled = _claim(self.defense, replace(plan, steps=1)).epsilon
         self.noise_multiplier = gaussian_sigma(once, plan.delta)
+        self.needs = "is claimed" if once else "an epsilon of 0 needs"
         self.sample_rate = plan.sample_rate if sampled < once else 1.0
         self.probe = Probe(model, loss, data.inputs[0], canaries)
         self._check_replay()
@@ -143,12 +153,24 @@ class Subject:
         return values
 
     def epsilon(self, noise_multiplier: float) -> float:
-        """Return what epsilon would be with this noise; infinite with next to none."""
+        """Return what epsilon of the plan would be with this noise; infinite without."""
         if noise_multiplier == math.inf:
             return 0.0
-        if not noise_multiplier >= NOISE_RANGE[0]:
+        if not noise_multiplier > 0:
             return math.inf
         return epsilon(self.sample_rate, noise_multiplier, self.plan.steps, self.plan.delta)
+
+    def is_exceeded_by(self, bound: float) -> bool:
+        """Return whether a lower bound refutes the epsilon that is claimed of the plan."""
+        return bound > self._tolerated
+
+    def needed_noise(self) -> float:
+        """Return the least noise multiplier that adds up to the claimed epsilon; slow."""
+        return calibrate(self._tolerated, self.sample_rate, self.plan.steps, self.plan.delta)
+
+    @property
+    def _tolerated(self) -> float:
+        return (1 + TOLERANCE) * self.claim.epsilon + SLACK
 
     def _check_replay(self) -> None:
         """Refuse what the audits cannot judge."""
@@ -186,17 +208,20 @@ class _Configured:
 
 
 def _claim(defense: Defense, plan: Plan) -> Guarantee:
-    """Return what a defense claims; its accountant is slow, and audits ask again and again."""
-    claim = _cached_claim(_Configured(type(defense), repr(defense), defense), plan)
-    name = type(defense).__name__
+    claim, name = claim_under(defense, plan), type(defense).__name__
     if claim is None:
-        raise NotApplicable(f"{name} claims no differential privacy")
+        raise NoClaim(f"{name} claims no differential privacy")
     if not claim.epsilon < math.inf:
-        raise NotApplicable(f"{name} claims an infinite epsilon, which nothing can violate")
+        raise NoClaim(f"{name} claims an infinite epsilon, which nothing can violate")
     return claim
 
 
-@lru_cache(maxsize=64)
+def claim_under(defense: Defense, plan: Plan) -> Guarantee | None:
+    """Return what a defense claims; its accountant is slow, and audits ask again and again."""
+    return _cached_claim(_Configured(type(defense), repr(defense), defense), plan)
+
+
+@lru_cache(maxsize=128)
 def _cached_claim(configured: _Configured, plan: Plan) -> Guarantee | None:
     return configured.defense.guarantee(plan)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from leakfrontier.evaluate import cli
+from leakfrontier.evaluate.audit import Audit
 
 Command = Callable[..., tuple[int, str, str]]
 UserFile = Callable[..., Path]
@@ -141,11 +142,56 @@ def test_an_audit_that_does_not_apply_beside_one_that_does(command: Command) -> 
 
 
 @pytest.mark.parametrize(
+    ("defense", "reason"),
+    [
+        (
+            "{name: ClientDP, noise_multiplier: 1.0}",
+            "where the unit is a record: use step canaries",
+        ),
+        ("{name: Noise, scale: 1, distribution: laplace, max_norm: 1}", "noise is not Gaussian"),
+    ],
+)
+def test_a_claim_that_no_audit_applies_to_is_still_one(
+    command: Command, defense: str, reason: str
+) -> None:
+    code, _, errors = command("audit", defense, "--method", "one-run")
+    errors = " ".join(errors.split())
+    assert code == 2
+    assert "none of the audits applies: " in errors
+    assert reason in errors
+    assert "nothing to audit" not in errors
+
+
+def test_runs_of_an_audit_are_corrected_for_in_all_that_is_said(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def finding(*arguments: object) -> dict[str, Audit]:
+        asked.append(arguments[-1])
+        return {"step canaries": Audit("step canaries", 4.0, 3.9, 3.0, 0.03, False, "words")}
+
+    monkeypatch.setattr("leakfrontier.evaluate.cli_dp.run_audits", finding)
+    _, output, _ = command("audit", HONEST, "--method", "step-canaries", "--runs", 2, "--json")
+    (document,) = json.loads(output)
+    assert asked == [2, 2]
+    assert document["p_value"] == 0.06
+    assert document["verdict"] == "not refuted: words"
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("{name: TopK, ratio: 0.1}",), "TopK claims no differential privacy: there is nothing"),
         (("{name: DPSGD, noise_multiplier: 0}",), "claims an infinite epsilon"),
-        (("DPSGD",), "missing 1 required positional argument: 'noise_multiplier'"),
+        (("{name: DPSGD, noise_multiplier: 0.00001}",), "claims an infinite epsilon"),
+        (("TopK",), "TopK cannot be built with no options: missing 1 required positional arg"),
+        (("TopK",), "give its options with their values, as in '{name: DPSGD, noise_multi"),
+        (("{name: DPSGD, noise_multiplier: [1, 2]}",), "make 2: give single values"),
+        (
+            ("{name: DPSGD, noise_multiplier: many}",),
+            "built with {'noise_multiplier': 'many'}: '<=",
+        ),
         (("Nope",), "unknown defense 'Nope': choose one of"),
         (("absent.py:Mine",), "there is no file"),
         ((HONEST, "--sample-rate", 1.5), "sample_rate must be in (0, 1], got 1.5"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,17 @@ import pytest
 from scipy.stats import norm
 from torch import Generator
 
-from leakfrontier.defenses import DPSGD, Chain, ClientDP, Defense, Noise, Plan, TopK, Update
+from leakfrontier.defenses import (
+    DPSGD,
+    Chain,
+    ClientDP,
+    Defense,
+    Guarantee,
+    Noise,
+    Plan,
+    TopK,
+    Update,
+)
 from leakfrontier.evaluate.accounting import epsilon
 from leakfrontier.evaluate.guarantees import (
     Claim,
@@ -110,7 +120,7 @@ def test_epsilon_is_that_of_the_accountants() -> None:
     assert (found.unit, found.accountant, found.adjacency) == ("record", "PLD", "add/remove")
     shuffled = row(DPSGD(1.0, poisson_sampling=False), rounds=50)
     assert shuffled.sample_rate == 1.0
-    assert shuffled.epsilon == pytest.approx(epsilon(1.0, 1.0, 50, found.delta), rel=1e-3)
+    assert shuffled.epsilon == pytest.approx(epsilon(1.0, 0.5, 50, found.delta), rel=1e-3)
 
 
 @dataclass
@@ -121,6 +131,14 @@ class TooQuiet(DPSGD):
         noisy = DPSGD(0.8 * self.noise_multiplier, self.max_grad_norm)
         noisy._batch_size = self._batch_size
         return noisy.gradient(*arguments)  # type: ignore[arg-type]
+
+
+@dataclass
+class Forgetful(DPSGD):
+    """Claims of any number of steps what holds for one."""
+
+    def guarantee(self, plan: Plan) -> Guarantee:
+        return super().guarantee(replace(plan, steps=1))
 
 
 @dataclass
@@ -148,6 +166,16 @@ def test_noise_that_is_not_there_is_noticed() -> None:
     assert found.audited_epsilon is not None
     assert found.audited_epsilon > found.epsilon
     assert found.finding.startswith("violated: the noise is 0.8")
+
+
+def test_noise_that_does_not_add_up_to_the_claim_is_noticed() -> None:
+    found = row(Forgetful(1.0), rounds=50)
+    assert found.violated
+    assert found.measured_noise == pytest.approx(1.0, rel=0.05)
+    assert found.audited_epsilon is not None
+    assert found.audited_epsilon > found.epsilon
+    assert found.finding.startswith("violated: the noise is there, but does not add up to the cla")
+    assert row(Forgetful(1.0), rounds=1).violated is False
 
 
 @pytest.mark.parametrize(
