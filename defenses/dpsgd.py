@@ -37,7 +37,9 @@ class DPSGD(Defense):
             [2], several times faster and smaller; `hooks` by computing them. Flat clipping only
             for `ghost`.
         poisson_sampling: Whether local batches are Poisson samples; without them batches are
-            shuffled and the guarantee has no amplification by sampling.
+            shuffled, and the guarantee has no amplification by sampling and counts half of the
+            noise: another example takes the place of one that is removed. A batch of all examples
+            keeps its noise.
 
     References:
         [1] Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. "Deep Learning with
@@ -126,10 +128,13 @@ class DPSGD(Defense):
         return -torch.stack(squares).sum() / (2 * std**2)
 
     def guarantee(self, plan: Plan) -> Guarantee:
-        """Return epsilon of the subsampled Gaussian mechanism, by privacy loss distributions."""
-        if not self.poisson_sampling:
-            plan = Plan(plan.steps, 1.0, plan.delta)
-        epsilon = gaussian_epsilon(self.noise_multiplier, plan)
+        """Return epsilon of the subsampled Gaussian mechanism, by privacy loss distributions.
+
+        Without Poisson sampling a sample rate below 1 counts as 1, with half of the noise.
+        """
+        epsilon = gaussian_epsilon(
+            self.noise_multiplier, plan, poisson_sampling=self.poisson_sampling
+        )
         return Guarantee(epsilon, plan.delta, "record", "add/remove", "PLD")
 
 

@@ -13,8 +13,6 @@ References:
     [2] Gopi, Lee, Wutschitz. "Numerical Composition of Differential Privacy." NeurIPS 2021.
         https://arxiv.org/abs/2106.02848
     [3] Mironov. "Renyi Differential Privacy." CSF 2017. https://arxiv.org/abs/1702.07476
-    [4] Dong, Roth, Su. "Gaussian Differential Privacy." JRSS B 2022.
-        https://arxiv.org/abs/1905.02383 (Corollary 3.3)
 """
 
 from __future__ import annotations
@@ -23,14 +21,22 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
+from scipy import fft
 from scipy.optimize import brentq
 
 from leakfrontier.defenses import Plan
-from leakfrontier.defenses.accounting import concentrated_epsilon
+from leakfrontier.defenses.accounting import Schedule as Schedule
+from leakfrontier.defenses.accounting import Segment as Segment
+from leakfrontier.defenses.accounting import (
+    concentrated_epsilon,
+    numerical_error,
+    pld_epsilon,
+    sampled_segment,
+)
 from leakfrontier.defenses.noise import Distribution
 
 Unit = Literal["record", "client"]
@@ -38,39 +44,6 @@ Unit = Literal["record", "client"]
 
 NOISE_RANGE = (0.01, 1e6)
 """The noise multipliers among which a calibration searches."""
-
-RESOLUTION, COARSEST, MOST_POINTS = 0.04, 1e-3, 250_000
-"""How finely privacy losses are discretised: a share of the standard deviation of one step's
-loss, but at most `COARSEST`, unless the distribution would have more than `MOST_POINTS` points.
-A share of 0.04 costs about 0.02 % of epsilon, always upwards."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Steps of a training run that have the same sampling and the same noise.
-
-    Attributes:
-        sample_rate: q, the probability that one unit is in a step, by Poisson sampling that is
-            secret from the adversary; 1 where the adversary sees who takes part.
-        noise_multiplier: sigma, the noise's standard deviation over the sensitivity.
-        steps: Number of steps.
-    """
-
-    sample_rate: float
-    noise_multiplier: float
-    steps: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}")
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier must be in [0, inf), got {self.noise_multiplier}")
-        if not (self.steps >= 1 and self.steps == int(self.steps)):
-            raise ValueError(f"steps must be a positive whole number, got {self.steps}")
-
-
-Schedule = tuple[Segment, ...]
-"""A training run, one segment after another; the sampling and the noise may differ."""
 
 
 def record_segment(
@@ -84,12 +57,13 @@ def record_segment(
     """Return steps that protect a record: q = B / n, if batches are secret Poisson samples.
 
     Shuffled batches of a fixed size void the amplification that every accountant here assumes,
-    and audits find them up to several times worse; they count as q = 1.
+    and another record takes the place of one that is removed: they count as q = 1 with half of
+    the noise, unless a batch is all of the examples (see `sampled_segment`).
     """
     if not 1 <= batch_size <= examples:
         raise ValueError(f"batch_size must be in [1, examples = {examples}], got {batch_size}")
-    rate = batch_size / examples if poisson_sampling else 1.0
-    return Segment(rate, noise_multiplier, steps)
+    rate = batch_size / examples
+    return sampled_segment(rate, noise_multiplier, steps, poisson_sampling=poisson_sampling)
 
 
 def client_segment(
@@ -123,17 +97,15 @@ def epsilon(
         delta: Failure probability.
         accountant: One of `ACCOUNTANTS`.
         units: Number of records, or of clients, if known; a delta not below 1 / units warns.
-        poisson_sampling: Whether steps are Poisson samples; without, a sample rate below 1 is
-            refused, because no accountant here applies.
+        poisson_sampling: Whether steps are Poisson samples; without, a sample rate below 1 counts
+            as 1, with half of the noise (see `sampled_segment`).
     """
-    if not poisson_sampling and sample_rate != 1:
-        raise ValueError(
-            f"sample_rate must be 1 without Poisson sampling, got {sample_rate}: the accountants' "
-            "amplification by sampling holds for secret Poisson samples only"
-        )
     if units is not None and (warning := delta_warning(delta, units)):
         warnings.warn(warning, stacklevel=2)
-    return schedule_epsilon((Segment(sample_rate, noise_multiplier, steps),), delta, accountant)
+    segment = sampled_segment(
+        sample_rate, noise_multiplier, steps, poisson_sampling=poisson_sampling
+    )
+    return schedule_epsilon((segment,), delta, accountant)
 
 
 def schedule_epsilon(schedule: Sequence[Segment], delta: float, accountant: str = "pld") -> float:
@@ -167,34 +139,11 @@ def delta_warning(delta: float, units: int) -> str | None:
     )
 
 
-def separation(schedule: Schedule) -> float | None:
-    """Return mu if a run is mu-Gaussian-private, exactly; None if it subsamples.
-
-    Steps that everyone is in compose to a single one [4]; without noise, mu is infinite.
-    """
-    if not all(segment.noise_multiplier for segment in schedule):
-        return math.inf
-    if any(segment.sample_rate < 1 for segment in schedule):
-        return None
-    return math.sqrt(sum(s.steps / s.noise_multiplier**2 for s in schedule))
-
-
 def gaussian_sigma(epsilon: float, delta: float) -> float:
     """Return the noise multiplier at which one Gaussian step has this epsilon, exactly."""
     from dp_accounting import get_sigma_gaussian
 
     return float(get_sigma_gaussian(epsilon, delta))
-
-
-def _pld_epsilon(schedule: Schedule, delta: float) -> float:
-    """Return epsilon by PLD, or by its closed form where there is one."""
-    mu = separation(schedule)
-    if mu is None:
-        return float(privacy_loss(schedule).get_epsilon_for_delta(delta))
-    from dp_accounting import get_epsilon_gaussian
-
-    with np.errstate(divide="ignore"):  # in an intermediate logarithm
-        return float(get_epsilon_gaussian(1 / mu, delta))
 
 
 def _rdp_epsilon(schedule: Schedule, delta: float) -> float:
@@ -204,12 +153,27 @@ def _rdp_epsilon(schedule: Schedule, delta: float) -> float:
 
 
 def _prv_epsilon(schedule: Schedule, delta: float) -> float:
-    """Return an upper bound that is at most 0.01, or 0.1 %, above; infinite if it overflows."""
-    from opacus.accountants import PRVAccountant
+    """Return an upper bound that is at most 0.01, or 0.1 %, above.
 
+    Infinite if it overflows, or if delta drowns in rounding errors, which Opacus does not count.
+    """
+    from opacus.accountants import PRVAccountant
+    from opacus.accountants.analysis.prv import Domain
+
+    class Accountant(PRVAccountant):  # type: ignore[misc]
+        """The same on a domain of a size that the Fourier transform is fast for."""
+
+        def _get_domain(self, **options: Any) -> Domain:  # noqa: ANN401 - Opacus's own
+            domain = super()._get_domain(**options)
+            half = fft.next_fast_len(domain.size // 2)
+            return Domain((1 - half) * domain.dt, half * domain.dt, 2 * half)
+
+    rounding = numerical_error(schedule)
+    if not delta >= 2 * rounding:
+        return math.inf
     error = max(0.01, _rdp_epsilon(schedule, delta) / 1000)  # or memory would grow with epsilon
     try:
-        return _opacus_epsilon(PRVAccountant(), schedule, delta, eps_error=error)
+        return _opacus_epsilon(Accountant(), schedule, delta - rounding, eps_error=error)
     except RuntimeError:  # exp(epsilon) overflows, above 700
         return math.inf
 
@@ -228,59 +192,11 @@ def _opacus_epsilon(
 
 
 ACCOUNTANTS: dict[str, Callable[[Schedule, float], float]] = {
-    "pld": _pld_epsilon,
+    "pld": pld_epsilon,
     "prv": _prv_epsilon,
     "rdp": _rdp_epsilon,
 }
 """Every accountant by name: dp-accounting's PLD, and Opacus's PRV and RDP."""
-
-
-@lru_cache(maxsize=32)
-def privacy_loss(schedule: Schedule) -> Any:  # noqa: ANN401 - dp-accounting is untyped
-    """Return the privacy loss distribution of a schedule with noise; pessimistic throughout."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    width, _ = loss_grid(schedule)
-    total = pld.identity(value_discretization_interval=width)
-    for segment in schedule:
-        # Steps that everyone is in compose to a single one, exactly.
-        together = segment.steps if segment.sample_rate == 1 else 1
-        step = pld.from_gaussian_mechanism(
-            standard_deviation=segment.noise_multiplier / math.sqrt(together),
-            sampling_prob=segment.sample_rate,
-            value_discretization_interval=width,
-        )
-        total = total.compose(step.self_compose(segment.steps // together))
-    return total
-
-
-def loss_grid(schedule: Schedule) -> tuple[float, float]:
-    """Return the interval between discretised privacy losses, and (nearly) the largest loss.
-
-    The interval is small against the spread of a step's loss, because rounding to a grid of
-    width w adds up to w^2 / 4 to the variance of every step.
-    """
-    moments = [_loss_moments(segment) for segment in schedule]
-    spread = min(math.sqrt(variance) for _, variance, _ in moments)
-    steps = [segment.steps for segment in schedule]
-    mean = sum(count * one[0] for count, one in zip(steps, moments, strict=True))
-    variance = sum(count * one[1] for count, one in zip(steps, moments, strict=True))
-    largest = mean + 9 * math.sqrt(variance) + max(one[2] for one in moments)
-    return max(min(RESOLUTION * spread, COARSEST), largest / MOST_POINTS), largest
-
-
-def _loss_moments(segment: Segment) -> tuple[float, float, float]:
-    """Return mean, variance and (nearly) the maximum of one step's privacy loss."""
-    q, sigma = segment.sample_rate, segment.noise_multiplier
-    deviations = np.linspace(-9, 9, 2001)
-    weights = np.exp(-(deviations**2) / 2)
-    weights /= weights.sum()
-    outputs = sigma * deviations + np.array([[0.0], [1.0]])  # without and with the unit
-    absent = math.log1p(-q) if q < 1 else -math.inf
-    losses = np.logaddexp(absent, math.log(q) + (2 * outputs - 1) / (2 * sigma**2))
-    mixture = np.array([1 - q, q])
-    mean = float(mixture @ losses @ weights)
-    return mean, float(mixture @ (losses - mean) ** 2 @ weights), float(losses[1, -1])
 
 
 class Unreachable(ValueError):
@@ -323,6 +239,7 @@ def least_noise(
     Raises:
         Unreachable: If no noise is enough.
     """
+    risk = cache(risk)
     least, most = NOISE_RANGE
     low = high = 1.0
     while risk(high) > target:
@@ -336,10 +253,12 @@ def least_noise(
 
     def excess(log_sigma: float) -> float:
         # Risks are close to power laws, hence straight lines here.
-        return math.log(max(risk(math.exp(log_sigma)), 1e-300) / target)
+        return math.log(min(max(risk(math.exp(log_sigma)), 1e-300), 1e300) / target)
 
     root = brentq(excess, math.log(low), math.log(high), xtol=tolerance / 2)
-    return math.exp(root if excess(root) <= 0 else root + tolerance / 2)
+    while excess(root) > 0:
+        root += tolerance / 2
+    return math.exp(root)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 
-from .accounting import Schedule, Segment, least_noise, loss_grid, privacy_loss, separation
+from leakfrontier.defenses.accounting import (
+    Schedule,
+    Segment,
+    loss_grid,
+    privacy_loss,
+    separation,
+)
+
+from .accounting import least_noise
 from .statistics import Floats
 
 PROFILE_POINTS, LARGEST_EPSILON = 4001, 30.0

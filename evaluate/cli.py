@@ -10,7 +10,7 @@ from enum import StrEnum
 from inspect import getdoc, signature
 from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pandas import DataFrame
@@ -36,6 +36,7 @@ from .cli_dp import (
     scenario_from,
     sizes,
 )
+from .cli_membership import membership_command
 from .data import DATASETS
 from .models import MODELS
 from .question import Question
@@ -295,6 +296,15 @@ def advise(
 
 
 app.command()(audit)
+
+
+def _draw_membership(*found: Any) -> None:  # noqa: ANN401 - as `write_membership` is given
+    from leakfrontier.reports.membership import write_membership
+
+    write_membership(*found)
+
+
+app.command("membership")(membership_command(_draw_membership))
 
 
 @app.command("list")

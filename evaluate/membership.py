@@ -21,7 +21,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,17 +32,18 @@ from torch import Generator, Tensor, nn
 
 from leakfrontier.adversaries import InputSpace, NotApplicable, Observation, Protocol
 from leakfrontier.adversaries.prior_aware import cosine, fits, likelihood
-from leakfrontier.defenses import Batch, Defense, Loss
+from leakfrontier.defenses import Batch, Defense, Loss, Plan
 
 from .accounting import Segment
 from .bounds import Bounds
 from .client import ThreatModel, fork, make_replay, observe
-from .statistics import Floats, Interval, clopper_pearson
+from .guarantees import DELTAS, claim_of
+from .statistics import Floats, Interval, clopper_pearson, paired_difference
 
 Score = Callable[[Observation, Batch, Generator], Tensor]
 """How much each of some examples looks like one behind an upload."""
 
-RATES = (0.01, 0.001)
+RATES = (0.1, 0.01, 0.001)
 """False positive rates at which attacks are compared [2]."""
 
 LEAST_FALSE_POSITIVES = 10
@@ -106,6 +107,20 @@ class ROC:
         wins = ranks.sum() - len(self.members) * (len(self.members) + 1) / 2
         return float(wins / (len(self.members) * len(self.others)))
 
+    def advantage(self, confidence: float = 0.95) -> Interval:
+        """Return how much more often members than others are above a threshold.
+
+        It is the best threshold of every other upload, tried on the rest: the largest difference
+        over all thresholds is above zero even for scores that say nothing.
+        """
+        members, others = np.sort(self.members[::2]), np.sort(self.others[::2])
+        thresholds = np.concatenate([members, others])
+        gain = others.searchsorted(thresholds, "right") / len(others)
+        gain -= members.searchsorted(thresholds, "right") / len(members)
+        best = thresholds[gain.argmax()]
+        called = self.members[1::2] > best, self.others[1::2] > best
+        return paired_difference(*called, range(len(called[0])), confidence)
+
     def at(self, rate: float, confidence: float = 0.95) -> OperatingPoint:
         """Return the lowest threshold with at most this share of false positives.
 
@@ -149,6 +164,18 @@ def replacement_bounds(noise_multiplier: float, steps: int = 1) -> Bounds:
     half the noise [3]. For several local steps on the same examples, each counts in full.
     """
     return Bounds((Segment(1.0, noise_multiplier / 2, steps),))
+
+
+def claimed_bounds(defense: Defense) -> Bounds | None:
+    """Return what a defense's own guarantee permits in this game, for an upload of one step.
+
+    None without a guarantee, and for one that is not that of a Gaussian mechanism.
+    """
+    claim, guarantee = claim_of(defense), defense.guarantee(Plan(1, 1.0, DELTAS[0]))
+    if claim is None or guarantee is None or claim.noise_multiplier is None:
+        return None
+    already = guarantee.adjacency == "replace"  # then sigma is for this distance
+    return replacement_bounds(claim.noise_multiplier * (2 if already else 1))
 
 
 def gradient_cosine(observation: Observation, examples: Batch, rng: Generator) -> Tensor:
@@ -212,6 +239,7 @@ def membership(
     uploads: int = 1000,
     batch_size: int = 1,
     scores: Mapping[str, Score] = SCORES,
+    track: Callable[[range], Iterable[int]] = iter,
 ) -> dict[str, ROC | NotApplicable]:
     """Play the game and return each attack's scores, all of them on the same uploads.
 
@@ -227,6 +255,7 @@ def membership(
         uploads: How often the game is played.
         batch_size: A client's examples.
         scores: The attacks.
+        track: Passes the uploads on, one by one, as a progress bar does.
     """
     behind = defense.cohort * batch_size
     if not 1 <= behind < len(data.inputs):
@@ -237,7 +266,7 @@ def membership(
     replay = make_replay(model, loss, defense, protocol, threat, defense.cohort, rng)
     found: dict[str, list[Tensor]] = {name: [] for name in scores}
     refused: dict[str, NotApplicable] = {}
-    for _ in range(uploads):
+    for _ in track(range(uploads)):
         rows = torch.randperm(len(data.inputs), generator=rng)[: behind + 1]
         shares = [_rows(data, share) for share in rows[:-1].split(batch_size)]
         upload = observe(model, loss, shares, defense, protocol, space, threat, rng, replay)[0]
@@ -246,7 +275,7 @@ def membership(
             if name in refused:
                 continue
             try:
-                found[name].append(score(upload.observation, tested, fork(rng)))
+                found[name].append(_numbers(score(upload.observation, tested, fork(rng))))
             except NotApplicable as reason:
                 refused[name] = reason
     return {name: refused.get(name) or _roc(found[name]) for name in scores}
@@ -254,6 +283,12 @@ def membership(
 
 def _rows(data: Batch, rows: Tensor) -> Batch:
     return Batch(data.inputs[rows], data.targets[rows])
+
+
+def _numbers(scores: Tensor) -> Tensor:
+    if scores.isnan().any():
+        raise NotApplicable("scores are not numbers")
+    return scores
 
 
 def _roc(scores: list[Tensor]) -> ROC:

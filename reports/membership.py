@@ -8,6 +8,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import altair as alt
 import numpy as np
@@ -58,6 +59,19 @@ def membership_figure(
         + (f" Not applicable: {', '.join(absent)}." if absent else ""),
         styled(_layers(data, pd.concat(lines), least, list(curves))),
     )
+
+
+def write_membership(
+    found: Mapping[str, ROC | Exception], bounds: Bounds | None, title: str, folder: Path
+) -> None:
+    """Write the curves of every attack: membership.png, .svg and .csv."""
+    figure = membership_figure(found, bounds, title)
+    (folder / "membership.png").write_bytes(figure.png)
+    (folder / "membership.svg").write_text(figure.svg)
+    tables = [
+        roc.table(bounds).assign(attack=name) for name, roc in found.items() if isinstance(roc, ROC)
+    ]
+    pd.concat(tables).to_csv(folder / "membership.csv", index=False)
 
 
 def _layers(

@@ -7,7 +7,8 @@ from riskcal.analysis import get_advantage_from_pld, get_beta_from_pld
 from scipy import integrate
 from scipy.stats import norm
 
-from leakfrontier.evaluate.accounting import Segment, Unreachable, epsilon, privacy_loss
+from leakfrontier.defenses.accounting import privacy_loss
+from leakfrontier.evaluate.accounting import Segment, Unreachable, epsilon
 from leakfrontier.evaluate.bounds import (
     Bounds,
     calibrate_to_reconstruction,
@@ -178,6 +179,8 @@ def test_segments_compose() -> None:
 def test_limits() -> None:
     assert reconstruction(0.1, 0.01, 0.0, 5) == 1  # no noise
     assert Bounds((Segment(1.0, 0.0, 1),)).power([0, 0.5, 1]).tolist() == [1, 1, 1]
+    assert reconstruction(0.1, 0.01, 1e-5, 5) == 1  # no noise to speak of
+    assert Bounds((Segment(0.01, 1e-5, 5),)).advantage() == 1
     assert reconstruction(0.1, 0.01, 1e4, 10) == pytest.approx(0.1, abs=1e-4)
     gammas = [reconstruction(0.1, 0.02, sigma, 100) for sigma in (0.3, 0.5, 1, 2, 4, 8)]
     assert gammas == sorted(gammas, reverse=True)
@@ -214,3 +217,10 @@ def test_rejects_bad_parameters() -> None:
             calibrate_to_reconstruction(0.1, target, 0.01, 10)
     with pytest.raises(ValueError, match="at least one segment"):
         Bounds(())
+
+
+def test_epsilon_and_bounds_share_one_distribution() -> None:
+    privacy_loss.cache_clear()
+    epsilon(0.01, 1.0, 123, 1e-5)
+    reconstruction(0.1, 0.01, 1.0, 123)
+    assert privacy_loss.cache_info().misses == 1

@@ -1,4 +1,6 @@
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -12,13 +14,26 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg, FedSGD, InputSpace, NotApplicable, PublicData
-from leakfrontier.defenses import DPSGD, Batch, ClientDP, Defense, SecureAggregation, TopK
+from leakfrontier.defenses import (
+    DPSGD,
+    Batch,
+    ClientDP,
+    Defense,
+    Guarantee,
+    Noise,
+    Plan,
+    SecureAggregation,
+    TopK,
+)
 from leakfrontier.evaluate.accounting import Segment
 from leakfrontier.evaluate.bounds import Bounds
 from leakfrontier.evaluate.client import ThreatModel
 from leakfrontier.evaluate.membership import (
     DRAWS,
     ROC,
+    SCORES,
+    Score,
+    claimed_bounds,
     gradient_cosine,
     likelihood_ratio,
     membership,
@@ -62,7 +77,7 @@ def test_equals_an_independent_implementation(ties: bool) -> None:
 def test_gaussian_scores_have_the_known_curve(mu: float) -> None:
     roc = gaussian(mu, 20_000)
     assert roc.auc == pytest.approx(norm.cdf(mu / math.sqrt(2)), abs=0.01)
-    assert set(roc.reported()) == {0.01, 0.001}
+    assert set(roc.reported()) == {0.1, 0.01, 0.001}
     for rate in (0.001, 0.01, 0.1, 0.5):
         assert compatible(roc, rate, mu)
         assert not compatible(roc, rate, mu + 1)
@@ -79,12 +94,23 @@ def approx(*limits: float) -> list[float]:
     return [pytest.approx(limit, abs=1e-4) for limit in limits]
 
 
-@pytest.mark.parametrize(("n", "rates"), [(999, []), (1000, [0.01]), (10_000, [0.01, 0.001])])
+@pytest.mark.parametrize(
+    ("n", "rates"), [(99, []), (999, [0.1]), (1000, [0.1, 0.01]), (10_000, [0.1, 0.01, 0.001])]
+)
 def test_reports_no_rate_that_the_scores_cannot_show(n: int, rates: list[float]) -> None:
     roc = gaussian(1.0, n)
     assert list(roc.reported()) == rates
     with pytest.raises(ValueError, match=r"rate must be in \[.*, 1\] for .* scores"):
         roc.at(9 / n)
+
+
+@pytest.mark.parametrize("mu", [0.0, 1.0, 3.0])
+def test_the_advantage_covers_that_of_the_best_threshold(mu: float) -> None:
+    found = [gaussian(mu, 400, seed).advantage() for seed in range(40)]
+    known = 2 * norm.cdf(mu / 2) - 1
+    assert sum(one.low <= known <= one.high for one in found) >= 34  # of 38 expected
+    assert np.mean([one.value for one in found]) == pytest.approx(known, abs=0.02)
+    assert {one.n for one in found} == {200}
 
 
 def test_the_table_is_a_curve_with_its_bound() -> None:
@@ -151,8 +177,20 @@ def test_opposite_gradients_reach_the_bound_of_a_replacement() -> None:
     assert compatible(roc, 0.05, 2.0)
 
 
+@dataclass
+class Replacing(DPSGD):
+    """A defense that claims of replacement what it would claim of addition."""
+
+    def guarantee(self, plan: Plan) -> Guarantee:
+        return replace(super().guarantee(plan), adjacency="replace")
+
+
 def game(
-    defense: Defense, batch_size: int = 1, uploads: int = 50, **threat: object
+    defense: Defense,
+    batch_size: int = 1,
+    uploads: int = 50,
+    scores: Mapping[str, Score] = SCORES,
+    **threat: object,
 ) -> dict[str, ROC | NotApplicable]:
     granted = ThreatModel(**{"public": PUBLIC, **threat})  # type: ignore[arg-type]
     protocol = FedAvg(epochs=2, batch_size=2, lr=0.05) if batch_size > 2 else FedSGD()
@@ -167,6 +205,7 @@ def game(
         rng(),
         uploads=uploads,
         batch_size=batch_size,
+        scores=scores,
     )
 
 
@@ -232,7 +271,32 @@ def test_the_cosine_is_with_the_examples_own_upload() -> None:
     assert_allclose(values.numpy(), 1, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("defense", "sigma"),
+    [
+        (DPSGD(1.5), 1.5),
+        (ClientDP(2.0), 2.0),
+        (Noise(0.5, max_norm=0.25), 2.0),
+        (Replacing(1.0), 2.0),  # which are half the distance of its claim apart
+        (Noise(1.0, max_norm=1.0, distribution="laplace"), None),
+        (DPSGD(0.0), None),
+        (TopK(0.1), None),
+    ],
+    ids=str,
+)
+def test_the_bound_is_that_of_the_claim(defense: Defense, sigma: float | None) -> None:
+    bounds = claimed_bounds(defense)
+    if sigma is None:
+        assert bounds is None
+    else:
+        assert bounds is not None
+        expected = replacement_bounds(sigma).membership(0.01)
+        assert bounds.membership(0.01) == pytest.approx(expected, rel=0.01)
+
+
 def test_says_what_it_cannot_score() -> None:
+    meaningless = {"nonsense": lambda *_: torch.tensor([math.nan, 0.0])}
+    assert "not numbers" in str(game(Defense(), uploads=20, scores=meaningless)["nonsense"])
     results = game(Defense(), uploads=20)
     assert isinstance(results["gradient cosine"], ROC)
     assert "likelihood of an upload is not known" in str(results["likelihood ratio"])
