@@ -128,6 +128,11 @@ def epsilons(schedule: Sequence[Segment], delta: float) -> dict[str, float]:
     return {name: schedule_epsilon(schedule, delta, name) for name in ACCOUNTANTS}
 
 
+def default_delta(units: int) -> float:
+    """Return a delta that suits a number of records or clients: far below one in them."""
+    return float(min(1e-5, units**-1.1))
+
+
 def delta_warning(delta: float, units: int) -> str | None:
     """Return why a delta is too large for a number of records or clients; None if it is not."""
     if not delta >= 1 / units:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 import yaml
 from rich.console import Console
@@ -18,12 +19,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
-from leakfrontier.defenses import Batch, Defense, Plan
+from leakfrontier.defenses import Batch, Plan
 
 from .advice import Advice, number
 from .audit import Audit, most_damning
 from .audit import audit as run_audits
-from .methods import Method
+from .methods import Method, build_defense
 from .probe import NoClaim
 from .question import finite
 from .scenario import Scenario, generator, load_world, loss
@@ -107,6 +108,17 @@ def method_from(text: str, option: str) -> object:
         raise ValueError(f"{option} {text!r} is not a valid YAML mapping: {error}") from error
 
 
+def defense_from(text: str) -> Method:
+    """Return the one configuration of a defense that a command is about."""
+    configurations = Method.model_validate(method_from(text, "the defense")).grid()
+    if len(configurations) != 1:
+        raise ValueError(
+            f"one configuration is asked about, and the lists in {text} make "
+            f"{len(configurations)}: give single values"
+        )
+    return configurations[0]
+
+
 def print_path(console: Console, what: str, path: Path) -> None:
     """Print a path that can be copied."""
     console.print(f"{what} [bold]{escape(str(path))}[/bold]", soft_wrap=True)
@@ -179,7 +191,8 @@ def audit(
 
     An audit can refute a claim, or fail to; it never proves one.
     """
-    built = _defense(defense)
+    built = build_defense(defense_from(defense))
+    torch.set_num_threads(1)  # uploads are small: several threads wait for each other
     scenario = scenario_from(dataset, model, data)
     if scenario is None:
         raise ValueError("a dataset and a model must be given")
@@ -213,29 +226,6 @@ def audit(
         _print_audits(Console(), reports)
     if any(one.worst is not None and one.worst.violated for one in reports):
         raise typer.Exit(1)
-
-
-def _defense(text: str) -> Defense:
-    """Return the one defense that is to be audited."""
-    from .methods import build_defense
-
-    configurations = Method.model_validate(method_from(text, "the defense")).grid()
-    if len(configurations) != 1:
-        raise ValueError(
-            f"an audit is of one configuration, and the lists in {text} make "
-            f"{len(configurations)}: give single values"
-        )
-    method = configurations[0]
-    try:
-        return build_defense(method)
-    except ValueError as error:
-        if not isinstance(error.__cause__, TypeError):
-            raise
-        raise ValueError(
-            f"{method.name} cannot be built with {method.options or 'no options'}: "
-            f"{str(error.__cause__).rpartition('() ')[2]}; give its options with their values, as "
-            "in '{name: DPSGD, noise_multiplier: 1.0}'"
-        ) from error
 
 
 @dataclass(frozen=True)

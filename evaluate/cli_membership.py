@@ -19,9 +19,8 @@ from rich.table import Table
 from leakfrontier.adversaries import NotApplicable
 
 from .bounds import Bounds
-from .cli_dp import AsJson, Data, method_from, print_path, scenario_from
+from .cli_dp import AsJson, Data, defense_from, print_path, scenario_from
 from .membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds, membership
-from .methods import Method
 from .scenario import generator, label, load_world, loss
 
 Found = Mapping[str, ROC | NotApplicable]
@@ -60,7 +59,7 @@ def membership_command(draw: Draw) -> Callable[..., None]:
         if scenario is None:
             raise ValueError("a dataset and a model must be given")
         scenario = scenario.model_copy(update={"batch_size": batch})
-        method, world = _single(defense), load_world(scenario)
+        method, world = defense_from(defense), load_world(scenario)
         defended = world.defense(method)
         out.mkdir(parents=True, exist_ok=True)
         if not os.access(out, os.W_OK):
@@ -94,17 +93,6 @@ def membership_command(draw: Draw) -> Callable[..., None]:
         print_path(progress, "Curves:", out / "membership.png")
 
     return command
-
-
-def _single(text: str) -> Method:
-    """Return the one configuration of a defense that is asked about."""
-    configurations = Method.model_validate(method_from(text, "the defense")).grid()
-    if len(configurations) != 1:
-        raise ValueError(
-            f"one configuration is attacked, and the lists in {text} make "
-            f"{len(configurations)}: give single values"
-        )
-    return configurations[0]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch import Generator, nn
 from leakfrontier.adversaries import FedAvg, NotApplicable
 from leakfrontier.defenses import Batch, Defense, Guarantee, Plan
 
-from .accounting import Segment, gaussian_sigma, schedule_epsilon
+from .accounting import Segment, default_delta, gaussian_sigma, schedule_epsilon
 from .audit import RESIDUAL_BATCH, residual_noise
 from .bounds import Bounds
 from .probe import claim_under
@@ -37,11 +37,6 @@ DELTAS = (1e-8, 1e-5, 1e-3)
 
 Bound = Callable[[float], float]
 """From the success of the best blind guess to the success that no attack exceeds."""
-
-
-def run_delta(world: World) -> float:
-    """Return the delta at which epsilon is stated: far below one in the number of records."""
-    return float(min(1e-5, len(world.train.targets) ** -1.1))
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ def training_plan(world: World, unit: str, rounds: int) -> Plan:
     fewest, most = examples // training.clients, -(-examples // training.clients)
     batch = protocol.batch_size if isinstance(protocol, FedAvg) else training.batch_size
     rate = 1.0 if unit == "client" else min(1.0, batch / fewest)
-    return Plan(rounds * _steps(world, unit, most), rate, run_delta(world))
+    return Plan(rounds * _steps(world, unit, most), rate, default_delta(len(world.train.targets)))
 
 
 def _steps(world: World, unit: str, examples: int) -> int:

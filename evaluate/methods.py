@@ -118,12 +118,19 @@ def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: st
         cls = load_attribute(method.name)
         if not (isinstance(cls, type) and issubclass(cls, base)):
             raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
-    _check_options(method, [field.name for field in fields(cls) if field.init], kind)
+    options = [field.name for field in fields(cls) if field.init]
+    _check_options(method, options, kind)
     try:
         built: T = cls(**method.options)
     except ValueError:
         raise
-    except Exception as error:  # a missing option, a value that cannot be compared, a mistake
+    except TypeError as error:
+        reason = str(error).rpartition("() ")[2]
+        raise ValueError(
+            f"{kind} {method.name}: cannot be built with {method.options or 'no options'}: "
+            f"{reason}; its options are {', '.join(options) or 'none'}"
+        ) from error
+    except Exception as error:  # a mistake in someone's own class
         raise ValueError(f"{kind} {method.name}: {type(error).__name__}: {error}") from error
     return built
 

@@ -22,15 +22,13 @@ from .accounting import (
     Unit,
     calibrate,
     client_segment,
+    default_delta,
     epsilons,
     least_noise,
     record_segment,
 )
 from .bounds import Bounds, reconstruction
 from .statistics import Interval
-
-LARGEST_DELTA, DELTA_EXPONENT = 1e-5, -1.1
-"""The default delta is the smaller of the two: the number, or n to that power."""
 
 TARGETS = ("epsilon", "reconstruction_success", "min_accuracy")
 """What a question may ask for: exactly one of them."""
@@ -123,7 +121,7 @@ class Question:
     @property
     def used_delta(self) -> float:
         """Return delta, or its default."""
-        return self.delta or min(LARGEST_DELTA, self.units**DELTA_EXPONENT)
+        return self.delta or default_delta(self.units)
 
     @property
     def prior(self) -> float:

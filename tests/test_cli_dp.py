@@ -185,8 +185,8 @@ def test_runs_of_an_audit_are_corrected_for_in_all_that_is_said(
         (("{name: TopK, ratio: 0.1}",), "TopK claims no differential privacy: there is nothing"),
         (("{name: DPSGD, noise_multiplier: 0}",), "claims an infinite epsilon"),
         (("{name: DPSGD, noise_multiplier: 0.00001}",), "claims an infinite epsilon"),
-        (("TopK",), "TopK cannot be built with no options: missing 1 required positional arg"),
-        (("TopK",), "give its options with their values, as in '{name: DPSGD, noise_multi"),
+        (("TopK",), "TopK: cannot be built with no options: missing 1 required positional arg"),
+        (("TopK",), "its options are ratio, "),
         (("{name: DPSGD, noise_multiplier: [1, 2]}",), "make 2: give single values"),
         (
             ("{name: DPSGD, noise_multiplier: many}",),

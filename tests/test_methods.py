@@ -113,7 +113,11 @@ def test_the_panel_is_rebuilt_with_all_its_hyper_parameters() -> None:
         (build_defense, {"name": "TopK", "k": 1}, "TopK has no option 'k'; its options are ratio,"),
         (build_defense, {"name": "none", "k": 1}, "no option 'k'; its options are none"),
         (build_defense, "DPSGD", "defense DPSGD: .* missing .* 'noise_multiplier'"),
-        (build_defense, {"name": "TopK", "ratio": "a"}, "defense TopK: TypeError: .*'str'"),
+        (
+            build_defense,
+            {"name": "TopK", "ratio": "a"},
+            "defense TopK: cannot be built with .*'str'",
+        ),
         (build_defense, {"name": "TopK", "ratio": 1.1}, r"^ratio must be in \(0, 1\], got 1.1"),
         (build_protocol, {"name": "FedAvg", "lr": 0}, "^lr must be positive and finite, got 0"),
         (build_defense, "math:sqrt", "math:sqrt must be a subclass of Defense"),
@@ -157,7 +161,7 @@ def test_a_faulty_class_of_the_users(user_file: UserFile, code: str, message: st
 
 def test_an_adversary_must_reconstruct(user_file: UserFile) -> None:
     file = user_file("@dataclass(frozen=True)\nclass Mine(Adversary):\n    pass\n")
-    with pytest.raises(ValueError, match=r"Mine: TypeError: .*abstract.*reconstruct"):
+    with pytest.raises(ValueError, match=r"Mine: cannot be built .*abstract.*reconstruct"):
         build_adversary(Method(name=f"{file}:Mine"))
 
 
