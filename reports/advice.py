@@ -115,7 +115,11 @@ def curves_figure(advice: Advice) -> Figure:
         layers.append(limits.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q"))
     if advice.recommended is not None:
         place = pd.DataFrame({"sigma": [advice.recommended.noise_multiplier]})
-        layers.append(alt.Chart(place).mark_rule(color="#111111").encode(x="sigma:Q"))
+        layers.append(
+            alt.Chart(place)
+            .mark_rule(color="#111111")
+            .encode(x="sigma:Q", y=alt.datum(0), y2=alt.datum(1))
+        )
     chart = alt.layer(*layers).properties(width=760, height=380)
     return Figure(
         "curves", "Accuracy, proven bounds and measured success", _caption(advice), styled(chart)
