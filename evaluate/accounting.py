@@ -201,7 +201,7 @@ ACCOUNTANTS: dict[str, Callable[[Schedule, float], float]] = {
     "prv": _prv_epsilon,
     "rdp": _rdp_epsilon,
 }
-"""Every accountant by name: dp-accounting's PLD, and Opacus's PRV and RDP."""
+"""Every accountant by name: PLD, by dp-accounting's algorithm, and Opacus's PRV and RDP."""
 
 
 class Unreachable(ValueError):
