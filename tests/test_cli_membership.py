@@ -103,7 +103,12 @@ def test_without_a_guarantee_nothing_is_permitted_or_forbidden(
     assert "nothing is proven to be out of reach" in output
     assert "bound" not in pd.read_csv(tmp_path / "membership.csv")
     assert command(*arguments)[1] == output
-    assert command(*arguments, "--seed", 1)[1] != output
+
+
+def test_another_seed_is_another_repetition(command: Command, tmp_path: Path) -> None:
+    arguments = ("{name: DPSGD, noise_multiplier: 2.0}", *SMALL, "--out", tmp_path)
+    assert command(*arguments)[1] == command(*arguments)[1]
+    assert command(*arguments)[1] != command(*arguments, "--seed", 1)[1]
 
 
 @pytest.mark.parametrize(
