@@ -2,11 +2,11 @@
 
 At a fixed epsilon the noise multiplier is set by sampling and steps alone. What is left is the
 clipping norm, which trades bias for noise, and the learning rate. They are searched for together
-by successive halving [1]: every pair for a part of the rounds, the best for all of them; if the
-winner is at the edge of the grid, so are its neighbours beyond. A pair is a clipping norm and a
-*step size*, how far the server moves along clipped updates: under Adam, which does not see their
-scale, that is its learning rate; under SGD, the rate times the norm. Other noise asks for another
-step size, which is searched for at the same clipping norm.
+by successive halving [1]: every pair for a part of the rounds, the best for all of them, and then
+what is around the winner. A pair is a clipping norm and a *step size*, how far the server moves
+along clipped updates: under Adam, which does not see their scale, that is its learning rate; under
+SGD, the rate times the norm. Other noise asks for another step size, which is searched for at the
+same clipping norm.
 
 Whoever was best was lucky, too. Hence what is recommended is measured again, with other seeds.
 
@@ -124,9 +124,8 @@ class Experiment:
         trained = self.train(everything, self._searched, rounds=short)
         best = sorted(everything, key=lambda one: -trained[one].accuracy.value)
         finalists = self.train(best[: self.effort.survivors], self._searched)
-        winner = _best(finalists)
-        if beyond := _beyond(winner, everything):
-            finalists |= self.train(beyond, self._searched)
+        if around := _around(_best(finalists), everything):
+            finalists |= self.train(around, self._searched)
         trained |= finalists
         rows = [self.row(one, result, searched=True) for one, result in trained.items()]
         return _best(finalists), rows
@@ -293,15 +292,17 @@ def _best(trained: Mapping[Setting, Trained]) -> Setting:
     return max(trained, key=lambda one: trained[one].accuracy.value)
 
 
-def _beyond(winner: Setting, grid: Sequence[Setting]) -> list[Setting]:
-    """Return the winner's neighbours beyond the edges of a grid."""
+def _around(winner: Setting, grid: Sequence[Setting]) -> list[Setting]:
+    """Return what a grid leaves out around its best: step sizes between, and norms beyond."""
+    norms, sizes = (sorted({one[i] for one in grid}) for i in (1, 2))
     found = []
-    for name in ("max_norm", "step_size"):
-        values = sorted({float(getattr(one, name)) for one in grid})
-        own = getattr(winner, name)
-        for edge, next_to_it in ((values[:1], values[1:2]), (values[-1:], values[-2:-1])):
-            if len(values) > 1 and own == edge[0]:
-                found.append(winner._replace(**{name: _rounded(own * own / next_to_it[0])}))
+    if len(sizes) > 1:
+        half = (sizes[-1] / sizes[0]) ** (0.5 / (len(sizes) - 1))
+        own = winner.step_size
+        found += [winner._replace(step_size=_rounded(size)) for size in (own / half, own * half)]
+    if len(norms) > 1 and winner.max_norm in (norms[0], norms[-1]):
+        inner = norms[1] if winner.max_norm == norms[0] else norms[-2]
+        found.append(winner._replace(max_norm=_rounded(winner.max_norm**2 / inner)))
     return found
 
 

@@ -230,7 +230,7 @@ def test_a_measured_advice_recommends_the_best_of_its_search(
     assert row.noise_multiplier == ASKED.least_noise()
     assert len(final) == 3
     at_target = [one for one in searched if one.noise_multiplier == row.noise_multiplier]
-    assert len(at_target) == 4 + 2  # the winner of two by two is at two edges
+    assert len(at_target) == 4 + 3  # two step sizes, and a norm: of two, the best is at an edge
     best = max(at_target, key=lambda one: one.accuracy.value if one.accuracy else 0)
     assert (row.max_norm, row.lr) == (best.max_norm, best.lr)
     sizes = {0.003, 0.03, row.lr}
@@ -310,21 +310,20 @@ def test_other_noise_gets_the_smallest_step_size_that_is_as_good(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("winner", "beyond"),
+    ("winner", "around"),
     [
-        ((1.0, 0.01), []),
-        ((0.3, 0.01), [(0.09, 0.01)]),
-        ((3.0, 0.003), [(9.0, 0.003), (3.0, 0.0009)]),
-        ((1.0, 0.03), [(1.0, 0.09)]),
+        ((1.0, 0.01), [(1.0, 0.0032), (1.0, 0.032)]),
+        ((0.25, 0.01), [(0.25, 0.0032), (0.25, 0.032), (0.062, 0.01)]),
+        ((4.0, 0.001), [(4.0, 0.00032), (4.0, 0.0032), (16.0, 0.001)]),
     ],
 )
-def test_an_edge_of_the_grid_is_crossed(
-    winner: tuple[float, float], beyond: list[tuple[float, float]]
+def test_what_a_grid_leaves_out_is_tried_around_its_best(
+    winner: tuple[float, float], around: list[tuple[float, float]]
 ) -> None:
-    grid = [Setting(1.0, c, step) for c in (0.3, 1.0, 3.0) for step in (0.003, 0.01, 0.03)]
-    found = tuning._beyond(Setting(1.0, *winner), grid)
-    assert [(one.max_norm, one.step_size) for one in found] == beyond
-    assert tuning._beyond(Setting(1.0, 1.0, 0.1), [Setting(1.0, 1.0, 0.1)]) == []
+    grid = [Setting(1.0, c, step) for c in (0.25, 1.0, 4.0) for step in (0.001, 0.01, 0.1)]
+    found = tuning._around(Setting(1.0, *winner), grid)
+    assert [(one.max_norm, one.step_size) for one in found] == around
+    assert tuning._around(Setting(1.0, 1.0, 0.1), [Setting(1.0, 1.0, 0.1)]) == []
 
 
 def failing(function: Any, tasks: Sequence[Any], **_: object) -> Iterator[Done[Any, Any]]:  # noqa: ANN401
