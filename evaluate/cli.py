@@ -10,7 +10,7 @@ from enum import StrEnum
 from inspect import getdoc, signature
 from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pandas import DataFrame
@@ -21,31 +21,18 @@ from rich.table import Table
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES, Chain
 
-from .accounting import Unreachable
-from .advice import Advice
-from .advise import advise as answer
-from .cli_dp import (
-    AsJson,
-    Data,
-    ProtectedUnit,
-    Workers,
-    audit,
-    method_from,
-    print_advice,
-    print_path,
-    scenario_from,
-    sizes,
-)
-from .cli_membership import membership_command
+from .cli_advise import advise
+from .cli_audit import audit
+from .cli_membership import membership
+from .cli_options import method_from, print_path
 from .data import DATASETS
 from .models import MODELS
-from .question import Question
 from .reproduce import QUICK_TRIALS, Metric, Result, document, trial_rows
 from .reproduce import Table as PaperTable
 from .reproduce import reproduce as reproduce_table
 from .run import load_config
 from .run import run as run_config
-from .scenario import SCENARIOS, load_world
+from .scenario import SCENARIOS
 from .statistics import Interval
 from .store import Results
 from .summary import utility, worst_case
@@ -200,111 +187,8 @@ def reproduce(
         raise typer.Exit(1)
 
 
-@app.command()
-def advise(
-    epsilon: Annotated[float | None, typer.Option(help="Target: the largest epsilon.")] = None,
-    reconstruction_success: Annotated[
-        float | None,
-        typer.Option(
-            help="Target: the largest success of any reconstruction attack on the run, as in 0.05."
-        ),
-    ] = None,
-    min_accuracy: Annotated[
-        float | None, typer.Option(help="Target: the least test accuracy, as in 0.8; needs data.")
-    ] = None,
-    examples: Annotated[
-        int | None, typer.Option(help="Training examples of all clients; the dataset's by default.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a client in one batch.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds: steps of each client.")] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Instead of rounds: passes over a client's examples.")
-    ] = None,
-    clients: Annotated[int, typer.Option(help="Clients; all take part in every round.")] = 1,
-    unit: Annotated[ProtectedUnit, typer.Option(help="What is protected.")] = ProtectedUnit.record,
-    delta: Annotated[
-        float | None, typer.Option(help="By default the smaller of 1e-5 and n^-1.1.")
-    ] = None,
-    candidates: Annotated[
-        int, typer.Option(help="Among how many an attacker must find the right one.")
-    ] = 100,
-    shuffled: Annotated[
-        bool, typer.Option("--shuffled", help="Batches are shuffled, not Poisson samples.")
-    ] = False,
-    dataset: Annotated[
-        str | None, typer.Option(help="Measure on a dataset by name, or a folder of images.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Measure with a model by name, or FILE.py:factory.")
-    ] = None,
-    data: Data = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for advice.html and advice.json; runs/advise with a dataset."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Repetition: other seeds.")] = 0,
-    workers: Workers = None,
-    as_json: AsJson = False,
-) -> None:
-    """Choose DP parameters: from sizes and one target to noise, clipping norm and their price.
-
-    Sizes alone answer from accountants and proofs, in seconds. With --dataset or --model,
-    settings are trained and attacked as well, in minutes; the same command continues.
-    """
-    scenario = scenario_from(dataset, model, data)
-    found = None if scenario is None else len(load_world(scenario).train.targets)
-    if examples is None:
-        examples = found
-    examples, batch, rounds = sizes(examples, batch, rounds, epochs, clients, scenario)
-    question = Question(
-        examples,
-        batch,
-        rounds,
-        clients,
-        unit.value,
-        delta,
-        candidates,
-        not shuffled,
-        epsilon,
-        reconstruction_success,
-        min_accuracy,
-    )
-    folder = out or (None if scenario is None else Path("runs") / "advise")
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    progress = Console(stderr=True)
-    try:
-        advice = answer(
-            question, scenario, out=folder, seed=seed, workers=workers, console=progress
-        )
-    except Unreachable as error:
-        advice = Advice(question, None, (), None, (str(error),))
-    except KeyboardInterrupt:
-        progress.print("Interrupted. The same command continues where it stopped.")
-        raise typer.Exit(130) from None
-    text = json.dumps(advice.document(), indent=2, allow_nan=False)
-    if as_json:
-        typer.echo(text)
-    else:
-        print_advice(Console(), advice)
-    if folder is not None and advice.rows:
-        from leakfrontier.reports.advice import write_advice
-
-        print_path(progress, "Page:", write_advice(advice, folder))
-    if advice.recommended is None:
-        raise typer.Exit(1)
-
-
-app.command()(audit)
-
-
-def _draw_membership(*found: Any) -> None:  # noqa: ANN401 - as `write_membership` is given
-    from leakfrontier.reports.membership import write_membership
-
-    write_membership(*found)
-
-
-app.command("membership")(membership_command(_draw_membership))
+for command in (advise, audit, membership):
+    app.command()(command)
 
 
 @app.command("list")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,80 +19,68 @@ from rich.table import Table
 from leakfrontier.adversaries import NotApplicable
 
 from .bounds import Bounds
-from .cli_dp import AsJson, Data, defense_from, print_path, scenario_from
-from .membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds, membership
+from .cli_options import AsJson, Data, DefenseText, defense_from, print_path, scenario_from
+from .membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds
+from .membership import membership as play
 from .scenario import generator, label, load_world, loss
 
 Found = Mapping[str, ROC | NotApplicable]
-Draw = Callable[[Found, Bounds | None, str, Path], None]
-"""Writes curves beside what bounds them, with a title, to a folder."""
 
 
-def membership_command(draw: Draw) -> Callable[..., None]:
-    """Return the command, which has its curves drawn by `draw`."""
+def membership(
+    defense: DefenseText,
+    dataset: Annotated[str, typer.Option(help="A dataset by name, or a folder.")] = "fashion-mini",
+    model: Annotated[str, typer.Option(help="A model by name, or FILE.py:factory.")] = "lenet",
+    uploads: Annotated[
+        int, typer.Option(min=100, help="Uploads; 1000 show a false positive rate of 1 %.")
+    ] = 1000,
+    batch: Annotated[int, typer.Option(min=1, help="Examples behind an upload.")] = 1,
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="Folder for membership.png, .svg and .csv.")] = Path(
+        "runs/membership"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Repetition: other weights, uploads.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Tell members of a batch from others by its upload, beside what the defense permits."""
+    from leakfrontier.reports.membership import write_membership
 
-    def command(
-        defense: Annotated[
-            str,
-            typer.Argument(
-                help="The defense: FILE.py:Class, a name, or with options '{name: DPSGD, "
-                "noise_multiplier: 1.0}'."
-            ),
-        ],
-        dataset: Annotated[
-            str, typer.Option(help="A dataset by name, or a folder.")
-        ] = "fashion-mini",
-        model: Annotated[str, typer.Option(help="A model by name, or FILE.py:factory.")] = "lenet",
-        uploads: Annotated[
-            int, typer.Option(min=100, help="Uploads; 1000 show a false positive rate of 1 %.")
-        ] = 1000,
-        batch: Annotated[int, typer.Option(min=1, help="Examples behind an upload.")] = 1,
-        data: Data = None,
-        out: Annotated[Path, typer.Option(help="Folder for membership.png, .svg and .csv.")] = Path(
-            "runs/membership"
-        ),
-        seed: Annotated[int, typer.Option(min=0, help="Repetition: other weights, uploads.")] = 0,
-        as_json: AsJson = False,
-    ) -> None:
-        """Tell members of a batch from others by its upload, beside what the defense permits."""
-        scenario = scenario_from(dataset, model, data)
-        if scenario is None:
-            raise ValueError("a dataset and a model must be given")
-        scenario = scenario.model_copy(update={"batch_size": batch})
-        method, world = defense_from(defense), load_world(scenario)
-        defended = world.defense(method)
-        out.mkdir(parents=True, exist_ok=True)
-        if not os.access(out, os.W_OK):
-            raise ValueError(f"--out {out} cannot be written to")
-        torch.set_num_threads(1)  # uploads are small: several threads wait for each other
-        progress = Console(stderr=True)
-        try:
-            found = membership(
-                world.model(defended, seed),
-                loss,
-                world.train,
-                defended,
-                world.protocol,
-                world.space,
-                world.threat(knows_defense=True),
-                generator("membership", scenario.config(), method.config(), seed),
-                uploads=uploads,
-                batch_size=batch,
-                track=lambda games: track(games, "uploads", console=progress, transient=True),
-            )
-        except KeyboardInterrupt:
-            progress.print("Interrupted.")
-            raise typer.Exit(130) from None
-        title = f"{label(method)} on {scenario.name}"
-        report = _Report(title, found, claimed_bounds(defended), uploads)
-        draw(found, report.bounds, f"Membership under {title}", out)
-        if as_json:
-            typer.echo(json.dumps(report.document(), indent=2, allow_nan=False))
-        else:
-            report.print(Console())
-        print_path(progress, "Curves:", out / "membership.png")
-
-    return command
+    scenario = scenario_from(dataset, model, data)
+    if scenario is None:
+        raise ValueError("a dataset and a model must be given")
+    scenario = scenario.model_copy(update={"batch_size": batch})
+    method, world = defense_from(defense), load_world(scenario)
+    defended = world.defense(method)
+    out.mkdir(parents=True, exist_ok=True)
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"--out {out} cannot be written to")
+    torch.set_num_threads(1)  # uploads are small: several threads wait for each other
+    progress = Console(stderr=True)
+    try:
+        found = play(
+            world.model(defended, seed),
+            loss,
+            world.train,
+            defended,
+            world.protocol,
+            world.space,
+            world.threat(knows_defense=True),
+            generator("membership", scenario.config(), method.config(), seed),
+            uploads=uploads,
+            batch_size=batch,
+            track=lambda games: track(games, "uploads", console=progress, transient=True),
+        )
+    except KeyboardInterrupt:
+        progress.print("Interrupted.")
+        raise typer.Exit(130) from None
+    title = f"{label(method)} on {scenario.name}"
+    report = _Report(title, found, claimed_bounds(defended), uploads)
+    write_membership(found, report.bounds, f"Membership under {title}", out)
+    if as_json:
+        typer.echo(json.dumps(report.document(), indent=2, allow_nan=False))
+    else:
+        report.print(Console())
+    print_path(progress, "Curves:", out / "membership.png")
 
 
 @dataclass(frozen=True)

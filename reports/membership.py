@@ -18,6 +18,7 @@ from leakfrontier.evaluate.bounds import Bounds
 from leakfrontier.evaluate.membership import ROC
 
 from .charts import COLOURS, CONTROL, WIDTH, Figure, slug, styled
+from .html import write
 
 
 def membership_figure(
@@ -66,12 +67,12 @@ def write_membership(
 ) -> None:
     """Write the curves of every attack: membership.png, .svg and .csv."""
     figure = membership_figure(found, bounds, title)
-    (folder / "membership.png").write_bytes(figure.png)
-    (folder / "membership.svg").write_text(figure.svg)
+    write(folder / "membership.png", figure.png)
+    write(folder / "membership.svg", figure.svg.encode())
     tables = [
         roc.table(bounds).assign(attack=name) for name, roc in found.items() if isinstance(roc, ROC)
     ]
-    pd.concat(tables).to_csv(folder / "membership.csv", index=False)
+    write(folder / "membership.csv", pd.concat(tables).to_csv(index=False).encode())
 
 
 def _layers(

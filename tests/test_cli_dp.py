@@ -171,7 +171,7 @@ def test_runs_of_an_audit_are_corrected_for_in_all_that_is_said(
         asked.append(arguments[-1])
         return {"step canaries": Audit("step canaries", 4.0, 3.9, 3.0, 0.03, False, "words")}
 
-    monkeypatch.setattr("leakfrontier.evaluate.cli_dp.run_audits", finding)
+    monkeypatch.setattr("leakfrontier.evaluate.cli_audit.run_audits", finding)
     _, output, _ = command("audit", HONEST, "--method", "step-canaries", "--runs", 2, "--json")
     (document,) = json.loads(output)
     assert asked == [2, 2]

@@ -1,19 +1,16 @@
-"""The commands about differential privacy: choose its parameters, and test an implementation."""
+"""The command that tests whether a defense keeps its differential-privacy claim."""
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,26 +18,17 @@ from rich.table import Table
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Batch, Plan
 
-from .advice import Advice, number
+from .advice import number
 from .audit import Audit, most_damning
 from .audit import audit as run_audits
-from .methods import Method, build_defense
+from .cli_options import AsJson, Data, DefenseText, defense_from, scenario_from
+from .methods import build_defense
 from .probe import NoClaim
 from .question import finite
-from .scenario import Scenario, generator, load_world, loss
-
-BATCH, ROUNDS = 128, 100
-"""What is asked about where only a dataset is given."""
+from .scenario import generator, load_world, loss
 
 AUDITED_EXAMPLES = 1_000
 """Most real examples in an audited training run."""
-
-
-class ProtectedUnit(StrEnum):
-    """What differential privacy protects."""
-
-    record = "record"
-    client = "client"
 
 
 class AuditMethod(StrEnum):
@@ -51,125 +39,8 @@ class AuditMethod(StrEnum):
     one_run = "one-run"
 
 
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Where downloads are kept.", envvar="LEAKFRONTIER_DATA"),
-]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
-
-def sizes(
-    examples: int | None,
-    batch: int | None,
-    rounds: int | None,
-    epochs: float | None,
-    clients: int,
-    scenario: Scenario | None,
-) -> tuple[int, int, int]:
-    """Return examples, batch size and rounds; defaults only where there is data."""
-    if rounds is not None and epochs is not None:
-        raise ValueError("give --rounds or --epochs, not both")
-    steps = rounds if epochs is None else epochs
-    if scenario is None and None in (examples, batch, steps):
-        raise ValueError(
-            "give --examples, --batch and --rounds (or --epochs), or a --dataset to measure on"
-        )
-    total = 0 if examples is None else examples
-    if not 1 <= clients <= total:
-        raise ValueError(f"clients must be between 1 and the {total} examples, got {clients}")
-    size = min(BATCH, total // clients) if batch is None else batch
-    if epochs is not None:
-        if not (0 < epochs < math.inf and size >= 1):
-            raise ValueError(f"epochs and batch must be positive, got {epochs} and {size}")
-        rounds = math.ceil(epochs * (total // clients) / size)
-    return total, size, ROUNDS if rounds is None else rounds
-
-
-def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> Scenario | None:
-    """Return what to measure with; None if neither a dataset nor a model is named.
-
-    BatchNorm becomes GroupNorm, without which no example's gradient can be clipped by itself.
-    """
-    if dataset is None and model is None:
-        return None
-    given: dict[str, Any] = {"dataset": dataset, "data_folder": data}
-    if model is not None:
-        given["model"] = Method.model_validate(method_from(model, "--model"))
-    known = {key: value for key, value in given.items() if value is not None}
-    return Scenario(**known, replace_batch_norm=True)
-
-
-def method_from(text: str, option: str) -> object:
-    """Return a method as a configuration file would hold it."""
-    try:
-        return yaml.safe_load(text) if text.lstrip().startswith("{") else text
-    except yaml.YAMLError as error:
-        raise ValueError(f"{option} {text!r} is not a valid YAML mapping: {error}") from error
-
-
-def defense_from(text: str) -> Method:
-    """Return the one configuration of a defense that a command is about."""
-    configurations = Method.model_validate(method_from(text, "the defense")).grid()
-    if len(configurations) != 1:
-        raise ValueError(
-            f"one configuration is asked about, and the lists in {text} make "
-            f"{len(configurations)}: give single values"
-        )
-    return configurations[0]
-
-
-def print_path(console: Console, what: str, path: Path) -> None:
-    """Print a path that can be copied."""
-    console.print(f"{what} [bold]{escape(str(path))}[/bold]", soft_wrap=True)
-
-
-def print_advice(console: Console, advice: Advice) -> None:
-    """Print the table, the recommendation, who sees what, and the warnings."""
-    if advice.rows:
-        _print_rows(console, advice)
-    for title, texts in (
-        ("Recommended" if advice.recommended else "Not reachable", advice.reasons),
-        (
-            "Who sees what",
-            [
-                f"{point.name}: the server sees {point.sees}: sigma {point.noise_multiplier:.3g}, "
-                f"epsilon {number(point.epsilon)}, bound {100 * point.bound:.3g} %"
-                for point in advice.observation_points
-            ],
-        ),
-        ("Warnings", advice.warnings),
-    ):
-        if texts:
-            console.print(f"\n[bold]{title}[/bold]")
-        for text in texts:
-            console.print(f"- {escape(text)}", highlight=False, soft_wrap=True)
-
-
-def _print_rows(console: Console, advice: Advice) -> None:
-    """Print the table as wide as it is: a narrow terminal wraps it, and loses nothing."""
-    table = Table(title=advice.setting or "proven", title_justify="left", box=None)
-    table.add_column("")
-    for name in advice.columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    shown = [row for row in advice.rows if not row.searched]
-    for row in shown:
-        mark = "->" if row is advice.recommended else ""
-        table.add_row(mark, *(escape(column(row)) for column in advice.columns.values()))
-    width = console.measure(table, options=console.options.update(width=1000)).maximum
-    Console(file=console.file, width=max(width, console.width)).print(table)
-    if len(advice.rows) > len(shown):
-        console.print(f"{len(advice.rows) - len(shown)} rows of the search are on the page.")
-
-
 def audit(
-    defense: Annotated[
-        str,
-        typer.Argument(
-            help="The defense: FILE.py:Class, a name, or with options '{name: DPSGD, "
-            "noise_multiplier: 1.0}'."
-        ),
-    ],
+    defense: DefenseText,
     steps: Annotated[int, typer.Option(help="Steps for which epsilon is claimed.")] = 100,
     sample_rate: Annotated[
         float, typer.Option(help="Probability that a record is in a step.")
