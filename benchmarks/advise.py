@@ -14,13 +14,13 @@ from rich.console import Console
 from torch import nn
 
 from leakfrontier.adversaries import InputSpace
-from leakfrontier.evaluate.advice import Advice
-from leakfrontier.evaluate.advise import advise
+from leakfrontier.evaluate.advise.advice import Advice
+from leakfrontier.evaluate.advise.experiment import SEED_STRIDE, Effort, Experiment
+from leakfrontier.evaluate.advise.question import Question, Row
+from leakfrontier.evaluate.advise.recommendation import advise
 from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.question import Question, Row
 from leakfrontier.evaluate.scenario import Scenario
 from leakfrontier.evaluate.statistics import clopper_pearson
-from leakfrontier.evaluate.tuning import SEED_STRIDE, Effort, Experiment
 
 AFRESH = 4
 """Repetitions of a recommended row, each with as many new seeds as the advice had."""

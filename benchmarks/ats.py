@@ -32,8 +32,8 @@ from torch import nn
 from leakfrontier.adversaries import FedSGD, InputSpace, InvertingGradients, Reconstruction
 from leakfrontier.defenses import Batch
 from leakfrontier.defenses.ats import ATS
+from leakfrontier.defenses.ats_search import save_policies, search
 from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.ats_search import save_policies, search
 from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model

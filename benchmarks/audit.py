@@ -12,10 +12,10 @@ from torch import Generator, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.defenses import DPSGD, Batch, Loss, Plan, Update
-from leakfrontier.evaluate.accounting import calibrate
-from leakfrontier.evaluate.audit import AUDITS
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.privacy.accounting import calibrate
+from leakfrontier.evaluate.privacy.audit import AUDITS
 from leakfrontier.evaluate.statistics import clopper_pearson
 
 EPSILON, PLAN = 4.0, Plan(steps=200, sample_rate=0.05, delta=1e-5)

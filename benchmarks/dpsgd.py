@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedSGD, InputSpace
 from leakfrontier.defenses import DPSGD, Batch, Plan
-from leakfrontier.defenses.accounting import gaussian_epsilon
+from leakfrontier.defenses.pld import gaussian_epsilon
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.federation import Federation, evaluate
 from leakfrontier.evaluate.models import build_model

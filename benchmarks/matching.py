@@ -39,13 +39,13 @@ from leakfrontier.defenses import DPSGD, Batch, Defense, Noise, Quantization, Si
 from leakfrontier.evaluate.client import ThreatModel, Upload, make_replay, observe
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.reproduce import matched_psnr
+from leakfrontier.evaluate.papers.reproduce import matched_psnr
+from leakfrontier.evaluate.papers.sme import build_attack, path, sme_upload
+from leakfrontier.evaluate.papers.tables import TABLES
 from leakfrontier.evaluate.scenario import generator
-from leakfrontier.evaluate.tables import TABLES
-from leakfrontier.evaluate.tables_sme import build_attack, path, sme_upload
 
 VICTIMS = 20
-PAPERS = "leakfrontier.evaluate.paper_models"
+PAPERS = "leakfrontier.evaluate.papers.networks"
 
 
 def speed(data: str) -> None:

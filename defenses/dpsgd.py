@@ -14,8 +14,8 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .accounting import gaussian_epsilon
 from .base import Batch, Defense, Guarantee, Loss, Plan, Update
+from .pld import gaussian_epsilon
 
 
 @dataclass

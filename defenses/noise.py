@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from .accounting import concentrated_epsilon, gaussian_epsilon
 from .base import Defense, Guarantee, Plan, Update
+from .pld import concentrated_epsilon, gaussian_epsilon
 from .vector import flatten, unflatten
 
 Distribution = Literal["gaussian", "laplace"]

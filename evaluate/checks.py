@@ -21,9 +21,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .statistics import Floats, clopper_pearson, holm, monotone_violation, paired_difference
-from .store import Results
-from .summary import (
+from .analysis import (
     ARM,
     ATTACK,
     attack_rates,
@@ -33,6 +31,8 @@ from .summary import (
     optimiser_failed,
     utility,
 )
+from .statistics import Floats, clopper_pearson, holm, monotone_violation, paired_difference
+from .store import Results
 
 Verdict = Literal["pass", "warn", "fail"]
 

@@ -18,13 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from leakfrontier.adversaries import PANEL
 from leakfrontier.defenses import Defense
 
+from .cells import AttackTrial, TrainTrial, Trial, run_trial
 from .engine import Done, Failure, execute
 from .methods import Method, Strict, build_adversary, build_defense
 from .rows import Outcome
 from .scenario import SCENARIOS, Scenario, label, load_world
 from .scoring import candidates
 from .store import Results, Store
-from .trial import AttackTrial, TrainTrial, Trial, run_trial
 
 PRESETS = ("quick", "full")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import altair as alt
 import pandas as pd
 
-from leakfrontier.evaluate.advice import Advice, number
-from leakfrontier.evaluate.question import Row
+from leakfrontier.evaluate.advise.advice import Advice, number
+from leakfrontier.evaluate.advise.question import Row
+from leakfrontier.evaluate.labels import percent
 
 from .charts import COLOURS, Figure, styled
 from .html import render, write
-from .labels import percent
 
 PAGE_NAME, DOCUMENT_NAME = "advice.html", "advice.json"
 

@@ -9,10 +9,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from leakfrontier.evaluate.labels import describe_defenses
 from leakfrontier.evaluate.store import Results
 
 from .charts import CONTROL, Chart, Figure, Layers, family_colours, grid, share, slug
-from .labels import describe_defenses
 
 Panel = Callable[[pd.DataFrame, str], Layers]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from leakfrontier.evaluate.labels import describe_defenses, epsilon_text, percent, rows
+
 from .charts import COLOURS, CONTROL, SHAPES, WIDTH, Chart, Figure, Layers, slug, styled
-from .labels import describe_defenses, epsilon_text, percent, rows
 
 _POINT = [
     *("defense", "series", "sweep", "strength", "checkpoint", "pareto"),

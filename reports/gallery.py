@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from leakfrontier.evaluate.labels import describe_attack, describe_defenses, rows, short_names
 from leakfrontier.evaluate.store import Results
-
-from .labels import describe_attack, describe_defenses, rows, short_names
 
 _VICTIMS = 6
 _VICTIM = ["seed", "observation", "victim"]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
-from leakfrontier.evaluate.summary import blind_success
+from leakfrontier.evaluate.analysis import blind_success
+from leakfrontier.evaluate.labels import describe_attack, describe_defenses, rows, short_names
 
 from .charts import WIDTH, Figure, slug, styled
-from .labels import describe_attack, describe_defenses, rows, short_names
 
 _HEAT = ["#fff5eb", "#fdbe85", "#e6550d", "#8c2d04"]
 _COLUMNS = ["defense", "name", "attack", "text", "shown", "prior", "observations", "reason"]

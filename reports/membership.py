@@ -14,8 +14,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from leakfrontier.evaluate.bounds import Bounds
-from leakfrontier.evaluate.membership import ROC
+from leakfrontier.evaluate.privacy.bounds import Bounds
+from leakfrontier.evaluate.privacy.membership import ROC
 
 from .charts import COLOURS, CONTROL, WIDTH, Figure, slug, styled
 from .html import write

@@ -10,30 +10,30 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from leakfrontier.evaluate.checks import Check, run_checks
-from leakfrontier.evaluate.metrics import TIERS
-from leakfrontier.evaluate.store import Results, Store
-from leakfrontier.evaluate.summary import (
+from leakfrontier.evaluate.analysis import (
     attack_rates,
     guarantees,
     utility,
     utility_curve,
     worst_case,
 )
+from leakfrontier.evaluate.baseline import ADVICE, heuristics
+from leakfrontier.evaluate.checks import Check, run_checks
+from leakfrontier.evaluate.frontier import Frontier, make_frontiers
+from leakfrontier.evaluate.labels import percent
+from leakfrontier.evaluate.metrics import TIERS
+from leakfrontier.evaluate.store import Results, Store
 
-from .baseline import ADVICE, heuristics
 from .charts import Figure
 from .figures import (
     accuracy_figure,
     psnr_figure,
     strength_figure,
 )
-from .frontier import Frontier, make_frontiers
 from .frontier_figure import frontier_figure
 from .gallery import Gallery, make_gallery
 from .heatmap import heatmap_figure
 from .html import render, write
-from .labels import percent
 from .tables import (
     Table,
     baseline_table,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from .labels import (
+from leakfrontier.evaluate.labels import (
     describe_attack,
     describe_defenses,
     epsilon_text,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from playwright.sync_api import Page, sync_playwright
 
 torch.set_num_threads(1)
 
@@ -53,3 +56,25 @@ def user_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-gpu",
+]
+
+
+@pytest.fixture(scope="session")
+def page() -> Iterator[Page]:
+    chromium = shutil.which("chromium")
+    if chromium is None and "CI" not in os.environ:
+        pytest.skip("chromium is not installed")
+    assert chromium is not None, "CI has to install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        yield browser.new_page(viewport={"width": 1200, "height": 900})
+        browser.close()

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from pandas import DataFrame
 
+from leakfrontier.evaluate.cells import AttackTrial
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.rows import AttackRow
 from leakfrontier.evaluate.run import RunConfig
 from leakfrontier.evaluate.scenario import SCENARIOS
 from leakfrontier.evaluate.statistics import clopper_pearson
-from leakfrontier.evaluate.trial import AttackTrial
 
 DPSGD = Method(name="DPSGD", options={"noise_multiplier": 1.0, "max_grad_norm": 1.0})
 MEMBERS = {

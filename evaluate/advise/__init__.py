@@ -1,0 +1,1 @@
+"""From a question about DP parameters to a recommended setting."""

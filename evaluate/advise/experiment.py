@@ -1,0 +1,402 @@
+"""Clipping norm and learning rate under a given noise, and what they are worth: by training.
+
+At a fixed epsilon the noise multiplier is set by sampling and steps alone. What is left is the
+clipping norm, which trades bias for noise, and the learning rate. They are searched for together
+by successive halving [1]: every pair for a part of the rounds, the best for all of them, and then
+what is around the winner. A pair is a clipping norm and a *step size*, how far the server moves
+along clipped updates: under Adam, which does not see their scale, that is its learning rate; under
+SGD, the rate times the norm. Other noise asks for another step size, which is searched for at the
+same clipping norm.
+
+Whoever was best was lucky, too. Hence what is recommended is measured again, with other seeds.
+
+References:
+    [1] Jamieson, Talwalkar. "Non-stochastic Best Arm Identification and Hyperparameter
+        Optimization." AISTATS 2016. https://arxiv.org/abs/1502.07943
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from scipy.stats import t
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from leakfrontier.defenses import Defense
+
+from ..analysis import attack_rates, worst_case
+from ..cells import TrainTrial
+from ..methods import Method
+from ..run import RunConfig, check_scenario, plan, run_trials
+from ..scenario import Scenario, World, label, load_world, loss
+from ..scoring import candidates
+from ..statistics import Interval, accuracy_interval, clopper_pearson
+from ..store import Results
+from .question import Question, Row, proven
+
+NORM_SAMPLE = 256
+"""Public examples whose gradients set the scale of clipping norms."""
+
+SEED_STRIDE = 1000
+"""Distance of the seeds of two repetitions, more than any of them uses."""
+
+
+class Setting(NamedTuple):
+    """What a training run can choose; without noise nothing is clipped either."""
+
+    noise_multiplier: float
+    max_norm: float
+    step_size: float
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried.
+
+    Attributes:
+        norm_factors: Clipping norms, relative to the usual norm of a gradient on public data.
+        step_sizes: Step sizes of the server.
+        shortening: The first stage takes the rounds divided by this.
+        survivors: Settings that are trained to the end.
+        seeds: Repetitions of what is reported; five make an interval over seeds.
+        observations: Attacked uploads per seed.
+        adversaries: The attacks.
+    """
+
+    norm_factors: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
+    step_sizes: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
+    shortening: int = 4
+    survivors: int = 4
+    seeds: int = 5
+    observations: int = 8
+    adversaries: Literal["panel"] | tuple[Method, ...] = "panel"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Training and attacks for one question, in cells of a run's folder.
+
+    Attributes:
+        question: What is asked; its candidates are as many as the data allows.
+        scenario: Data, model and the server's optimizer.
+        out: Folder of the cells; what is there is not run again.
+        effort: How much is tried.
+        seed: Repetition: another one shares no seed with this.
+        workers: Processes; by default one per core.
+        console: Where progress is shown.
+    """
+
+    question: Question
+    scenario: Scenario
+    out: Path
+    effort: Effort = Effort()
+    seed: int = 0
+    workers: int | None = None
+    console: Console | None = None
+
+    def settings(self, noise_multiplier: float) -> list[Setting]:
+        """Return every pair of a clipping norm and a step size at one noise multiplier."""
+        usual = self.usual_norm()
+        norms = [_rounded(factor * usual) for factor in self.effort.norm_factors]
+        return [Setting(noise_multiplier, *pair) for pair in product(norms, self.effort.step_sizes)]
+
+    def usual_norm(self) -> float:
+        """Return the median norm of what is clipped, on public data at the initial model."""
+        world = load_world(self.scenario)
+        size = 1 if self.question.unit == "record" else self.question.batch_size
+        norms = gradient_norms(world, size)
+        return float(norms.median())
+
+    def search(self, noise_multiplier: float) -> tuple[Setting, list[Row]]:
+        """Return the best setting at one noise multiplier, and the rows of all."""
+        check_scenario(self.scenario)
+        everything = self.settings(noise_multiplier)
+        short = max(1, math.ceil(self.question.rounds / self.effort.shortening))
+        trained = self.train(everything, self._searched, rounds=short)
+        best = sorted(everything, key=lambda one: -trained[one].accuracy.value)
+        finalists = self.train(best[: self.effort.survivors], self._searched)
+        if around := _around(_best(finalists), everything):
+            finalists |= self.train(around, self._searched)
+        trained |= finalists
+        rows = [self.row(one, result, searched=True) for one, result in trained.items()]
+        return _best(finalists), rows
+
+    def retune(self, best: Setting, noise: Sequence[float]) -> tuple[list[Setting], list[Row]]:
+        """Return the best setting at each of some noise multipliers, and the rows of all.
+
+        The clipping norm stays. Of step sizes whose accuracies are within a standard error of
+        the best, the smallest is taken, as it is the least likely to fail with another seed.
+        """
+        sizes = sorted({*self.effort.step_sizes, best.step_size})
+        levels = [
+            [Setting(sigma, best.max_norm, size) for size in sizes]
+            for sigma in noise
+            if sigma != best.noise_multiplier
+        ]
+        trained = self.train([one for level in levels for one in level], self._searched)
+        chosen = {best.noise_multiplier: best}
+        for level in levels:
+            most = max(trained[one].accuracy.value for one in level)
+            error = math.sqrt(most * (1 - most) / self._test_examples)
+            chosen[level[0].noise_multiplier] = next(
+                one for one in level if trained[one].accuracy.value >= most - error
+            )
+        rows = [self.row(one, result, searched=True) for one, result in trained.items()]
+        return [chosen[sigma] for sigma in noise], rows
+
+    def train(
+        self, settings: Sequence[Setting], seeds: range, rounds: int | None = None
+    ) -> dict[Setting, Trained]:
+        """Train every setting with every seed, by default for all rounds."""
+        trials = {one: self._trials(one, seeds, rounds) for one in settings}
+        self._say(f"training of {len(settings)} settings, {rounds or self.question.rounds} rounds")
+        results = run_trials(
+            [trial for several in trials.values() for trial in several],
+            self.config(settings[:1]),
+            self.out,
+            workers=self.workers,
+            retry_failed=True,
+            console=self.console,
+        )
+        return _trained(results, trials)
+
+    def measure(self, settings: Sequence[Setting], *, repetition: int | None = None) -> list[Row]:
+        """Train and attack settings with seeds that no search uses, and return their rows.
+
+        The attacker knows the defense: to publish it must not weaken a guarantee.
+
+        Args:
+            settings: Settings that differ in their noise.
+            repetition: Another `seed` than the experiment's.
+        """
+        first = SEED_STRIDE * (self.seed if repetition is None else repetition) + 1
+        seeds = range(first, first + self.effort.seeds)
+        self._say(f"training and attacks of {len(settings)} settings, with {len(seeds)} new seeds")
+        results = run_trials(
+            [
+                trial
+                for one in settings
+                for trial in plan(self.config([one]), first)
+                if isinstance(trial, TrainTrial) or trial.knows_defense
+            ],
+            self.config(settings),
+            self.out,
+            workers=self.workers,
+            retry_failed=True,
+            console=self.console,
+        )
+        trained = _trained(results, {one: self._trials(one, seeds) for one in settings})
+        attacked = _attacked(results)
+        return [
+            replace(self.row(one, trained[one]), **attacked[label(self.defense(one))])
+            for one in settings
+        ]
+
+    def config(self, settings: Sequence[Setting]) -> RunConfig:
+        """Return the run of settings that differ in their noise; with the first's step size."""
+        return RunConfig(
+            scenarios=(self.scenario_for(settings[0]),),
+            defenses=tuple(self.defense(one) for one in settings),
+            adversaries=self.effort.adversaries,
+            seeds=self.effort.seeds,
+            observations=self.effort.observations,
+        )
+
+    def row(self, setting: Setting, trained: Trained, *, searched: bool = False) -> Row:
+        """Return what is proven and what was measured of a setting."""
+        return replace(
+            proven(self.question, setting.noise_multiplier),
+            max_norm=setting.max_norm if setting.noise_multiplier else None,
+            lr=self.scenario_for(setting).training.lr,
+            accuracy=trained.accuracy,
+            seconds=trained.seconds,
+            searched=searched,
+        )
+
+    def setting(self, row: Row) -> Setting:
+        """Return the setting of a measured row."""
+        if row.max_norm is None or row.lr is None:
+            raise ValueError("row must be a measured one")
+        setting = Setting(row.noise_multiplier, row.max_norm, row.lr)
+        return setting._replace(step_size=row.lr * self._scale(setting))
+
+    def defense(self, setting: Setting) -> Method:
+        """Return the defense of a setting, as a configuration names it."""
+        sigma, norm, _ = setting
+        if not sigma:
+            return Method(name="none")
+        if self.question.unit == "client":
+            return Method(
+                name="ClientDP", options={"noise_multiplier": sigma, "max_update_norm": norm}
+            )
+        options: dict[str, Any] = {"noise_multiplier": sigma, "max_grad_norm": norm}
+        if not self.question.poisson_sampling:
+            options["poisson_sampling"] = False
+        return Method(name="DPSGD", options=options)
+
+    def scenario_for(self, setting: Setting, rounds: int | None = None) -> Scenario:
+        """Return the scenario with the question's plan and a setting's learning rate."""
+        question, training = self.question, self.scenario.training
+        plan = {
+            "rounds": rounds or question.rounds,
+            "clients": question.clients,
+            "clients_per_round": question.clients,
+            "batch_size": question.batch_size,
+            "lr": setting.step_size / self._scale(setting),
+        }
+        change = {"training": training.model_copy(update=plan), "candidates": question.candidates}
+        return self.scenario.model_copy(update={**change, "batch_size": 1, "checkpoints": (0,)})
+
+    def _trials(
+        self, setting: Setting, seeds: range, rounds: int | None = None
+    ) -> list[TrainTrial]:
+        scenario, defense = self.scenario_for(setting, rounds), self.defense(setting)
+        return [TrainTrial(scenario, defense, seed) for seed in seeds]
+
+    @property
+    def _searched(self) -> range:
+        """Return the seed of the search."""
+        return range(SEED_STRIDE * self.seed, SEED_STRIDE * self.seed + 1)
+
+    @property
+    def _test_examples(self) -> int:
+        return len(load_world(self.scenario).test.targets)
+
+    def _scale(self, setting: Setting) -> float:
+        """Return how a learning rate depends on the clipping norm, at the same step size."""
+        clips = setting.noise_multiplier and self.scenario.training.server == "sgd"
+        return setting.max_norm if clips else 1.0
+
+    def _say(self, text: str) -> None:
+        if self.console is not None:
+            self.console.print(text, highlight=False)
+
+
+class Trained(NamedTuple):
+    """How good the models of a setting became, and how long each took."""
+
+    accuracy: Interval
+    seconds: float
+
+
+def _best(trained: Mapping[Setting, Trained]) -> Setting:
+    return max(trained, key=lambda one: trained[one].accuracy.value)
+
+
+def _around(winner: Setting, grid: Sequence[Setting]) -> list[Setting]:
+    """Return what a grid leaves out around its best: step sizes between, and norms beyond."""
+    norms, sizes = (sorted({one[i] for one in grid}) for i in (1, 2))
+    found = []
+    if len(sizes) > 1:
+        half = (sizes[-1] / sizes[0]) ** (0.5 / (len(sizes) - 1))
+        own = winner.step_size
+        found += [winner._replace(step_size=_rounded(size)) for size in (own / half, own * half)]
+    if len(norms) > 1 and winner.max_norm in (norms[0], norms[-1]):
+        inner = norms[1] if winner.max_norm == norms[0] else norms[-2]
+        found.append(winner._replace(max_norm=_rounded(winner.max_norm**2 / inner)))
+    return found
+
+
+def _trained(
+    results: Results, trials: Mapping[Setting, Sequence[TrainTrial]]
+) -> dict[Setting, Trained]:
+    """Return the accuracy after the last round, by setting, from the rows of its cells."""
+    cells, found = results.cells.set_index("cell"), {}
+    for setting, own in trials.items():
+        keys = [trial.cell.key for trial in own]
+        failed = cells.loc[keys].query("status != 'ok'")
+        if len(failed):
+            reason = failed["error"].iloc[0].partition("\n")[0]
+            raise ValueError(f"training under {setting} failed: {reason}")
+        rows = results.utility[results.utility["cell"].isin(keys)]
+        last = rows[rows["round"] == rows["round"].max()]
+        accuracy = predicted_accuracy(last["correct"].tolist(), last["total"].tolist())
+        found[setting] = Trained(accuracy, float(cells.loc[keys, "busy"].median()))
+    return found
+
+
+def _attacked(results: Results) -> dict[str, dict[str, Any]]:
+    """Return what attacks on each arm achieved, as fields of a row.
+
+    The strongest is chosen among several; its interval holds for all of them at once.
+    """
+    rates, worst = attack_rates(results), worst_case(results)
+    failed = results.cells[(results.cells["kind"] == "attack") & (results.cells["status"] != "ok")]
+    found = {}
+    for arm, attacks in rates[~rates["baseline"]].groupby("defense"):
+        ran = attacks[attacks["rate"].notna()]
+        if ran.empty:
+            raise ValueError(f"no attack on {arm} ran")
+        best = ran.sort_values("rate", kind="stable").iloc[-1]
+        n = int(best["observations"])
+        union = worst[worst["defense"] == arm].iloc[0]
+        rate, low, high = (float(union[f"informed_{name}"]) for name in ("rate", "low", "high"))
+        found[str(arm)] = {
+            "success": clopper_pearson(round(best["rate"] * n), n, 1 - 0.05 / len(ran)),
+            "strongest": str(best["adversary"]),
+            "any_attack": Interval(rate, low, high, int(union["observations"])),
+            "failed": int((failed["defense"] == arm).sum()),
+        }
+    return found
+
+
+def predicted_accuracy(
+    correct: Sequence[int], total: Sequence[int], confidence: float = 0.95
+) -> Interval:
+    """Return the mean accuracy over seeds, and where one more run will be.
+
+    Whoever follows the advice trains once, with yet another seed: the interval is that of a
+    prediction, by Student's t, and contains the one of the mean. One seed predicts nothing, and
+    its interval is that of the test set alone.
+
+    Args:
+        correct: Correctly classified test examples, per seed.
+        total: Test examples, per seed.
+        confidence: Confidence level.
+    """
+    mean = accuracy_interval(correct, total, confidence)
+    if mean.n < 2:
+        return mean
+    spread = float(np.std(np.array(correct) / np.array(total), ddof=1))
+    half = float(t.isf((1 - confidence) / 2, mean.n - 1)) * spread * math.sqrt(1 + 1 / mean.n)
+    low, high = max(0.0, mean.value - half), min(1.0, mean.value + half)
+    return Interval(mean.value, min(mean.low, low), max(mean.high, high), mean.n)
+
+
+def gradient_norms(world: World, batch_size: int = 1) -> Tensor:
+    """Return the norms of gradients of batches of public examples, at an initial model."""
+    model = world.model(Defense(), seed=0)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    batches = max(1, NORM_SAMPLE // batch_size)
+    rows = torch.arange(batches * batch_size).remainder(len(world.test.targets))
+    inputs, targets = (part[rows].unflatten(0, (batches, batch_size)) for part in world.test)
+
+    def objective(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(functional_call(model, parameters, (inputs,)), targets)
+
+    gradients = vmap(grad(objective), in_dims=(None, 0, 0), chunk_size=32)(
+        parameters, inputs, targets
+    )
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()])
+    together: Tensor = norms.norm(dim=0)
+    return together
+
+
+def fitting(question: Question, scenario: Scenario) -> Question:
+    """Return a question with no more candidates than a scenario's data has look-alikes."""
+    asked = scenario.model_copy(update={"candidates": question.candidates, "batch_size": 1})
+    return replace(question, candidates=candidates(load_world(asked)))
+
+
+def _rounded(value: float) -> float:
+    """Return two digits of a number, which are all that a clipping norm is good for."""
+    return float(f"{value:.2g}")

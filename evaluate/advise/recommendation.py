@@ -1,0 +1,186 @@
+"""Choose DP parameters: from a question to a table and a recommended row of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from ..scenario import Scenario, load_world
+from .advice import Advice, proven_reasons
+from .experiment import Effort, Experiment, Setting, fitting
+from .question import Question, Row, proven
+
+PROVEN_LADDER = tuple(2 ** (step / 2) for step in range(-2, 5))
+"""Noise multipliers in a table of proofs alone, relative to the one asked for."""
+
+MEASURED_LADDER = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""The same where each is trained and attacked."""
+
+EPSILONS = (32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5)
+"""Epsilons whose noise is tried where an accuracy is asked for, the least noise first."""
+
+TUNED_AT = 4.0
+"""The one of them at which the clipping norm and the learning rate are then chosen."""
+
+
+def advise(
+    question: Question,
+    scenario: Scenario | None = None,
+    *,
+    out: Path | None = None,
+    effort: Effort | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> Advice:
+    """Answer a question about DP parameters.
+
+    Args:
+        question: The training run and its target.
+        scenario: Data, model and server's optimizer to measure accuracy and attacks with; its
+            other training parameters are the question's. None answers from proofs alone.
+        out: Folder of the measurements, which an interrupted call continues; by default they are
+            not kept.
+        effort: How much is tried.
+        seed: Repetition: other seeds throughout.
+        workers: Processes; by default one per core.
+        console: Where progress is shown; by default nowhere.
+
+    Raises:
+        Unreachable: If no noise keeps an epsilon or a bound; it says the closest.
+    """
+    if scenario is None:
+        return _proofs(question)
+    if out is None:
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            return advise(
+                question,
+                scenario,
+                out=Path(folder),
+                effort=effort,
+                seed=seed,
+                workers=workers,
+                console=console,
+            )
+    check_sizes(question, scenario)
+    fitted = fitting(question, scenario)
+    experiment = Experiment(
+        fitted,
+        scenario,
+        out,
+        effort or Effort(),
+        seed,
+        workers,
+        console or Console(quiet=True),
+    )
+    advice = _measurements(experiment)
+    return replace(advice, asked_candidates=question.candidates)
+
+
+def check_sizes(question: Question, scenario: Scenario) -> None:
+    """Raise if a scenario has too few examples for a question's clients and batches."""
+    found = len(load_world(scenario).train.targets)
+    if not question.batch_size <= found // question.clients:
+        raise ValueError(
+            f"the dataset has {found} training examples, {found // question.clients} for each of "
+            f"{question.clients} clients, where a batch takes {question.batch_size}: give fewer "
+            "clients, a smaller batch or a larger dataset"
+        )
+
+
+def _proofs(question: Question) -> Advice:
+    """Answer from accountants and bounds."""
+    sigma = question.least_noise()
+    rows = [proven(question, factor * sigma) for factor in (0.0, *PROVEN_LADDER)]
+    recommended = next(row for row in rows if row.noise_multiplier == sigma)
+    return Advice(
+        question, None, tuple(rows), recommended, tuple(proven_reasons(question, recommended))
+    )
+
+
+def _measurements(experiment: Experiment) -> Advice:
+    """Answer from training and attacks as well."""
+    question = experiment.question
+    if question.min_accuracy is None:
+        tuned_at = question.least_noise()
+        ladder = [factor * tuned_at for factor in MEASURED_LADDER]
+    else:
+        tuned_at = question.noise_for(TUNED_AT)
+        ladder = [question.noise_for(epsilon) for epsilon in EPSILONS]
+    best, searched = experiment.search(tuned_at)
+    settings, retuned = experiment.retune(best, (0.0, *ladder))
+    rows = experiment.measure(settings)
+    if question.min_accuracy is None:
+        recommended: Row | None = next(row for row in rows if row.noise_multiplier == tuned_at)
+    else:
+        recommended = most_private(rows[1:], question.min_accuracy)
+    data = len(load_world(experiment.scenario).train.targets)
+    return Advice(
+        question,
+        experiment.scenario.name,
+        (*rows, *searched, *retuned),
+        recommended,
+        tuple(_reasons(experiment, best, rows, recommended)),
+        panel=experiment.config([best]).panel,
+        proxy=data if data != question.examples else None,
+    )
+
+
+def most_private(rows: Sequence[Row], least: float) -> Row | None:
+    """Return the last of rows, from the least noise on, before accuracy is not shown to suffice.
+
+    It suffices where the lower confidence limit does. Rows are looked at in a fixed order until
+    the first failure, so that the choice does not spoil the confidence in what is chosen.
+    """
+    chosen = None
+    for row in rows:
+        if row.accuracy is None or not row.accuracy.low >= least:
+            break
+        chosen = row
+    return chosen
+
+
+def _reasons(
+    experiment: Experiment, best: Setting, rows: Sequence[Row], recommended: Row | None
+) -> Iterator[str]:
+    question, control = experiment.question, rows[0]
+    if recommended is None:
+        yield from _closest(question, rows)
+        return
+    yield from proven_reasons(question, recommended)
+    yield (
+        f"Clipping norm {recommended.max_norm:g} and learning rate {recommended.lr:g} were the "
+        "best of those tried, with one seed: the norm at noise multiplier "
+        f"{best.noise_multiplier:.3g}, the rate at this one. With {experiment.effort.seeds} other "
+        f"seeds the accuracy is {recommended.accuracy}; without clipping and noise it is "
+        f"{control.accuracy}."
+    )
+    yield (
+        f"The strongest attack, {recommended.strongest}, identified {recommended.success} of "
+        f"{recommended.success.n if recommended.success else 0} uploads of one example, where no "
+        f"attack can exceed {100 * recommended.upload_bound:.3g} %; all attacks together "
+        f"{recommended.any_attack}. Undefended, the strongest, {control.strongest}, identified "
+        f"{control.success}."
+    )
+
+
+def _closest(question: Question, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield why no row keeps an accuracy, and what comes closest."""
+    control = rows[0]
+    closest = max(rows[1:], key=lambda row: row.accuracy.low if row.accuracy else 0.0)
+    yield (
+        f"An accuracy of {100 * question.value:g} % is not shown to be kept at any epsilon up to "
+        f"{EPSILONS[0]:g}. The closest is {closest.accuracy}, at noise multiplier "
+        f"{closest.noise_multiplier:.3g} (epsilon {closest.epsilon['pld']:.3g}); without clipping "
+        f"and noise it is {control.accuracy}."
+    )
+    if closest.accuracy is not None and closest.accuracy.value >= question.value:
+        yield (
+            "The estimate suffices, its lower limit does not: more test examples would narrow it."
+        )
+    else:
+        yield "More examples, larger batches, more rounds or another model may help."

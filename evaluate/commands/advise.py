@@ -1,0 +1,190 @@
+"""The command that chooses DP parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..advise.advice import Advice, number
+from ..advise.question import Question
+from ..advise.recommendation import advise as answer
+from ..privacy.accounting import Unreachable
+from ..scenario import Scenario, load_world
+from .options import AsJson, Data, Workers, print_path, scenario_from
+
+BATCH, ROUNDS = 128, 100
+"""What is asked about where only a dataset is given."""
+
+
+class ProtectedUnit(StrEnum):
+    """What differential privacy protects."""
+
+    record = "record"
+    client = "client"
+
+
+def advise(
+    epsilon: Annotated[float | None, typer.Option(help="Target: the largest epsilon.")] = None,
+    reconstruction_success: Annotated[
+        float | None,
+        typer.Option(
+            help="Target: the largest success of any reconstruction attack on the run, as in 0.05."
+        ),
+    ] = None,
+    min_accuracy: Annotated[
+        float | None, typer.Option(help="Target: the least test accuracy, as in 0.8; needs data.")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Training examples of all clients; the dataset's by default.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples of a client in one batch.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds: steps of each client.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Instead of rounds: passes over a client's examples.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Clients; all take part in every round.")] = 1,
+    unit: Annotated[ProtectedUnit, typer.Option(help="What is protected.")] = ProtectedUnit.record,
+    delta: Annotated[
+        float | None, typer.Option(help="By default the smaller of 1e-5 and n^-1.1.")
+    ] = None,
+    candidates: Annotated[
+        int, typer.Option(help="Among how many an attacker must find the right one.")
+    ] = 100,
+    shuffled: Annotated[
+        bool, typer.Option("--shuffled", help="Batches are shuffled, not Poisson samples.")
+    ] = False,
+    dataset: Annotated[
+        str | None, typer.Option(help="Measure on a dataset by name, or a folder of images.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Measure with a model by name, or FILE.py:factory.")
+    ] = None,
+    data: Data = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for advice.html and advice.json; runs/advise with a dataset."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Repetition: other seeds.")] = 0,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose DP parameters: from sizes and one target to noise, clipping norm and their price.
+
+    Sizes alone answer from accountants and proofs, in seconds. With --dataset or --model,
+    settings are trained and attacked as well, in minutes; the same command continues.
+    """
+    scenario = scenario_from(dataset, model, data)
+    found = None if scenario is None else len(load_world(scenario).train.targets)
+    if examples is None:
+        examples = found
+    examples, batch, rounds = _sizes(examples, batch, rounds, epochs, clients, scenario)
+    question = Question(
+        examples,
+        batch,
+        rounds,
+        clients,
+        unit.value,
+        delta,
+        candidates,
+        not shuffled,
+        epsilon,
+        reconstruction_success,
+        min_accuracy,
+    )
+    folder = out or (None if scenario is None else Path("runs") / "advise")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    progress = Console(stderr=True)
+    try:
+        advice = answer(
+            question, scenario, out=folder, seed=seed, workers=workers, console=progress
+        )
+    except Unreachable as error:
+        advice = Advice(question, None, (), None, (str(error),))
+    except KeyboardInterrupt:
+        progress.print("Interrupted. The same command continues where it stopped.")
+        raise typer.Exit(130) from None
+    text = json.dumps(advice.document(), indent=2, allow_nan=False)
+    if as_json:
+        typer.echo(text)
+    else:
+        _print_advice(Console(), advice)
+    if folder is not None and advice.rows:
+        from leakfrontier.reports.advice import write_advice
+
+        print_path(progress, "Page:", write_advice(advice, folder))
+    if advice.recommended is None:
+        raise typer.Exit(1)
+
+
+def _sizes(
+    examples: int | None,
+    batch: int | None,
+    rounds: int | None,
+    epochs: float | None,
+    clients: int,
+    scenario: Scenario | None,
+) -> tuple[int, int, int]:
+    """Return examples, batch size and rounds; defaults only where there is data."""
+    if rounds is not None and epochs is not None:
+        raise ValueError("give --rounds or --epochs, not both")
+    steps = rounds if epochs is None else epochs
+    if scenario is None and None in (examples, batch, steps):
+        raise ValueError(
+            "give --examples, --batch and --rounds (or --epochs), or a --dataset to measure on"
+        )
+    total = 0 if examples is None else examples
+    if not 1 <= clients <= total:
+        raise ValueError(f"clients must be between 1 and the {total} examples, got {clients}")
+    size = min(BATCH, total // clients) if batch is None else batch
+    if epochs is not None:
+        if not (0 < epochs < math.inf and size >= 1):
+            raise ValueError(f"epochs and batch must be positive, got {epochs} and {size}")
+        rounds = math.ceil(epochs * (total // clients) / size)
+    return total, size, ROUNDS if rounds is None else rounds
+
+
+def _print_advice(console: Console, advice: Advice) -> None:
+    """Print the table, the recommendation, who sees what, and the warnings."""
+    if advice.rows:
+        _print_rows(console, advice)
+    for title, texts in (
+        ("Recommended" if advice.recommended else "Not reachable", advice.reasons),
+        (
+            "Who sees what",
+            [
+                f"{point.name}: the server sees {point.sees}: sigma {point.noise_multiplier:.3g}, "
+                f"epsilon {number(point.epsilon)}, bound {100 * point.bound:.3g} %"
+                for point in advice.observation_points
+            ],
+        ),
+        ("Warnings", advice.warnings),
+    ):
+        if texts:
+            console.print(f"\n[bold]{title}[/bold]")
+        for text in texts:
+            console.print(f"- {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _print_rows(console: Console, advice: Advice) -> None:
+    """Print the table as wide as it is: a narrow terminal wraps it, and loses nothing."""
+    table = Table(title=advice.setting or "proven", title_justify="left", box=None)
+    table.add_column("")
+    for name in advice.columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = [row for row in advice.rows if not row.searched]
+    for row in shown:
+        mark = "->" if row is advice.recommended else ""
+        table.add_row(mark, *(escape(column(row)) for column in advice.columns.values()))
+    width = console.measure(table, options=console.options.update(width=1000)).maximum
+    Console(file=console.file, width=max(width, console.width)).print(table)
+    if len(advice.rows) > len(shown):
+        console.print(f"{len(advice.rows) - len(shown)} rows of the search are on the page.")

@@ -1,0 +1,186 @@
+"""The command that asks of uploads who is behind them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from leakfrontier.adversaries import NotApplicable
+
+from ..privacy.bounds import Bounds
+from ..privacy.membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds
+from ..privacy.membership import membership as play
+from ..scenario import generator, label, load_world, loss
+from .options import AsJson, Data, DefenseText, defense_from, print_path, scenario_from
+
+Found = Mapping[str, ROC | NotApplicable]
+
+
+def membership(
+    defense: DefenseText,
+    dataset: Annotated[str, typer.Option(help="A dataset by name, or a folder.")] = "fashion-mini",
+    model: Annotated[str, typer.Option(help="A model by name, or FILE.py:factory.")] = "lenet",
+    uploads: Annotated[
+        int, typer.Option(min=100, help="Uploads; 1000 show a false positive rate of 1 %.")
+    ] = 1000,
+    batch: Annotated[int, typer.Option(min=1, help="Examples behind an upload.")] = 1,
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="Folder for membership.png, .svg and .csv.")] = Path(
+        "runs/membership"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Repetition: other weights, uploads.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Tell members of a batch from others by its upload, beside what the defense permits."""
+    from leakfrontier.reports.membership import write_membership
+
+    scenario = scenario_from(dataset, model, data)
+    if scenario is None:
+        raise ValueError("a dataset and a model must be given")
+    scenario = scenario.model_copy(update={"batch_size": batch})
+    method, world = defense_from(defense), load_world(scenario)
+    defended = world.defense(method)
+    out.mkdir(parents=True, exist_ok=True)
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"--out {out} cannot be written to")
+    torch.set_num_threads(1)  # uploads are small: several threads wait for each other
+    progress = Console(stderr=True)
+    try:
+        found = play(
+            world.model(defended, seed),
+            loss,
+            world.train,
+            defended,
+            world.protocol,
+            world.space,
+            world.threat(knows_defense=True),
+            generator("membership", scenario.config(), method.config(), seed),
+            uploads=uploads,
+            batch_size=batch,
+            track=lambda games: track(games, "uploads", console=progress, transient=True),
+        )
+    except KeyboardInterrupt:
+        progress.print("Interrupted.")
+        raise typer.Exit(130) from None
+    title = f"{label(method)} on {scenario.name}"
+    report = _Report(title, found, claimed_bounds(defended), uploads)
+    write_membership(found, report.bounds, f"Membership under {title}", out)
+    if as_json:
+        typer.echo(json.dumps(report.document(), indent=2, allow_nan=False))
+    else:
+        report.print(Console())
+    print_path(progress, "Curves:", out / "membership.png")
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What the attacks found, beside what bounds them."""
+
+    title: str
+    found: Found
+    bounds: Bounds | None
+    uploads: int
+
+    @property
+    def rates(self) -> list[float]:
+        """Return the false positive rates that the uploads can show."""
+        return [rate for rate in RATES if rate >= LEAST_FALSE_POSITIVES / self.uploads]
+
+    @property
+    def permitted(self) -> dict[str, float] | None:
+        """Return the most that any attack can reach under the guarantee, by column."""
+        if self.bounds is None:
+            return None
+        rates = {_column(rate): self.bounds.membership(rate) for rate in self.rates}
+        return {"advantage": self.bounds.advantage(), **rates}
+
+    @property
+    def exceeding(self) -> list[str]:
+        """Return the attacks that found more than is permitted, beyond chance."""
+        bounds = self.bounds
+        if bounds is None:
+            return []
+        return [
+            name
+            for name, roc in self.found.items()
+            if isinstance(roc, ROC)
+            and (
+                roc.advantage().low > bounds.advantage()
+                or any(point.exceeds(bounds) for point in roc.reported().values())
+            )
+        ]
+
+    def document(self) -> dict[str, Any]:
+        attacks = [
+            {"attack": name, "not_applicable": str(roc)}
+            if isinstance(roc, NotApplicable)
+            else {
+                "attack": name,
+                "auc": roc.auc,
+                **{column: asdict(value) for column, value in _columns(roc).items()},
+            }
+            for name, roc in self.found.items()
+        ]
+        return {
+            "setting": self.title,
+            "uploads": self.uploads,
+            "attacks": attacks,
+            "permitted": self.permitted,
+            "exceeding": self.exceeding,
+        }
+
+    def print(self, console: Console) -> None:
+        console.print(f"membership: {self.title}", soft_wrap=True, markup=False)
+        table = Table(box=None)
+        table.add_column("")
+        for name in ("advantage", *map(_column, self.rates)):
+            table.add_column(name, justify="right")
+        for name, roc in self.found.items():
+            if isinstance(roc, ROC):
+                table.add_row(name, *(escape(str(value)) for value in _columns(roc).values()))
+        if self.permitted is not None:
+            table.add_row("permitted", *(f"{100 * one:.1f} %" for one in self.permitted.values()))
+        console.print(table)
+        for text in self._notes():
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def _notes(self) -> list[str]:
+        absent = {name: one for name, one in self.found.items() if isinstance(one, NotApplicable)}
+        return [
+            *(f"{name}: not applicable: {reason}" for name, reason in absent.items()),
+            "Permitted: no attack reaches more, if the guarantee holds."
+            if self.bounds is not None
+            else "The defense claims no differential privacy of a Gaussian mechanism: nothing is "
+            "proven to be out of reach.",
+            *(
+                f"{name} is above what is permitted: the defense does not seem to keep its claim; "
+                "see `leakfrontier audit`."
+                for name in self.exceeding
+            ),
+            *(
+                f"A false positive rate of {100 * rate:g} % would take "
+                f"{round(LEAST_FALSE_POSITIVES / rate)} uploads."
+                for rate in RATES
+                if rate not in self.rates
+            ),
+        ]
+
+
+def _columns(roc: ROC) -> dict[str, Any]:
+    rates = {_column(rate): point.true_positive_rate for rate, point in roc.reported().items()}
+    return {"advantage": roc.advantage(), **rates}
+
+
+def _column(rate: float) -> str:
+    return f"TPR at FPR {100 * rate:g} %"

@@ -1,0 +1,374 @@
+"""The privacy-utility frontier: which defense is worth its accuracy, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from leakfrontier.evaluate.analysis import (
+    ARM,
+    attack_rates,
+    blind_success,
+    guarantees,
+    utility,
+    victim_matrix,
+    worst_case,
+)
+from leakfrontier.evaluate.statistics import (
+    DRAWS,
+    advantage,
+    clopper_pearson,
+    dominance_probability,
+    hypervolume,
+    pareto_mask,
+    pareto_probability,
+)
+from leakfrontier.evaluate.store import Results
+
+from .baseline import equal_utility
+from .labels import describe_defenses, limit_text, percent, rows
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+DOMINATED = 0.95
+"""Probability from which a defense is called dominated."""
+
+TARGETS = (0.05, 0.1, 0.25)
+"""Worst-case advantages that users ask to stay below."""
+
+AFFORDABLE = 0.02
+"""Loss of accuracy that users call affordable."""
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """All defenses of one scenario, against the model of one round.
+
+    Attributes:
+        scenario: Its name.
+        checkpoint: The attacked round.
+        points: One row per defense: its labels, `accuracy`, worst-case `success` and `advantage`
+            over the blind guess, each with limits; `pareto` at the estimates; `p_pareto`, the
+            probability of being Pareto-optimal; `p_dominated` by `dominated_by`; `verdict`;
+            `informed_rate`, the worst case where candidates are known, with limits; the claimed
+            `epsilon` at `delta`. Defenses without an accuracy or an attack have no probabilities.
+        families: Hypervolume of each family's sweep, with limits: the area that it dominates of
+            relative accuracy x (1 - advantage), where 1 is perfect.
+        answers: Single numbers that users ask for, as sentences.
+        baseline: `equal_utility`: every heuristic beside DP-SGD.
+    """
+
+    scenario: str
+    checkpoint: int
+    points: pd.DataFrame
+    families: pd.DataFrame
+    answers: tuple[str, ...]
+    baseline: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """Resampled accuracies and advantages, draws x defenses."""
+
+    accuracy: Floats
+    advantage: Floats
+
+
+def make_frontiers(results: Results, draws: int = DRAWS, seed: int = 0) -> list[Frontier]:
+    """Return the frontier of every scenario and attacked round.
+
+    Args:
+        results: The run.
+        draws: Bootstrap resamples.
+        seed: Seed of the bootstrap.
+    """
+    worst, rates = worst_case(results), attack_rates(results)
+    claims = guarantees(results)[["scenario", "defense", "epsilon", "delta"]]
+    accuracies = utility(results).merge(claims, on=["scenario", "defense"], how="left")
+    blind = rates.assign(blind=blind_success(rates)).groupby(ARM, as_index=False)["blind"].max()
+    worst = worst.merge(blind, on=ARM, how="left")
+    settings = rows(worst[["scenario", "checkpoint"]].drop_duplicates())
+    return [
+        _frontier(
+            results,
+            setting.scenario,
+            int(setting.checkpoint),
+            worst[
+                (worst["scenario"] == setting.scenario)
+                & (worst["checkpoint"] == setting.checkpoint)
+            ],
+            accuracies[accuracies["scenario"] == setting.scenario],
+            draws,
+            seed,
+        )
+        for setting in settings
+    ]
+
+
+def _frontier(
+    results: Results,
+    scenario: str,
+    checkpoint: int,
+    worst: pd.DataFrame,
+    accuracies: pd.DataFrame,
+    count: int,
+    seed: int,
+) -> Frontier:
+    points = _points(worst, accuracies)
+    points.insert(0, "scenario", scenario)
+    points.insert(1, "checkpoint", checkpoint)
+    placed = points.dropna(subset=["accuracy", "advantage"])
+    families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
+    if len(placed):
+        draws = _resample(results, scenario, checkpoint, placed, count, seed)
+        points = points.join(_probabilities(placed, draws))
+        families = _families(placed, draws)
+    else:
+        points = points.assign(pareto=False, p_pareto=nan, p_dominated=nan, dominated_by="")
+    points["pareto"] = points["pareto"].eq(True)
+    points["dominated_by"] = points["dominated_by"].fillna("")
+    points["verdict"] = [_verdict(row) for _, row in points.iterrows()]
+    baseline = equal_utility(results, points)
+    return Frontier(scenario, checkpoint, points, families, tuple(_answers(points)), baseline)
+
+
+def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
+    attacked = worst.rename(
+        columns={"rate": "success", "low": "success_low", "high": "success_high"}
+    ).drop(columns="text")
+    trained = accuracies.rename(columns={"low": "accuracy_low", "high": "accuracy_high"})
+    labels = pd.concat([attacked, trained])[["defense", "family", "strength"]]
+    points = describe_defenses(labels)[["defense", "name", "family", "strength"]]
+    measured = ["accuracy", "accuracy_low", "accuracy_high", "relative", "seeds", "rounds"]
+    measured += ["epsilon", "delta"]
+    points = points.merge(trained[["defense", *measured]], on="defense", how="left")
+    points["epsilon"] = pd.to_numeric(points["epsilon"])
+    attacked = attacked.drop(columns=["scenario", "checkpoint", "family", "strength"])
+    points = points.merge(attacked, on="defense", how="left")
+    for name in ("success", "advantage"):
+        limits = points[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
+        points[f"{name}_text"] = [limit_text(*values) for values in limits.tolist()]
+    informed = points[["informed_rate", "informed_low", "informed_high"]].to_numpy(dtype=float)
+    points["informed_text"] = [limit_text(*values) for values in informed.tolist()]
+    return points
+
+
+def _resample(
+    results: Results,
+    scenario: str,
+    checkpoint: int,
+    placed: pd.DataFrame,
+    count: int,
+    seed: int,
+) -> _Draws:
+    """Return a bootstrap over seeds, then observations, then victims.
+
+    All defenses see the same resampled victims, as comparisons between them are paired. Test
+    examples are resampled as binomial counts of each seed's model. An advantage below zero counts
+    as zero: a rate below that of a blind guess is not more private than it.
+    """
+    rng = np.random.default_rng(seed)
+    defenses = placed["defense"].tolist()
+    victims = victim_matrix(results, scenario, checkpoint)[defenses]
+    tests = _tests(results, scenario)
+    seeds = sorted({*victims.index.get_level_values("seed"), *tests["seed"]})
+    drawn = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=count)
+    weights = _victim_weights(victims.index, seeds, drawn, rng)
+    success = _weighted_mean(weights, victims.to_numpy(dtype=float))
+    blind = placed["blind"].to_numpy(dtype=float)
+    gained = np.clip((success - blind) / (1 - blind), 0, None)
+    accuracy = np.column_stack(
+        [_accuracy_draws(tests[tests["defense"] == name], seeds, drawn, rng) for name in defenses]
+    )
+    return _Draws(accuracy, gained)
+
+
+def _tests(results: Results, scenario: str) -> pd.DataFrame:
+    """Return the test counts of every defense and seed at the defense's last round."""
+    rows = results.utility[results.utility["scenario"] == scenario]
+    last = rows.groupby("defense")["round"].transform("max")
+    return rows[rows["round"] == last]
+
+
+def _victim_weights(
+    index: pd.Index, seeds: list[int], drawn: Counts, rng: np.random.Generator
+) -> Counts:
+    """Return how often each victim is in each draw: draws x victims."""
+    weights = np.zeros((len(drawn), len(index)), dtype=np.int64)
+    places = pd.Series(np.arange(len(index)), index=index)
+    for position, seed in enumerate(seeds):
+        members = places[index.get_level_values("seed") == seed]
+        if members.empty:
+            continue
+        batches = [group.to_numpy() for _, group in members.groupby(level="observation")]
+        uploads = len(batches)
+        repeats = drawn[:, position] * uploads
+        chosen = rng.multinomial(repeats, np.full(uploads, 1 / uploads))
+        for batch, times in zip(batches, chosen.T, strict=True):
+            size = len(batch)
+            weights[:, batch] = rng.multinomial(times * size, np.full(size, 1 / size))
+    return weights
+
+
+def _weighted_mean(weights: Counts, values: Floats) -> Floats:
+    """Return the mean of each column under each row of weights; NaN values carry no weight.
+
+    A draw that holds none of a column's values takes the plain mean.
+    """
+    known = ~np.isnan(values)
+    sizes = weights @ known.astype(float)
+    plain = np.broadcast_to(np.nanmean(values, axis=0), sizes.shape)
+    means: Floats = np.divide(
+        weights @ np.nan_to_num(values), sizes, out=plain.copy(), where=sizes > 0
+    )
+    return means
+
+
+def _accuracy_draws(
+    tests: pd.DataFrame, seeds: list[int], drawn: Counts, rng: np.random.Generator
+) -> Floats:
+    total = tests["total"].to_numpy()
+    share = tests["correct"].to_numpy() / total
+    accuracies = rng.binomial(total, share, size=(len(drawn), len(tests))) / total
+    weights = drawn[:, [seeds.index(seed) for seed in tests["seed"]]].astype(float)
+    weights[weights.sum(axis=1) == 0] = 1.0  # a draw without any of this defense's seeds
+    return np.average(accuracies, axis=1, weights=weights)
+
+
+def _probabilities(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
+    dominance = dominance_probability(draws.accuracy, draws.advantage)
+    best = dominance.argmax(axis=0)
+    highest = dominance.max(axis=0)
+    return pd.DataFrame(
+        {
+            "pareto": pareto_mask(placed["accuracy"], placed["advantage"].clip(lower=0)),
+            "p_pareto": pareto_probability(draws.accuracy, draws.advantage),
+            "p_dominated": highest,
+            "dominated_by": np.where(highest > 0, placed["name"].to_numpy()[best], ""),
+        },
+        index=placed.index,
+    )
+
+
+def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
+    """Return hypervolumes; none without an undefended control to be relative to."""
+    columns = ["family", "defenses", "hypervolume", "low", "high"]
+    families = placed["family"].to_numpy()
+    control = np.flatnonzero(families == "none")
+    if not len(control):
+        return pd.DataFrame(columns=columns)
+    relative = draws.accuracy / draws.accuracy[:, control[:1]]
+    estimate = (placed["accuracy"] / placed["accuracy"].iloc[control[0]]).to_numpy()
+    rows = []
+    for family in dict.fromkeys(families):
+        members = families == family
+        areas = [
+            hypervolume(accuracy, 1 - gained)
+            for accuracy, gained in zip(
+                relative[:, members], draws.advantage[:, members], strict=True
+            )
+        ]
+        area = hypervolume(estimate[members], 1 - placed["advantage"].to_numpy()[members])
+        low, high = np.quantile(areas, [0.025, 0.975])
+        rows.append((family, int(members.sum()), area, float(low), float(high)))
+    return pd.DataFrame(rows, columns=columns).sort_values("hypervolume", ascending=False)
+
+
+def _verdict(point: pd.Series) -> str:
+    if pd.isna(point["advantage"]):
+        informed = not pd.isna(point["informed_rate"])
+        return "attacked with candidates only" if informed else "not attacked: no attack ran"
+    if pd.isna(point["accuracy"]):
+        return "accuracy not measured"
+    if point["p_dominated"] >= DOMINATED:
+        if point["advantage"] <= 0:  # none of either was identified: that is a tie
+            return f"less accurate than {point['dominated_by']}, privacy tied"
+        return f"dominated by {point['dominated_by']}"
+    if point["p_pareto"] >= DOMINATED:
+        return "Pareto-optimal"
+    return "likely Pareto-optimal" if point["p_pareto"] >= 0.5 else "likely dominated"
+
+
+def _answers(points: pd.DataFrame) -> list[str]:
+    placed = points.dropna(subset=["accuracy", "advantage"])
+    if placed.empty:
+        return ["No defense has both an accuracy and an attack that ran: there is no frontier."]
+    met = [target for target in TARGETS if (placed["advantage_high"] <= target).any()]
+    missed = [target for target in TARGETS if target not in met]
+    return [
+        *([_out_of_reach(placed, missed)] if missed else []),
+        *_most_accurate(placed, met),
+        _least_success(placed),
+        *_not_from_candidates(placed),
+    ]
+
+
+def _most_accurate(placed: pd.DataFrame, targets: list[float]) -> list[str]:
+    """Return a sentence per defense that is the most accurate one within some target."""
+    best: dict[str, list[float]] = {}
+    for target in targets:
+        within = placed[placed["advantage_high"] <= target].sort_values("accuracy")
+        best.setdefault(str(within["name"].iloc[-1]), []).append(target)
+    accuracy = placed.set_index("name")["accuracy"]
+    return [
+        f"Most accurate defense whose worst-case advantage is at most {_either(met)} with 95 % "
+        f"confidence: {name}, accuracy {percent(accuracy[name])}."
+        for name, met in best.items()
+    ]
+
+
+def _either(shares: list[float]) -> str:
+    return " or ".join(f"{100 * share:.0f} %" for share in shares)
+
+
+def _out_of_reach(placed: pd.DataFrame, targets: list[float]) -> str:
+    closest = placed.sort_values("advantage_high").iloc[0]
+    text = (
+        "No tested defense is shown to keep the worst-case advantage at or below "
+        f"{_either(targets)} with 95 % confidence; the lowest upper limit is "
+        f"{percent(closest['advantage_high'])} ({closest['name']})."
+    )
+    observations = int(placed["observations"].max())
+    resolution = advantage(clopper_pearson(0, observations).high, closest["blind"])
+    if resolution > max(targets):
+        text += (
+            f" With {observations} observations the limit is at least {percent(resolution)}, even "
+            "without a single success: the run is too small for this question."
+        )
+    return text
+
+
+def _not_from_candidates(placed: pd.DataFrame) -> list[str]:
+    """Return the defenses that hold only as long as the adversary knows no candidates."""
+    gained = placed[placed["informed_low"] > placed["success_high"]]
+    if gained.empty:
+        return []
+    cases = "; ".join(
+        f"{row.name}, {row.success_text} without and {row.informed_text} with them"
+        for row in gained[["name", "success_text", "informed_text"]].itertuples(index=False)
+    )
+    return [f"Significantly leakier to an adversary that knows candidates: {cases}."]
+
+
+def _least_success(placed: pd.DataFrame) -> str:
+    control = placed[placed["family"] == "none"]
+    points = f"{100 * AFFORDABLE:.0f} points"
+    if control.empty:
+        return f"What {points} of accuracy buy is unknown: there is no undefended control."
+    undefended = control.iloc[0]
+    within = placed[placed["accuracy"] >= undefended["accuracy"] - AFFORDABLE - 1e-12]
+    best = within.sort_values("success").iloc[0]
+    if best["success"] >= undefended["success"]:
+        return (
+            f"No defense within {points} of the undefended accuracy lowers the worst-case success "
+            f"({undefended['success_text']} undefended)."
+        )
+    return (
+        f"Lowest worst-case success within {points} of the undefended accuracy: "
+        f"{best['success_text']} by {best['name']} ({undefended['success_text']} undefended)."
+    )

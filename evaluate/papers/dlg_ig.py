@@ -1,0 +1,179 @@
+"""Deep Leakage from Gradients and Inverting Gradients: single images from their gradients."""
+
+from __future__ import annotations
+
+import time
+from copy import deepcopy
+from functools import lru_cache
+
+from torch import Generator, nn
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import (
+    DLG,
+    IDLG,
+    FedSGD,
+    InputSpace,
+    InvertingGradients,
+    NotApplicable,
+)
+from leakfrontier.adversaries.matching import Matching
+from leakfrontier.defenses import Batch, Defense
+
+from ..client import ThreatModel, Upload, fork, make_replay, observe
+from ..data import Dataset
+from ..federation import Federation
+from ..models import build_model
+from ..scenario import generator
+from ..statistics import mean_interval, rate
+from .reproduce import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
+
+ATTACKS: dict[str, Matching] = {
+    "DLG": DLG(),
+    "iDLG": IDLG(),
+    "Euclidean": IDLG(tolerance=0.0),  # L-BFGS on the squared error, with the label known
+    "IG": InvertingGradients(iterations=2000),
+}
+"""The attacks of the tables' rows."""
+
+_BROKEN = 40  # dB
+_TOGETHER = 5  # images of a trial
+_CIFAR10 = "cifar10"
+
+
+def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+    """Attack the gradients of single images by one network, in one stack.
+
+    Args:
+        problem: The `network`, and whether it is `trained`.
+        method: The `attack`.
+        data: Where the images are drawn from.
+        rng: Source of the images, the weights and all other randomness.
+    """
+    uploads = image_uploads(problem, data, rng)
+    attack, rngs = ATTACKS[method["attack"]], [fork(rng) for _ in uploads]
+    start = time.process_time()
+    guesses = attack.reconstruct_all([upload.observation for upload in uploads], rngs)
+    seconds = (time.process_time() - start) / len(uploads)
+    psnr = []
+    for guess, upload in zip(guesses, uploads, strict=True):
+        if isinstance(guess, NotApplicable):
+            raise guess
+        psnr += matched_psnr(guess.inputs, upload.truth.inputs, upload.observation.space).tolist()
+    return {
+        "psnr": psnr,
+        "broken": [float(value > _BROKEN) for value in psnr],
+        "seconds": [seconds],
+    }
+
+
+def image_uploads(problem: Setting, data: Dataset, rng: Generator) -> list[Upload]:
+    """Return the gradients of some images; the network sees pixels as they are in `dlg`."""
+    known = "activation" not in problem
+    space = data.space() if known else InputSpace(data.space().shape, len(data.classes))
+    if problem.get("trained"):
+        model = deepcopy(_trained_lenet(data))
+    elif problem["network"] == "ResNet20-4":
+        model = build_model(f"{__package__}.networks:ig_resnet20", space, rng)
+    else:
+        activation = problem.get("activation", "sigmoid")
+        model = build_model("lenet", space, rng, activation=activation)
+    count = 1 if problem["network"] == "ResNet20-4" else _TOGETHER
+    pixels, targets = draw_batch(data.test, count, rng)
+    images = zip(space.to_inputs(pixels).split(1), targets.split(1), strict=True)
+    defense, protocol, threat = Defense(), FedSGD(), ThreatModel(knows_targets=known)
+    replay = make_replay(model, cross_entropy, defense, protocol, threat, 1, rng)
+    return [
+        observe(
+            model, cross_entropy, [Batch(*image)], defense, protocol, space, threat, rng, replay
+        )[0]
+        for image in images
+    ]
+
+
+@lru_cache(maxsize=1)
+def _trained_lenet(data: Dataset) -> nn.Module:
+    """Return LeNet after 2,000 steps of Adam; always the same."""
+    rng, space = generator("trained LeNet"), data.space()
+    federation = Federation(
+        model=build_model("lenet", space, rng),
+        loss=cross_entropy,
+        shares=[Batch(space.to_inputs(data.train.inputs), data.train.targets)],
+        defense=Defense(),
+        protocol=FedSGD(),
+        clients_per_round=1,
+        batch_size=64,
+        lr=0.003,
+    )
+    for _ in range(2000):
+        federation.round(rng)
+    return federation.model
+
+
+_METRICS = {
+    "psnr": Metric("mean PSNR in dB", mean_interval),
+    "broken": Metric(f"share of images with a PSNR above {_BROKEN} dB", rate, percent=True),
+}
+
+TABLES = [
+    Table(
+        name="dlg",
+        title="DLG and iDLG on LeNet: sigmoids, and ReLUs on which it is expected to fail",
+        reference=(
+            "Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019. "
+            "https://arxiv.org/abs/1906.08935; Zhao, Mopuri, Bilen. iDLG: Improved Deep Leakage "
+            "from Gradients. 2020. https://arxiv.org/abs/2001.02610"
+        ),
+        datasets={"cifar100": (3, 32, 32)},
+        metrics=_METRICS,
+        rows=[
+            Row({"network": "LeNet", "activation": activation}, {}, {"attack": attack}, trials=4)
+            for attack in ("DLG", "iDLG")
+            for activation in ("sigmoid", "relu")
+        ],
+        trial=image_trial,
+        procedures={"ours": dict},
+        notes=(
+            "Untrained networks, sigmoid ones drawn from U(-0.5, 0.5), pixels in [0, 1], label "
+            f"unknown. A batch is {_TOGETHER} images of one network, each with its own gradient, "
+            "attacked together; s is processor time for one of them. The papers show pictures "
+            "and curves of this case, no table."
+        ),
+    ),
+    Table(
+        name="ig",
+        title="Inverting Gradients against the squared error with L-BFGS",
+        reference=(
+            "Geiping, Bauermeister, Droege, Moeller. Inverting Gradients: How easy is it to "
+            "break privacy in federated learning? NeurIPS 2020, table 1. "
+            "https://arxiv.org/abs/2003.14053"
+        ),
+        datasets={_CIFAR10: (3, 32, 32)},
+        metrics=_METRICS,
+        rows=[
+            Row(
+                {"network": network, "trained": trained},
+                {"psnr": psnr},
+                {"attack": attack},
+                trials=2 if network == "ResNet20-4" else 4,
+            )
+            for attack, network, trained, psnr in (
+                ("Euclidean", "LeNet", False, 46.25),
+                ("IG", "LeNet", False, 18.00),
+                ("Euclidean", "LeNet", True, 13.24),
+                ("IG", "LeNet", True, 18.08),
+                ("Euclidean", "ResNet20-4", False, 10.29),
+                ("IG", "ResNet20-4", False, 19.83),
+            )
+        ],
+        trial=image_trial,
+        procedures={"ours": dict},
+        quick=2,
+        notes=(
+            f"Test images, labels known; {_TOGETHER} images of one network are attacked together, "
+            "each with its own gradient (ResNet20-4: one). IG has 2,000 iterations where the "
+            "paper has more. LeNet is trained for 2,000 steps. The paper's trained ResNet20-4 "
+            "is left out: it cannot be trained here."
+        ),
+    ),
+]

@@ -1,0 +1,85 @@
+"""How local training moves: what the SME attack rests on, measured at the client.
+
+References:
+    Zhu, Yao, Blaschko. "Surrogate Model Extension (SME): A Fast and Accurate Weight Update Attack
+    on Federated Learning." ICML 2023, section 5.1. https://arxiv.org/abs/2306.00127
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import FedAvg, InputSpace
+from leakfrontier.adversaries.sme import cosine_between
+from leakfrontier.defenses import Batch, Defense, Loss, Update
+
+from ..client import ThreatModel, observe
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """How one client's local training moves.
+
+    Attributes:
+        plane_shares: At each step, the share of the norm of all examples' gradient in the best
+            plane for all steps (Figure 3).
+        alphas: Points between w_0 (0) and w_T (1).
+        cosines: Cosine of w_0 - w_T with the gradient of all examples at these (Figure 4).
+    """
+
+    plane_shares: Tensor
+    alphas: Tensor
+    cosines: Tensor
+
+
+def local_steps(
+    model: nn.Module,
+    batch: Batch,
+    protocol: FedAvg,
+    space: InputSpace,
+    rng: Generator,
+    points: int = 21,
+) -> LocalSteps:
+    """Train a client, and return how it moved.
+
+    Args:
+        model: The model that the client received.
+        batch: Its examples.
+        protocol: How it trains on them.
+        space: Their space.
+        rng: Source of the order of its examples.
+        points: How many points of the line are looked at.
+    """
+    recorder = _Recorder(batch)
+    (upload,) = observe(
+        model, cross_entropy, [batch], recorder, protocol, space, ThreatModel(), rng
+    )
+    alphas = torch.linspace(0, 1, points)
+    cosines = cosine_between(upload.observation, *batch, alphas)
+    return LocalSteps(plane_shares(torch.stack(recorder.gradients)), alphas, cosines)
+
+
+def plane_shares(gradients: Tensor) -> Tensor:
+    """Return the share of each row's norm that lies in the plane of two principal components."""
+    products = (gradients @ gradients.mT).double()
+    values, vectors = torch.linalg.eigh(products)  # ascending; those of the gradients' squares
+    within = vectors[:, -2:].square() @ values[-2:].clamp(min=0)
+    shares: Tensor = (within / products.diagonal()).clamp(0, 1).sqrt()
+    return shares
+
+
+@dataclass
+class _Recorder(Defense):
+    """The undefended client, which keeps the gradient of all its examples at every step."""
+
+    examples: Batch
+    gradients: list[Tensor] = field(default_factory=list)
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        whole = super().gradient(model, loss, self.examples, rng)
+        self.gradients.append(torch.cat([value.detach().flatten() for value in whole.values()]))
+        return super().gradient(model, loss, batch, rng)

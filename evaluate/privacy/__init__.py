@@ -1,0 +1,1 @@
+"""What is claimed, proven and audited of differential privacy."""

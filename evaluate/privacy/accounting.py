@@ -1,0 +1,370 @@
+"""Epsilon of a training run by several accountants, and the noise that a target asks for.
+
+Everything here is about the Poisson-subsampled Gaussian mechanism, under addition or removal of
+one unit (a record, or a client). The accountants differ in how tightly they compose its steps:
+privacy loss distributions (PLD) [1] and privacy random variables (PRV) [2] are tight, Renyi
+differential privacy (RDP) [3] is loose; all three are upper bounds. Opacus's fourth, `gdp`, is a
+limit that can be too low, and is not offered.
+
+References:
+    [1] Doroshenko, Ghazi, Kamath, Kumar, Manurangsi. "Connect the Dots: Tighter Discrete
+        Approximations of Privacy Loss Distributions." PoPETs 2022.
+        https://arxiv.org/abs/2207.04380
+    [2] Gopi, Lee, Wutschitz. "Numerical Composition of Differential Privacy." NeurIPS 2021.
+        https://arxiv.org/abs/2106.02848
+    [3] Mironov. "Renyi Differential Privacy." CSF 2017. https://arxiv.org/abs/1702.07476
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from scipy import fft
+from scipy.optimize import brentq
+
+from leakfrontier.defenses import Plan
+from leakfrontier.defenses.noise import Distribution
+from leakfrontier.defenses.pld import Schedule as Schedule
+from leakfrontier.defenses.pld import Segment as Segment
+from leakfrontier.defenses.pld import (
+    concentrated_epsilon,
+    numerical_error,
+    pld_epsilon,
+    sampled_segment,
+)
+
+Unit = Literal["record", "client"]
+"""What one neighbouring dataset lacks."""
+
+NOISE_RANGE = (0.01, 1e6)
+"""The noise multipliers among which a calibration searches."""
+
+
+def record_segment(
+    examples: int,
+    batch_size: int,
+    noise_multiplier: float,
+    steps: int,
+    *,
+    poisson_sampling: bool = True,
+) -> Segment:
+    """Return steps that protect a record: q = B / n, if batches are secret Poisson samples.
+
+    Shuffled batches of a fixed size void the amplification that every accountant here assumes,
+    and another record takes the place of one that is removed: they count as q = 1 with half of
+    the noise, unless a batch is all of the examples (see `sampled_segment`).
+    """
+    if not 1 <= batch_size <= examples:
+        raise ValueError(f"batch_size must be in [1, examples = {examples}], got {batch_size}")
+    rate = batch_size / examples
+    return sampled_segment(rate, noise_multiplier, steps, poisson_sampling=poisson_sampling)
+
+
+def client_segment(
+    noise_multiplier: float, rounds: int, *, sample_rate: float = 1.0, secret: bool = False
+) -> Segment:
+    """Return the rounds in which a client takes part, which protect the client as a whole.
+
+    A server sees who uploads, so that choosing clients at random gains nothing against it: the
+    sample rate counts only against an adversary from whom the choice is secret, such as one who
+    sees the model alone. Then `rounds` are all the rounds, not the client's own.
+    """
+    return Segment(sample_rate if secret else 1.0, noise_multiplier, rounds)
+
+
+def epsilon(
+    sample_rate: float,
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    accountant: str = "pld",
+    *,
+    units: int | None = None,
+    poisson_sampling: bool = True,
+) -> float:
+    """Return epsilon of equal steps; infinite, with a warning, without noise.
+
+    Args:
+        sample_rate: Probability that one unit is in a step.
+        noise_multiplier: Standard deviation of the noise over the sensitivity.
+        steps: Number of steps.
+        delta: Failure probability.
+        accountant: One of `ACCOUNTANTS`.
+        units: Number of records, or of clients, if known; a delta not below 1 / units warns.
+        poisson_sampling: Whether steps are Poisson samples; without, a sample rate below 1 counts
+            as 1, with half of the noise (see `sampled_segment`).
+    """
+    if units is not None and (warning := delta_warning(delta, units)):
+        warnings.warn(warning, stacklevel=2)
+    segment = sampled_segment(
+        sample_rate, noise_multiplier, steps, poisson_sampling=poisson_sampling
+    )
+    return schedule_epsilon((segment,), delta, accountant)
+
+
+def schedule_epsilon(schedule: Sequence[Segment], delta: float, accountant: str = "pld") -> float:
+    """Return epsilon of a schedule; infinite, with a warning, if a segment has no noise."""
+    if accountant not in ACCOUNTANTS:
+        known = ", ".join(ACCOUNTANTS)
+        raise ValueError(f"accountant must be one of {known}, got {accountant!r}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta}")
+    if not schedule:
+        raise ValueError("schedule must have at least one segment, got none")
+    if not all(segment.noise_multiplier for segment in schedule):
+        warnings.warn("without noise nothing is guaranteed: epsilon is infinite", stacklevel=3)
+        return math.inf
+    return ACCOUNTANTS[accountant](tuple(schedule), delta)
+
+
+def epsilons(schedule: Sequence[Segment], delta: float) -> dict[str, float]:
+    """Return epsilon by every accountant, side by side; all are upper bounds."""
+    return {name: schedule_epsilon(schedule, delta, name) for name in ACCOUNTANTS}
+
+
+def default_delta(units: int) -> float:
+    """Return a delta that suits a number of records or clients: far below one in them."""
+    return float(min(1e-5, units**-1.1))
+
+
+def delta_warning(delta: float, units: int) -> str | None:
+    """Return why a delta is too large for a number of records or clients; None if it is not."""
+    if not delta >= 1 / units:
+        return None
+    return (
+        f"delta {delta:g} is not below 1 / {units}: a mechanism that publishes one of the {units} "
+        f"in the clear, chosen at random, would be (0, {1 / units:.2g})-private; take delta far "
+        f"below, such as {units**-1.1:.1g}"
+    )
+
+
+def gaussian_sigma(epsilon: float, delta: float) -> float:
+    """Return the noise multiplier at which one Gaussian step has this epsilon, exactly."""
+    from dp_accounting import get_sigma_gaussian
+
+    return float(get_sigma_gaussian(epsilon, delta))
+
+
+def _rdp_epsilon(schedule: Schedule, delta: float) -> float:
+    from opacus.accountants import RDPAccountant  # here, because it takes seconds to import
+
+    return _opacus_epsilon(RDPAccountant(), schedule, delta)
+
+
+def _prv_epsilon(schedule: Schedule, delta: float) -> float:
+    """Return an upper bound that is at most 0.01, or 0.1 %, above.
+
+    Infinite if it overflows, or if delta drowns in rounding errors, which Opacus does not count.
+    """
+    from opacus.accountants import PRVAccountant
+    from opacus.accountants.analysis.prv import Domain
+
+    class Accountant(PRVAccountant):  # type: ignore[misc]
+        """The same on a domain of a size that the Fourier transform is fast for."""
+
+        def _get_domain(self, **options: Any) -> Domain:  # noqa: ANN401 - Opacus's own
+            domain = super()._get_domain(**options)
+            half = fft.next_fast_len(domain.size // 2)
+            return Domain((1 - half) * domain.dt, half * domain.dt, 2 * half)
+
+    rounding = numerical_error(schedule)
+    if not delta >= 2 * rounding:
+        return math.inf
+    error = max(0.01, _rdp_epsilon(schedule, delta) / 1000)  # or memory would grow with epsilon
+    try:
+        return _opacus_epsilon(Accountant(), schedule, delta - rounding, eps_error=error)
+    except RuntimeError:  # exp(epsilon) overflows, above 700
+        return math.inf
+
+
+def _opacus_epsilon(
+    accountant: Any,  # noqa: ANN401 - untyped
+    schedule: Schedule,
+    delta: float,
+    **options: float,
+) -> float:
+    accountant.history = [(s.noise_multiplier, s.sample_rate, s.steps) for s in schedule]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        # On the choice of Renyi orders and on logarithms of zero: the results stay upper bounds.
+        warnings.simplefilter("ignore")
+        return float(accountant.get_epsilon(delta, **options))
+
+
+ACCOUNTANTS: dict[str, Callable[[Schedule, float], float]] = {
+    "pld": pld_epsilon,
+    "prv": _prv_epsilon,
+    "rdp": _rdp_epsilon,
+}
+"""Every accountant by name: PLD, by dp-accounting's algorithm, and Opacus's PRV and RDP."""
+
+
+class Unreachable(ValueError):
+    """No noise multiplier of `NOISE_RANGE` reaches a target.
+
+    Attributes:
+        closest: The least risk that can be reached.
+    """
+
+    def __init__(self, what: str, target: float, closest: float) -> None:
+        super().__init__(
+            f"{what} {target:g} cannot be reached: the closest, with a noise multiplier of "
+            f"{NOISE_RANGE[1]:g}, is {closest:.6g}"
+        )
+        self.closest = closest
+
+
+def calibrate(target: float, sample_rate: float, steps: int, delta: float) -> float:
+    """Return the least noise multiplier, to 0.02 %, whose epsilon by PLD is at most the target.
+
+    Raises:
+        Unreachable: If no noise is enough; it says the closest epsilon that is.
+    """
+    if not 0 < target < math.inf:
+        raise ValueError(f"target must be in (0, inf), got {target}")
+    return least_noise("epsilon", target, lambda sigma: epsilon(sample_rate, sigma, steps, delta))
+
+
+def least_noise(
+    what: str, target: float, risk: Callable[[float], float], tolerance: float = 2e-4
+) -> float:
+    """Return the least noise multiplier, to a relative tolerance, whose risk is at most a target.
+
+    Args:
+        what: The risk's name, for the message if it cannot be reached.
+        target: The largest acceptable risk.
+        risk: Risk at a noise multiplier, which decreases with it.
+        tolerance: Relative tolerance; the risk at the result is never above the target.
+
+    Raises:
+        Unreachable: If no noise is enough.
+    """
+    risk = cache(risk)
+    least, most = NOISE_RANGE
+    low = high = 1.0
+    while risk(high) > target:
+        if high >= most:
+            raise Unreachable(what, target, risk(high))
+        low, high = high, min(4 * high, most)
+    while risk(low) <= target:
+        if low <= least:
+            return least
+        low, high = max(low / 2, least), low
+
+    def excess(log_sigma: float) -> float:
+        # Risks are close to power laws, hence straight lines here.
+        return math.log(min(max(risk(math.exp(log_sigma)), 1e-300), 1e300) / target)
+
+    root = brentq(excess, math.log(low), math.log(high), xtol=tolerance / 2)
+    while excess(root) > 0:
+        root += tolerance / 2
+    return math.exp(root)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What noise of an absolute scale amounts to, in the terms of differential privacy.
+
+    Attributes:
+        noise_multiplier: The noise over the sensitivity; None where nothing bounds it.
+        unit: What is protected.
+        adjacency: `add/remove` or `replace`.
+        distribution: `gaussian` or `laplace`.
+        caveats: What must be said along with it.
+    """
+
+    noise_multiplier: float | None
+    unit: Unit
+    adjacency: str
+    distribution: Distribution
+    caveats: tuple[str, ...]
+
+    def epsilon(self, steps: int, delta: float, sample_rate: float = 1.0) -> float:
+        """Return epsilon of equal steps; infinite where nothing is guaranteed.
+
+        Laplace noise is accounted for as zero-concentrated privacy, without amplification.
+        """
+        if not self.noise_multiplier:
+            return math.inf
+        if self.distribution == "laplace":
+            rho = 1 / (2 * self.noise_multiplier**2)
+            return concentrated_epsilon(rho, Plan(steps, 1.0, delta))
+        return epsilon(sample_rate, self.noise_multiplier, steps, delta)
+
+
+def translate_noise(
+    scale: float,
+    clip: float | Sequence[float] | None,
+    *,
+    unit: Unit = "record",
+    batch_size: int = 1,
+    adjacency: Literal["add/remove", "replace"] = "add/remove",
+    distribution: Distribution = "gaussian",
+    observed_norm: float | None = None,
+) -> Translation:
+    """Translate noise as attack papers state it, on the upload, into a noise multiplier.
+
+    The upload is a mean over a batch of clipped gradients (unit `record`) or one clipped update
+    (unit `client`). Without clipping the sensitivity is unbounded, and no noise guarantees
+    anything, however large it is.
+
+    Args:
+        scale: Standard deviation of Gaussian noise (not its variance), or b of Laplace noise.
+        clip: L2 norm to which each gradient or update is clipped, or one for each of its
+            tensors; None if none is.
+        unit: What was clipped, and is protected.
+        batch_size: Gradients in the mean; a client's update is one.
+        adjacency: Whether the neighbouring dataset lacks the unit, or has another in its place.
+        distribution: Distribution of the noise.
+        observed_norm: Largest norm seen in practice, for what-if figures without clipping.
+    """
+    if not 0 <= scale < math.inf:
+        raise ValueError(f"scale must be in [0, inf), got {scale}")
+    if not batch_size >= 1 or (unit == "client" and batch_size != 1):
+        raise ValueError(f"batch_size must be at least 1, and 1 for a client, got {batch_size}")
+    caveats = []
+    if clip is None:
+        caveats.append(
+            "without clipping the sensitivity is unbounded: epsilon is infinite, however large "
+            "the noise"
+        )
+        if observed_norm is not None:
+            would_be = scale * batch_size / observed_norm
+            caveats.append(
+                f"empirical, not a guarantee: were {observed_norm:g} the largest norm, this noise "
+                f"would be a noise multiplier of {would_be:.4g}"
+            )
+        return Translation(None, unit, adjacency, distribution, tuple(caveats))
+    norm = math.hypot(*np.atleast_1d(clip))
+    if not 0 < norm < math.inf:
+        raise ValueError(f"clip must be positive and finite, got {clip}")
+    sensitivity = norm / batch_size * (2 if adjacency == "replace" else 1)
+    if distribution == "laplace":
+        caveats.append(
+            "Laplace noise of scale b after L2 clipping is as concentrated as Gaussian noise of "
+            "standard deviation b, not of its own; amplification by sampling is not claimed"
+        )
+    if unit == "client":
+        caveats.append("a server sees who takes part: every round of a client counts in full")
+    return Translation(scale / sensitivity, unit, adjacency, distribution, tuple(caveats))
+
+
+def required_norm(
+    scale: float, target: float, sample_rate: float, steps: int, delta: float, batch_size: int = 1
+) -> float:
+    """Return the norm to which units would have to be clipped for raw noise to keep an epsilon.
+
+    Args:
+        scale: Standard deviation of Gaussian noise on the mean over a batch.
+        target: Epsilon to be kept, under addition or removal.
+        sample_rate: Probability that one unit is in a step.
+        steps: Number of steps.
+        delta: Failure probability.
+        batch_size: Gradients in the mean; 1 for a client's update.
+    """
+    return scale * batch_size / calibrate(target, sample_rate, steps, delta)

@@ -1,0 +1,181 @@
+"""What no attack can exceed against a differentially private training run.
+
+A trade-off curve f bounds every test of "was this unit there?": a false positive rate of a costs
+a false negative rate of at least f(a) [1]. Hence no membership attack has a true positive rate
+above 1 - f(false positive rate), and no reconstruction succeeds more often than
+gamma(kappa) = 1 - f(kappa), where kappa is the success of the best guess without the release
+(reconstruction robustness [2, 3, 4]). Runs of equal epsilon differ in gamma.
+
+The prior must know everything that the attacker is given, such as the label: the bound for a
+mixture of cases is the mean of the cases' own bounds.
+
+References:
+    [1] Dong, Roth, Su. "Gaussian Differential Privacy." JRSS B 2022.
+        https://arxiv.org/abs/1905.02383
+    [2] Balle, Cherubin, Hayes. "Reconstructing Training Data with Informed Adversaries." S&P
+        2022. https://arxiv.org/abs/2201.04845
+    [3] Hayes, Mahloujifar, Balle. "Bounding Training Data Reconstruction in DP-SGD." NeurIPS
+        2023. https://arxiv.org/abs/2302.07225
+    [4] Kaissis, Hayes, Ziller, Rueckert. "Bounding Data Reconstruction Attacks with the
+        Hypothesis Testing Interpretation of Differential Privacy." 2023.
+        https://arxiv.org/abs/2307.03928
+    [5] Guerra-Balboa, Sauer, Arcolezi, Strufe. "Understanding Disclosure Risk in Differential
+        Privacy with Applications to Noise Calibration and Auditing." 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import norm
+
+from leakfrontier.defenses.pld import (
+    Schedule,
+    Segment,
+    loss_grid,
+    privacy_loss,
+    separation,
+)
+
+from ..statistics import Floats
+from .accounting import least_noise
+
+PROFILE_POINTS, LARGEST_EPSILON = 4001, 30.0
+"""Tangents that make up a trade-off curve; the epsilon beyond which no level above 1e-13 gains."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of one schedule of the subsampled Gaussian mechanism.
+
+    Attributes:
+        schedule: The training run. Without noise in one of its segments, every bound is 1.
+    """
+
+    schedule: Schedule
+
+    def __post_init__(self) -> None:
+        if not self.schedule:
+            raise ValueError("schedule must have at least one segment, got none")
+
+    def power(self, level: ArrayLike) -> Floats:
+        """Return 1 - f(level): the largest true positive rate at given false positive rates."""
+        levels = np.asarray(level, dtype=float)
+        if not np.all((levels >= 0) & (levels <= 1)):
+            raise ValueError(f"rates and priors must be in [0, 1], got {levels.tolist()}")
+        mu = separation(self.schedule)
+        if mu is None:
+            return profile_power(self.schedule, levels)
+        if mu == math.inf:
+            return np.ones_like(levels)
+        return np.asarray(norm.cdf(norm.ppf(levels) + mu))
+
+    def reconstruction(self, prior: float) -> float:
+        """Return gamma(prior), the success that no reconstruction attack exceeds.
+
+        Args:
+            prior: Success of the best guess that does not look at the release: 1 / N for one of
+                N equally likely candidates.
+        """
+        return float(self.power(prior))
+
+    def membership(self, false_positive_rate: float) -> float:
+        """Return the largest true positive rate of a membership attack."""
+        return float(self.power(false_positive_rate))
+
+    def advantage(self) -> float:
+        """Return the largest difference of true and false positive rate: the total variation."""
+        mu = separation(self.schedule)
+        if mu is None:
+            return float(privacy_loss(self.schedule).get_delta_for_epsilon(0.0))
+        return float(2 * norm.cdf(mu / 2) - 1)
+
+    def reconstruction_advantage(self, prior: float) -> float:
+        """Return the largest gain in reconstruction that is due to the victim's own presence [5].
+
+        That is the gain over the same attack on a release that does not depend on the victim,
+        which side information cannot inflate.
+
+        Args:
+            prior: Probability that two independent draws of the prior are equal.
+        """
+        if not 0 <= prior <= 1:
+            raise ValueError(f"prior must be in [0, 1], got {prior}")
+        return self.advantage() * (1 - prior)
+
+    def curve(self, points: int = 200, least: float = 1e-5) -> tuple[Floats, Floats]:
+        """Return false and largest true positive rates, for a plot with logarithmic axes."""
+        rates = np.geomspace(least, 1, points)
+        return rates, self.power(rates)
+
+
+def profile_power(schedule: Schedule, level: ArrayLike) -> Floats:
+    """Return 1 - f(level) = min over epsilon of e^epsilon level + delta(epsilon).
+
+    Any epsilon gives an upper bound, and the discretised delta(epsilon) is itself one, so that
+    the result is proven, not estimated.
+    """
+    epsilons, deltas = privacy_profile(schedule)
+    levels = np.asarray(level, dtype=float)
+    bounds = np.min(levels[..., None] * np.exp(epsilons) + deltas, axis=-1)
+    return np.asarray(bounds.clip(0, 1))
+
+
+@lru_cache(maxsize=128)
+def privacy_profile(schedule: Schedule) -> tuple[Floats, Floats]:
+    """Return delta(epsilon) wherever it can matter, the worse of addition and removal."""
+    _, largest = loss_grid(schedule)
+    end = min(LARGEST_EPSILON, largest)
+    epsilons = np.linspace(-end, end, PROFILE_POINTS)
+    loss = privacy_loss(schedule)
+    deltas = [_hockey_stick(one, epsilons) for one in (loss._pmf_remove, loss._pmf_add)]
+    return epsilons, np.maximum(*deltas)
+
+
+def _hockey_stick(
+    distribution: Any,  # noqa: ANN401 - untyped
+    epsilons: Floats,
+) -> Floats:
+    """Return E[(1 - e^(epsilon - loss))+], for many epsilons at once.
+
+    As `get_delta_for_epsilon`, which takes seconds; hence the look inside.
+    """
+    dense = distribution.to_dense_pmf()
+    losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
+    kept = losses > epsilons[0]
+    losses, masses = losses[kept], dense._probs[kept]
+    first = np.searchsorted(losses, epsilons, side="right")
+    mass, other = (
+        np.append(np.cumsum(part[::-1])[::-1], 0.0)[first]
+        for part in (masses, masses * np.exp(-losses))
+    )
+    result: Floats = dense._infinity_mass + mass - np.exp(epsilons) * other
+    return result
+
+
+def reconstruction(prior: float, sample_rate: float, noise_multiplier: float, steps: int) -> float:
+    """Return gamma(prior): the success that no reconstruction attack on equal steps exceeds."""
+    return Bounds((Segment(sample_rate, noise_multiplier, steps),)).reconstruction(prior)
+
+
+def calibrate_to_reconstruction(
+    prior: float, target: float, sample_rate: float, steps: int
+) -> float:
+    """Return the least noise multiplier, to 0.02 %, for which gamma(prior) is at most a target.
+
+    Raises:
+        Unreachable: If the target is not above the prior, which is the limit of infinite noise;
+            it says the closest bound that can be reached.
+    """
+    if not 0 < target < 1:
+        raise ValueError(f"target must be in (0, 1), got {target}")
+    return least_noise(
+        "a reconstruction success of",
+        target,
+        lambda sigma: reconstruction(prior, sample_rate, sigma, steps),
+    )

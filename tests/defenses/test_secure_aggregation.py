@@ -1,0 +1,279 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federated import SPACE, batch, mlp, rng
+from scipy.stats import chisquare
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import FedSGD, Observation
+from leakfrontier.defenses import Plan, Update
+from leakfrontier.defenses.secagg_protocol import TooFewClients
+from leakfrontier.defenses.secure_aggregation import SecureAggregation
+from leakfrontier.evaluate.cells import AttackTrial
+from leakfrontier.evaluate.client import ThreatModel, observe
+from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.run import load_config
+from leakfrontier.evaluate.scenario import Scenario
+from leakfrontier.evaluate.statistics import clopper_pearson
+
+
+def updates(count: int, seed: int = 0, scale: float = 1.0) -> list[Update]:
+    draws = rng(seed)
+    return [
+        {
+            "weight": scale * torch.randn(20, 50, generator=draws),
+            "bias": scale * torch.randn(20, generator=draws),
+        }
+        for _ in range(count)
+    ]
+
+
+def flat(update: Update) -> Tensor:
+    return torch.cat([value.flatten() for value in update.values()]).double()
+
+
+def total(updates: list[Update]) -> Tensor:
+    return torch.stack([flat(update) for update in updates]).sum(dim=0)
+
+
+def attacked(defense: SecureAggregation, clients: int) -> list[Observation]:
+    shares = [batch(2, seed) for seed in range(clients)]
+    threat = ThreatModel(knows_targets=True)
+    uploads = observe(mlp(), cross_entropy, shares, defense, FedSGD(), SPACE, threat, rng(1))
+    return [upload.observation for upload in uploads]
+
+
+@pytest.mark.parametrize("neighbours", [None, 4])
+@pytest.mark.parametrize("count", [2, 5, 8, 12])
+def test_releases_the_sum_alone_whose_mean_is_within_a_step(
+    count: int, neighbours: int | None
+) -> None:
+    defense, given = SecureAggregation(bits=12, neighbours=neighbours), updates(count)
+    (released,) = defense.on_round(given, rng(1))
+    assert {name: value.shape for name, value in released.items()} == {
+        "weight": (20, 50),
+        "bias": (20,),
+    }
+    assert released["weight"].dtype == torch.float32
+    error = (flat(released) - total(given)).abs().max() / count
+    assert 0 < error <= defense.step
+
+
+def test_the_default_step_is_fine() -> None:
+    assert SecureAggregation().step == pytest.approx(3.8e-6, rel=0.01)
+
+
+def test_rounding_is_unbiased() -> None:
+    defense = SecureAggregation(bits=3, clipping_range=1.0)  # steps of 2 / 6
+    value = torch.linspace(-1, 1, 41)
+    many = [{"w": value.repeat(500)}] * 4
+    (released,) = defense.on_round(many, rng(2))
+    means = released["w"].view(500, 41).mean(dim=0) / 4
+    assert (means - value).abs().max() < 4.5 * defense.step / 2 / math.sqrt(2000)
+    torch.testing.assert_close(means[[0, -1]], value[[0, -1]])  # the ends are levels
+
+
+def test_zeros_stay_zeros() -> None:
+    given = [{"w": torch.tensor([0.0, 0.3, 0.0])}, {"w": torch.tensor([0.0, -0.1, 0.2])}]
+    (released,) = SecureAggregation(2).on_round(given, rng())
+    assert (released["w"] != 0).tolist() == [False, True, True]
+
+
+def test_clips_entries_beyond_the_range() -> None:
+    given = [{"w": torch.tensor([100.0, -100.0, 0.5])}] * 2
+    (released,) = SecureAggregation(clipping_range=2.0).on_round(given, rng())
+    torch.testing.assert_close(released["w"], torch.tensor([4.0, -4.0, 1.0]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [2, 8, 22, 31, 32])
+def test_the_largest_sum_fits_the_ring(bits: int) -> None:
+    given = [{"w": torch.tensor([8.0, -8.0])}] * 5
+    (released,) = SecureAggregation(bits=bits).on_round(given, rng())
+    torch.testing.assert_close(released["w"], torch.tensor([40.0, -40.0]))
+
+
+@pytest.mark.parametrize(("clients", "count"), [(1, 1), (1, 3), (8, 1)])
+def test_a_client_alone_uploads_as_if_undefended(clients: int, count: int) -> None:
+    given = updates(count, scale=100)
+    released = SecureAggregation(clients).on_round(given, rng())
+    assert all(torch.equal(flat(a), flat(b)) for a, b in zip(released, given, strict=True))
+
+
+@pytest.mark.parametrize("count", [4, 8, 11])
+def test_what_lost_clients_leave_is_scaled_up_to_all(count: int) -> None:
+    defense, given = SecureAggregation(dropout=0.25), updates(count)
+    view = defense.server_view(given, rng(3))
+    survivors = sorted(view.masked)
+    assert len(survivors) == count - count // 4
+    (released,) = defense.on_round(given, rng(3))
+    expected = total([given[u] for u in survivors]) * count / len(survivors)
+    torch.testing.assert_close(flat(released), expected, rtol=0, atol=2 * count * defense.step)
+
+
+def test_lost_clients_are_drawn_anew_in_every_round() -> None:
+    defense, given = SecureAggregation(clients=4, dropout=0.25), updates(4)
+    draws = rng(0)
+    seen = [set(defense.server_view(given, draws).masked) for _ in range(20)]
+    assert all(len(survivors) == 3 for survivors in seen)
+    assert not set.intersection(*seen)
+
+
+def test_a_round_below_the_threshold_is_given_up() -> None:
+    with pytest.raises(TooFewClients, match="nothing is unmasked"):
+        SecureAggregation(12, dropout=0.5, threshold=6).on_round(updates(2), rng())
+    with pytest.raises(TooFewClients):
+        SecureAggregation(30, dropout=0.3, neighbours=4).on_round(updates(30), rng())
+
+
+def test_an_explicit_threshold_keeps_its_ratio_in_rounds_of_another_size() -> None:
+    defense = SecureAggregation(8, threshold=6, dropout=0.25)
+    for count in (2, 3, 4, 8, 16):
+        assert len(defense.on_round(updates(count), rng())) == 1
+
+
+def test_thirty_clients_with_eight_neighbours() -> None:
+    defense, given = SecureAggregation(30, neighbours=8, dropout=0.05), updates(30)
+    view = defense.server_view(given, rng(4))
+    (released,) = defense.on_round(given, rng(4))
+    assert len(view.masked) == 29
+    expected = total([given[u] for u in view.masked]) * 30 / 29
+    torch.testing.assert_close(flat(released), expected, rtol=0, atol=60 * defense.step)
+
+
+def test_a_masked_upload_is_uniform_and_tells_nothing_of_the_update() -> None:
+    draws = rng(5)
+    given = [{"w": 0.01 * torch.randn(100_000, generator=draws)} for _ in range(3)]
+    defense = SecureAggregation(3)
+    view = defense.server_view(given, rng(6))
+    for u, masked in view.masked.items():
+        counts = np.bincount(masked.view(np.uint8), minlength=256)
+        assert chisquare(counts).pvalue > 1e-6
+        truth = given[u]["w"].numpy()
+        assert abs(np.corrcoef(masked.astype(float), truth)[0, 1]) < 4 / math.sqrt(truth.size)
+    # The sum does tell of the updates, by the same measure.
+    assert np.corrcoef(view.total.astype(float), total(given))[0, 1] > 0.99
+
+
+def test_the_same_seed_gives_the_same_messages() -> None:
+    defense, given = SecureAggregation(4, dropout=0.25), updates(4)
+    one, same, other = (defense.server_view(given, rng(seed)) for seed in (0, 0, 1))
+    for u, masked in one.masked.items():
+        np.testing.assert_array_equal(masked, same.masked[u])
+    np.testing.assert_array_equal(one.total, same.total)
+    assert not np.array_equal(one.total, other.total)
+
+
+def test_the_server_sees_one_upload_of_all_clients() -> None:
+    (observation,) = attacked(SecureAggregation(4), 4)
+    assert observation.protocol == FedSGD(clients=4)
+    assert observation.batch_size == 8
+    assert len(attacked(SecureAggregation(1), 4)) == 4
+
+
+def test_replay_is_the_sum_and_differentiable_under_vmap() -> None:
+    defense = SecureAggregation(4)
+    (observation,) = attacked(defense, 4)
+    truth = torch.cat([batch(2, seed).inputs for seed in range(4)]).requires_grad_()
+    targets = torch.cat([batch(2, seed).targets for seed in range(4)])
+    replayed = observation.replay(truth, targets, observation.update)
+    for name, value in observation.update.items():
+        torch.testing.assert_close(replayed[name], value, rtol=1e-5, atol=4 * defense.step)
+    (slope,) = torch.autograd.grad(sum(v.square().sum() for v in replayed.values()), truth)
+    assert (slope.flatten(1).abs().sum(dim=1) > 0).all()
+
+    guesses = torch.stack([truth.detach(), truth.detach().flip(0)])
+    many = vmap(lambda guess: observation.replay(guess, targets, observation.update))(guesses)
+    for name, value in replayed.items():
+        torch.testing.assert_close(many[name][0], value, rtol=1e-4, atol=1e-6)
+
+
+def test_leaves_the_updates_alone() -> None:
+    given = updates(3)
+    before = [{name: value.clone() for name, value in update.items()} for update in given]
+    SecureAggregation(3).on_round(given, rng())
+    assert all(torch.equal(flat(a), flat(b)) for a, b in zip(given, before, strict=True))
+
+
+def test_is_described_by_its_clients_and_claims_no_differential_privacy() -> None:
+    defense = SecureAggregation(16)
+    assert (defense.cohort, defense.strength, defense.stochastic) == (16, 16, True)
+    assert not SecureAggregation(1).stochastic
+    assert defense.guarantee(Plan(1, 1.0, 1e-5)) is None
+    assert defense.log_likelihood({}, {}) is None
+    assert replace(defense) == defense
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_rejects_updates_that_are_not_finite(value: float) -> None:
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        SecureAggregation(2).on_round([{"w": torch.tensor([value])}] * 2, rng())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 0}, "clients must be at least 1, got 0"),
+        ({"clients": math.nan}, "clients must be"),
+        ({"threshold": 1}, r"threshold must be in \[2, 8\], got 1"),
+        ({"threshold": 9}, r"threshold must be in \[2, 8\], got 9"),
+        ({"threshold": 6, "neighbours": 4}, r"threshold must be in \[2, 5\], got 6"),
+        ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"dropout": math.nan}, "dropout"),
+        ({"dropout": 0.5}, "dropout must leave at least the threshold of 6 clients, got 0.5"),
+        ({"clipping_range": 0}, "clipping_range must be positive and finite"),
+        ({"clipping_range": math.inf}, "clipping_range"),
+        ({"clipping_range": math.nan}, "clipping_range"),
+        ({"bits": 1}, r"bits must be in \[2, 32\]"),
+        ({"bits": 33}, "bits"),
+        ({"neighbours": 3}, "neighbours must be even and at least 2, got 3"),
+        ({"neighbours": 0}, "neighbours"),
+    ],
+)
+def test_rejects_bad_parameters(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SecureAggregation(**options)  # type: ignore[arg-type]
+
+
+MASKED_UPLOAD = """
+from dataclasses import dataclass
+import torch
+from leakfrontier.defenses import Defense, SecureAggregation
+from leakfrontier.defenses.vector import unflatten
+
+@dataclass
+class MaskedUpload(Defense):
+    '''What the server holds of one client before unmasking, read as real numbers.'''
+
+    def on_update(self, update, rng):
+        other = {name: torch.zeros_like(value) for name, value in update.items()}
+        masked = SecureAggregation(2).server_view([update, other], rng).masked[0]
+        reals = torch.from_numpy(masked.astype("float64") / 2**32 - 0.5).float()
+        return unflatten(reals, like=update)
+"""
+
+
+def test_a_single_masked_upload_gives_the_panel_the_prior_rate(tmp_path: Path) -> None:
+    file = tmp_path / "masked.py"
+    file.write_text(MASKED_UPLOAD)
+    scenario = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}))
+    panel = load_config({"scenarios": ["digits/mlp"], "defenses": ["none"]}).members()
+    for adversary in panel:
+        if adversary.name == "SME":  # of weight updates alone
+            continue
+        broken = 0.1 if adversary.name == "LearningToInvert" else 0.5  # it has few public digits
+        for name, leaks in (
+            ("none", adversary.name != "PriorGuess"),
+            (f"{file}:MaskedUpload", False),
+        ):
+            trial = AttackTrial(scenario, Method(name=name), adversary, True, 0, 0, 20)
+            identified = sum(bool(row.identified) for row in trial.run(tmp_path).attacks)
+            interval = clopper_pearson(identified, 20)
+            assert (interval.low > broken) == leaks, (adversary.name, name)
+            assert leaks or interval.low <= 1 / 100

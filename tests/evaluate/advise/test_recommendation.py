@@ -1,0 +1,529 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.defenses import ClientDP, Defense, Plan, batch_gradient
+from leakfrontier.defenses.base import Batch
+from leakfrontier.evaluate import run as run_module
+from leakfrontier.evaluate.advise import experiment as tuning
+from leakfrontier.evaluate.advise.advice import Advice
+from leakfrontier.evaluate.advise.experiment import (
+    Effort,
+    Experiment,
+    Setting,
+    Trained,
+    fitting,
+    gradient_norms,
+    predicted_accuracy,
+)
+from leakfrontier.evaluate.advise.question import Question, Row, proven
+from leakfrontier.evaluate.advise.recommendation import advise, most_private
+from leakfrontier.evaluate.engine import Done, Failure, execute
+from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.privacy.accounting import ACCOUNTANTS, Segment, Unreachable, epsilon
+from leakfrontier.evaluate.privacy.bounds import Bounds, reconstruction
+from leakfrontier.evaluate.scenario import Scenario, Training, load_world
+from leakfrontier.evaluate.statistics import Interval, accuracy_interval, clopper_pearson
+from leakfrontier.evaluate.store import Store
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out most of the table, whose rows take a second each."""
+    for name, values in (("PROVEN_LADDER", (1.0, 2.0)), ("EPSILONS", (16.0, 4.0, 2.0))):
+        monkeypatch.setattr(f"leakfrontier.evaluate.advise.recommendation.{name}", values)
+
+
+SIZES = {"examples": 60_000, "batch_size": 256, "rounds": 1000}
+
+
+def ask(**change: Any) -> Question:  # noqa: ANN401
+    return Question(**{**SIZES, "epsilon": 3.0, **change})
+
+
+def test_epsilon_sets_the_least_noise() -> None:
+    advice = advise(ask(rounds=14040, delta=1e-5))
+    row = advice.recommended
+    assert row is not None
+    assert row.noise_multiplier == pytest.approx(0.9680, rel=1e-3)  # methodology 3.1
+    assert 2.997 <= row.epsilon["pld"] <= 3 <= row.epsilon["prv"] <= row.epsilon["rdp"]
+    assert row.run_bound == reconstruction(0.01, 256 / 60_000, row.noise_multiplier, 14040)
+    assert row.upload_bound == pytest.approx(norm.cdf(norm.ppf(0.01) + 1 / row.noise_multiplier))
+    noises = [one.noise_multiplier for one in advice.rows]
+    assert noises == sorted(noises)
+    assert noises[0] == 0
+    assert len(noises) == 3
+    assert {tuple(one.epsilon) for one in advice.rows} == {tuple(ACCOUNTANTS)}
+    assert "the least that keeps epsilon 3" in advice.reasons[0]
+    assert "in more than 5.24 %" in advice.reasons[1]
+
+
+@pytest.mark.parametrize(("rounds", "batch_size"), [(1, 256), (1000, 256), (100, 60_000)])
+def test_reconstruction_success_holds_for_one_known_upload_and_all_others(
+    rounds: int, batch_size: int
+) -> None:
+    question = ask(rounds=rounds, batch_size=batch_size, epsilon=None, reconstruction_success=0.05)
+    row = advise(question).recommended
+    assert row is not None
+    assert max(row.run_bound, row.upload_bound) <= row.bound + 1e-6 <= 0.05 + 2e-6
+    assert proven(question, 0.99 * row.noise_multiplier).bound > 0.05
+    known = Segment(1.0, row.noise_multiplier, 1)
+    others = (Segment(batch_size / 60_000, row.noise_multiplier, rounds - 1),) if rounds > 1 else ()
+    assert row.bound == Bounds((known, *others)).reconstruction(0.01)
+
+
+def test_zero_noise_is_infinite_and_said_so() -> None:
+    advice = advise(ask())
+    none = advice.rows[0]
+    assert set(none.epsilon.values()) == {math.inf}
+    assert none.run_bound == none.upload_bound == 1
+    assert any("sigma 0) epsilon is infinite" in warning for warning in advice.warnings)
+
+
+def test_clients_share_the_examples_and_server_sees_who_takes_part() -> None:
+    records = ask(clients=10)
+    assert records.sample_rate == 256 / 6000
+    clients = ask(clients=10, unit="client", rounds=20)
+    assert clients.sample_rate == 1
+    assert (records.units, clients.units) == (60_000, 10)
+    row = advise(clients).recommended
+    assert row is not None
+    claimed = ClientDP(row.noise_multiplier).guarantee(Plan(20, 0.1, clients.used_delta))
+    assert row.epsilon["pld"] == pytest.approx(claimed.epsilon, rel=1e-3)
+
+
+def test_who_sees_what() -> None:
+    advice = advise(ask(clients=16, unit="client", rounds=20))
+    assert advice.recommended is not None
+    assert any("unit is a client" in text for text in advice.warnings)
+    local, distributed, central = advice.observation_points
+    sigma = advice.recommended.noise_multiplier
+    assert (local.noise_multiplier, local.epsilon) == (sigma, advice.recommended.epsilon["pld"])
+    assert distributed.noise_multiplier == pytest.approx(sigma / 4)
+    assert distributed.epsilon == epsilon(1.0, sigma / 4, 20, advice.question.used_delta)
+    assert (central.noise_multiplier, central.epsilon, central.bound) == (0, math.inf, 1)
+    alone = advise(ask()).observation_points  # no sum to hide in
+    assert [point.name for point in alone] == ["local", "central"]
+
+
+def test_the_default_delta_suits_the_number_of_units() -> None:
+    assert ask().used_delta == pytest.approx(60_000**-1.1)
+    assert ask(examples=1000).used_delta == 1e-5
+    assert ask(delta=1e-7).used_delta == 1e-7
+
+
+def test_a_delta_that_is_not_below_one_over_n_warns_and_says_why() -> None:
+    (warning,) = (text for text in advise(ask(delta=1e-3)).warnings if "Delta" in text)
+    assert "not below 1 / 60000" in warning
+    assert "publishes one of the 60000 in the clear" in warning
+
+
+def test_shuffled_batches_count_in_full() -> None:
+    advice = advise(ask(poisson_sampling=False, rounds=100))
+    row = advice.recommended
+    assert row is not None
+    halved = epsilon(1.0, row.noise_multiplier / 2, 100, advice.question.used_delta)
+    assert row.epsilon["pld"] == halved <= 3
+    assert any("amplification does not apply" in warning for warning in advice.warnings)
+
+
+def test_weak_guarantees_are_called_weak() -> None:
+    assert any("Epsilon 20 is above 10" in text for text in advise(ask(epsilon=20.0)).warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"examples": 0}, "examples must be a positive whole number, got 0"),
+        ({"rounds": 1.5}, "rounds must be a positive whole number, got 1.5"),
+        ({"rounds": math.nan}, "rounds must be a positive"),
+        ({"batch_size": 70_000}, r"at most the 60000 examples.*sample rate would be above 1"),
+        ({"batch_size": 256, "clients": 300}, "at most the 200 examples of a client, got 256"),
+        ({"clients": 70_000}, "clients must be at most the 60000 examples"),
+        ({"unit": "user"}, "unit must be record or client, got 'user'"),
+        ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0"),
+        ({"delta": math.nan}, "delta must be in"),
+        ({"candidates": 1}, "candidates must be at least 2, got 1"),
+        ({"epsilon": None}, "exactly one of epsilon, .* must be given, got None"),
+        ({"min_accuracy": 0.5}, "must be given, got epsilon, min_accuracy"),
+        ({"epsilon": 0.0}, r"epsilon must be in \(0, inf\), got 0.0"),
+        ({"epsilon": math.nan}, "epsilon must be in"),
+        ({"epsilon": None, "min_accuracy": 80}, r"min_accuracy must be in \(0, 1\), got 80.0"),
+        ({"epsilon": None, "reconstruction_success": 1.0}, "reconstruction_success must be in"),
+    ],
+)
+def test_rejects_bad_questions(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ask(**change)
+
+
+def test_unreachable_targets_say_the_closest() -> None:
+    with pytest.raises(Unreachable, match=r"success of 0.005 cannot be reached.* is 0.01"):
+        advise(ask(epsilon=None, reconstruction_success=0.005))
+    with pytest.raises(Unreachable, match=r"epsilon 0.001 cannot be reached: the closest, with"):
+        advise(ask(epsilon=0.001, batch_size=60_000, rounds=10**14))
+    with pytest.raises(ValueError, match="an accuracy can only be kept where it can be measured"):
+        advise(ask(epsilon=None, min_accuracy=0.8))
+
+
+def test_the_document_is_strict_json() -> None:
+    text = json.dumps(advise(ask()).document(), allow_nan=False)
+    document = json.loads(text)
+    assert document["rows"][0]["epsilon"] == {"pld": None, "prv": None, "rdp": None}
+    assert document["question"]["delta"] == pytest.approx(60_000**-1.1)
+    assert document["recommended"]["epsilon"]["pld"] <= 3
+
+
+DIGITS = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}))
+SMALL = Effort(
+    norm_factors=(0.3, 1.0),
+    step_sizes=(0.003, 0.03),
+    shortening=2,
+    survivors=1,
+    seeds=3,
+    observations=10,
+    adversaries=(Method(name="PriorGuess"), Method(name="PriorAware")),
+)
+ASKED = Question(1438, 128, 15, candidates=20, epsilon=3.0)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Advice, Path]:
+    out = tmp_path_factory.mktemp("advise")
+    return ask_digits(out), out
+
+
+def here(function: Any, tasks: Sequence[Any], **_: object) -> Iterator[Done[Any, Any]]:  # noqa: ANN401
+    """Run cells in this process: workers of their own take longer to start than these cells."""
+    for task in tasks:
+        yield Done(task, function(task), 1.0)
+
+
+def ask_digits(out: Path) -> Advice:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leakfrontier.evaluate.advise.recommendation.MEASURED_LADDER", (1.0, 4.0))
+        if run_module.execute is execute:
+            patch.setattr(run_module, "execute", here)
+        return advise(ASKED, DIGITS, out=out, effort=SMALL)
+
+
+def test_a_measured_advice_recommends_the_best_of_its_search(
+    measured: tuple[Advice, Path],
+) -> None:
+    advice, _ = measured
+    searched = [row for row in advice.rows if row.searched]
+    final = [row for row in advice.rows if not row.searched]
+    row = advice.recommended
+    assert row is not None
+    assert row in final
+    assert row.noise_multiplier == ASKED.least_noise()
+    assert len(final) == 3
+    at_target = [one for one in searched if one.noise_multiplier == row.noise_multiplier]
+    assert len(at_target) == 4 + 3  # two step sizes, and a norm: of two, the best is at an edge
+    best = max(at_target, key=lambda one: one.accuracy.value if one.accuracy else 0)
+    assert (row.max_norm, row.lr) == (best.max_norm, best.lr)
+    sizes = {0.003, 0.03, row.lr}
+    for one in (final[0], final[2]):  # the step size is searched for at every noise
+        tried = [other for other in searched if other.noise_multiplier == one.noise_multiplier]
+        assert {other.lr for other in tried} == sizes
+        assert one.lr in sizes
+    assert all(one.success is not None and one.success.n == 30 for one in final)
+    control = final[0]
+    assert control.success is not None
+    assert row.success is not None
+    assert control.success.low > 0.8  # the attacks work where there is no noise
+    assert control.success.value > row.success.value
+    assert row.strongest == "PriorAware"
+    assert row.any_attack is not None
+    assert row.any_attack.value >= row.success.value
+    assert "with one seed: the norm at noise multiplier" in " ".join(advice.reasons)
+    assert (control.max_norm, control.noise_multiplier) == (None, 0)  # undefended
+    assert not any("above what is proven" in text for text in advice.warnings)
+
+
+def test_what_is_reported_was_not_searched_with(measured: tuple[Advice, Path]) -> None:
+    _, out = measured
+    cells = Store(out).results().cells  # of the last stage
+    assert set(cells["seed"]) == {1, 2, 3}
+    assert set(cells["kind"]) == {"train", "attack"}
+
+
+def test_a_measured_advice_is_continued_not_repeated(
+    measured: tuple[Advice, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice, out = measured
+
+    def nothing(_: object, tasks: list[object], **__: object) -> Iterator[object]:
+        assert not tasks
+        return iter(())
+
+    monkeypatch.setattr(run_module, "execute", nothing)
+    assert ask_digits(out) == advice
+
+
+def test_run_afresh_the_recommended_row_keeps_its_promise(
+    measured: tuple[Advice, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice, out = measured
+    row = advice.recommended
+    assert row is not None
+    monkeypatch.setattr(run_module, "execute", here)
+    experiment = Experiment(advice.question, DIGITS, out, SMALL)
+    (afresh,) = experiment.measure([experiment.setting(row)], repetition=1)
+    assert row.accuracy is not None
+    assert afresh.accuracy is not None
+    assert afresh.success is not None
+    assert afresh.accuracy != row.accuracy
+    assert row.accuracy.low <= afresh.accuracy.value <= row.accuracy.high
+    assert row.success is not None
+    assert (afresh.success.value + row.success.value) / 2 <= row.upload_bound
+
+
+class Scripted(Experiment):
+    """Trains nothing: accuracies are given by step size."""
+
+    def train(
+        self, settings: Sequence[Setting], seeds: range, rounds: int | None = None
+    ) -> dict[Setting, Trained]:
+        accuracies = {0.003: 0.89, 0.01: 0.895, 0.03: 0.9, 0.1: 0.5}  # one error: 0.016 of 359
+        return {one: Trained(Interval(accuracies[one.step_size], 0, 1, 1), 1.0) for one in settings}
+
+
+def test_other_noise_gets_the_smallest_step_size_that_is_as_good(tmp_path: Path) -> None:
+    best = Setting(1.0, 0.5, 0.03)
+    experiment = Scripted(ASKED, DIGITS, tmp_path)
+    chosen, rows = experiment.retune(best, (0.0, 1.0, 4.0))
+    assert chosen == [Setting(0.0, 0.5, 0.003), best, Setting(4.0, 0.5, 0.003)]
+    assert len(rows) == 8
+    assert all(row.searched for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("winner", "around"),
+    [
+        ((1.0, 0.01), [(1.0, 0.0032), (1.0, 0.032)]),
+        ((0.25, 0.01), [(0.25, 0.0032), (0.25, 0.032), (0.062, 0.01)]),
+        ((4.0, 0.001), [(4.0, 0.00032), (4.0, 0.0032), (16.0, 0.001)]),
+    ],
+)
+def test_what_a_grid_leaves_out_is_tried_around_its_best(
+    winner: tuple[float, float], around: list[tuple[float, float]]
+) -> None:
+    grid = [Setting(1.0, c, step) for c in (0.25, 1.0, 4.0) for step in (0.001, 0.01, 0.1)]
+    found = tuning._around(Setting(1.0, *winner), grid)
+    assert [(one.max_norm, one.step_size) for one in found] == around
+    assert tuning._around(Setting(1.0, 1.0, 0.1), [Setting(1.0, 1.0, 0.1)]) == []
+
+
+def failing(function: Any, tasks: Sequence[Any], **_: object) -> Iterator[Done[Any, Any]]:  # noqa: ANN401
+    """Run cells in this process, but for an attack that crashes."""
+    for task in tasks:
+        crashes = getattr(task[0], "adversary", None) == Method(name="LinearLeakage")
+        yield Done(task, Failure("error", "boom") if crashes else function(task), 1.0)
+
+
+def test_attacks_that_crash_are_counted_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacks = (Method(name="PriorGuess"), Method(name="PriorAware"), Method(name="LinearLeakage"))
+    effort = replace(SMALL, seeds=2, adversaries=attacks)
+    experiment = Experiment(replace(ASKED, rounds=1), DIGITS, tmp_path, effort)
+    monkeypatch.setattr(run_module, "execute", failing)
+    (row,) = experiment.measure([Setting(1.0, 1.0, 0.01)])
+    assert row.failed == 2
+    assert row.strongest == "PriorAware"
+    advice = Advice(ASKED, "digits", (row, row), row, ())
+    assert any("2 attacks crashed or ran out of time" in text for text in advice.warnings)
+    monkeypatch.setattr(run_module, "execute", here)
+    (row,) = experiment.measure([Setting(1.0, 1.0, 0.01)])
+    assert row.failed == 0
+
+
+def test_the_interval_allows_for_the_choice_of_the_strongest(measured: tuple[Advice, Path]) -> None:
+    success = measured[0].rows[1].success
+    assert success is not None
+    alone = clopper_pearson(round(success.value * success.n), success.n)
+    assert success == alone  # PriorGuess is the baseline: there is one attack
+
+
+def test_a_success_above_its_bound_is_an_alarm(measured: tuple[Advice, Path]) -> None:
+    advice, _ = measured
+    high = replace(advice.rows[1], success=Interval(0.5, 0.4, 0.6, 30), upload_bound=0.2)
+    lucky = replace(high, success=Interval(10 / 30, 0.25, 0.4, 30))
+    alarms = [
+        [text for text in replace(advice, rows=(advice.rows[0], one)).warnings if "above" in text]
+        for one in (high, lucky)
+    ]
+    assert len(alarms[0]) == 1
+    assert alarms[1] == []
+
+
+@pytest.mark.parametrize("change", [{"clients": 200}, {"batch_size": 2000}])
+def test_data_that_is_too_small_is_refused_before_anything_runs(
+    change: dict[str, int], tmp_path: Path
+) -> None:
+    question = replace(ASKED, examples=60_000, **change)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the dataset has 1438 training examples"):
+        advise(question, DIGITS, out=tmp_path)
+
+
+def test_fewer_candidates_than_asked_for_are_said_so(measured: tuple[Advice, Path]) -> None:
+    advice, _ = measured
+    assert not any("were asked about" in text for text in advice.warnings)
+    more = replace(advice, asked_candidates=1000)
+    assert any("1000 candidates were asked about" in text for text in more.warnings)
+
+
+def test_for_clients_the_epsilon_of_a_replacement_is_said_too() -> None:
+    advice = advise(ask(clients=10, unit="client", rounds=20))
+    row = advice.recommended
+    assert row is not None
+    halved = epsilon(1.0, row.noise_multiplier / 2, 20, advice.question.used_delta)
+    assert any(f"epsilon is {halved:.3g}" in text for text in advice.warnings)
+    assert "for one client added or removed" in advice.reasons[0]
+    assert advice.document()["question"]["adjacency"] == "add/remove"
+
+
+def test_no_more_candidates_than_the_data_has(tmp_path: Path) -> None:
+    few = replace(ASKED, candidates=10_000)
+    experiment = Experiment(few, DIGITS, tmp_path)
+    assert experiment.scenario_for(Setting(1.0, 1.0, 0.1)).candidates == 10_000
+    counts = torch.bincount(load_world(DIGITS).train.targets)
+    assert fitting(few, DIGITS).candidates == int(counts.min())
+
+
+def test_the_step_size_is_the_rate_times_the_norm_under_sgd(tmp_path: Path) -> None:
+    setting = Setting(1.0, 0.5, 0.2)
+    for server, lr in (("adam", 0.2), ("sgd", 0.4)):
+        training = Training(server=server, partition="label-skew")
+        scenario = DIGITS.model_copy(update={"training": training})
+        experiment = Experiment(replace(ASKED, clients=3), scenario, tmp_path)
+        trained = experiment.scenario_for(setting).training
+        assert trained.lr == pytest.approx(lr)
+        assert trained.partition == "label-skew"
+        assert (trained.clients, trained.clients_per_round, trained.rounds) == (3, 3, 15)
+        row = Row(1.0, {}, 0, 0, 0, max_norm=0.5, lr=trained.lr)
+        assert experiment.setting(row) == pytest.approx(setting)
+
+
+def test_the_defense_follows_the_unit(tmp_path: Path) -> None:
+    setting = Setting(1.5, 0.5, 0.2)
+    for change, expected in (
+        ({}, {"noise_multiplier": 1.5, "max_grad_norm": 0.5}),
+        ({"unit": "client"}, {"noise_multiplier": 1.5, "max_update_norm": 0.5}),
+        (
+            {"poisson_sampling": False},
+            {"noise_multiplier": 1.5, "max_grad_norm": 0.5, "poisson_sampling": False},
+        ),
+    ):
+        question = replace(ASKED, **change)  # type: ignore[arg-type]
+        assert Experiment(question, DIGITS, tmp_path).defense(setting).options == expected
+
+
+@pytest.mark.parametrize("size", [1, 64])
+def test_gradient_norms_are_those_of_public_batches(size: int) -> None:
+    world = load_world(DIGITS)
+    norms = gradient_norms(world, size)
+    model = world.model(Defense(), 0)
+    for index in (0, len(norms) - 1):
+        rows = slice(index * size, (index + 1) * size)
+        batch = Batch(world.test.inputs[rows], world.test.targets[rows])
+        gradient = batch_gradient(model, cross_entropy, batch)
+        exact = torch.cat([g.flatten() for g in gradient.values()]).norm()
+        assert norms[index].item() == pytest.approx(float(exact.detach()), rel=1e-4)
+
+
+def test_one_more_run_is_predicted_not_the_mean() -> None:
+    correct = [820, 800, 790, 810, 830]
+    predicted, mean = (f(correct, [1000] * 5) for f in (predicted_accuracy, accuracy_interval))
+    half = 2.776 * 0.0158114 * math.sqrt(1.2)  # Student's t with four degrees of freedom
+    assert predicted.value == mean.value == pytest.approx(0.81)
+    assert predicted.low == pytest.approx(0.81 - half, abs=1e-4)
+    assert predicted.high == pytest.approx(0.81 + half, abs=1e-4)
+    assert predicted.low < mean.low
+    assert predicted_accuracy([8], [10]) == accuracy_interval([8], [10])
+    many = [predicted_accuracy(draw[:5], [10**6] * 5) for draw in DRAWN]
+    inside = [one.low <= draw[5] / 1e6 <= one.high for one, draw in zip(many, DRAWN, strict=True)]
+    assert 0.93 < sum(inside) / len(inside) < 0.97
+
+
+DRAWN = np.random.default_rng(0).normal(8e5, 2e4, (2000, 6)).astype(int).tolist()
+
+
+def rows_of(accuracies: list[tuple[float, float]]) -> list[Row]:
+    return [
+        Row(sigma, {"pld": 4 / sigma}, 0.1, 0.1, 0.1, 1.0, 0.1, Interval(value, low, 1.0, 5))
+        for sigma, (value, low) in enumerate(accuracies, start=1)
+    ]
+
+
+def test_most_private_stops_at_the_first_failure() -> None:
+    rows = rows_of([(0.9, 0.85), (0.85, 0.8), (0.75, 0.7), (0.9, 0.85)])
+    assert most_private(rows, 0.8) is rows[1]
+    assert most_private(rows, 0.86) is None
+    assert most_private(rows, 0.5) is rows[3]
+
+
+class Canned(Experiment):
+    """Measures nothing: accuracy is 0.9 at the least noise, and 0.1 less at each step."""
+
+    def search(self, noise_multiplier: float) -> tuple[Setting, list[Row]]:
+        return Setting(noise_multiplier, 1.0, 0.01), []
+
+    def retune(self, best: Setting, noise: Sequence[float]) -> tuple[list[Setting], list[Row]]:
+        return [best._replace(noise_multiplier=sigma) for sigma in noise], []
+
+    def measure(self, settings: Any, *, repetition: int | None = None) -> list[Row]:  # noqa: ANN401
+        return [
+            replace(
+                proven(self.question, one.noise_multiplier),
+                max_norm=one.max_norm,
+                lr=0.01,
+                accuracy=Interval(0.9 - 0.1 * step, 0.86 - 0.1 * step, 1.0, 5),
+                success=Interval(0.0, 0.0, 0.1, 30),
+                strongest="PriorAware",
+            )
+            for step, one in enumerate(settings)
+        ]
+
+
+@pytest.fixture
+def canned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leakfrontier.evaluate.advise.recommendation.Experiment", Canned)
+
+
+def accurate(least: float) -> Advice:
+    question = replace(ASKED, epsilon=None, min_accuracy=least)
+    return advise(question, DIGITS, workers=1)
+
+
+@pytest.mark.usefixtures("canned")
+def test_an_accuracy_is_kept_with_the_most_noise() -> None:
+    advice = accurate(0.55)
+    assert len(advice.rows) == 4
+    assert advice.recommended is not None
+    assert advice.recommended.epsilon["pld"] == pytest.approx(2.0, rel=1e-3)
+    assert "the largest tested that keeps the accuracy" in advice.reasons[0]
+    assert any("no attack is shown to beat a blind guess" in text for text in advice.warnings)
+
+
+@pytest.mark.usefixtures("canned")
+def test_an_accuracy_that_no_noise_keeps() -> None:
+    advice = accurate(0.95)
+    assert advice.recommended is None
+    assert "The closest is 80.0 %" in advice.reasons[0]
+    assert "without clipping and noise it is 90.0 %" in advice.reasons[0]
+    assert advice.observation_points == ()
+    assert "another model may help" in advice.reasons[1]
+    assert "The estimate suffices" in accurate(0.78).reasons[1]

@@ -1,0 +1,202 @@
+"""Measured success below proven bounds, over a grid of differentially private settings.
+
+An attack whose lower confidence limit is above the bound means that noise, clipping, accounting
+or scoring is wrong. The bounds hold for any model: besides an ordinary one for the other attacks,
+the candidate attack is given one that makes it nearly as strong as can be, so that the comparison
+is a sharp one.
+
+Every attack of the panel meets every setting. With so many comparisons, some 95 % limit would be
+above a bound by luck: limits are corrected for their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from leakfrontier.adversaries import PANEL
+from leakfrontier.evaluate.cells import AttackTrial
+from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.privacy.bounds import reconstruction
+from leakfrontier.evaluate.rows import AttackRow
+from leakfrontier.evaluate.scenario import Scenario
+from leakfrontier.evaluate.statistics import (
+    Interval,
+    clopper_pearson,
+    monotone_violation,
+    paired_difference,
+)
+
+MODELS = {
+    "mlp": Method(name="mlp", options={"width": 16}),
+    "spreading": Method(
+        name=f"{Path(__file__).parents[2] / 'support' / 'spreading_model.py'}:build"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An adversary of the panel at small size, on a model.
+
+    Attributes:
+        adversary: Its name.
+        model: The model.
+        uploads: How many it is tried on.
+        steps: Local steps that it needs, at least.
+        options: What makes it small.
+    """
+
+    adversary: str
+    model: str = "mlp"
+    uploads: int = 16
+    steps: int = 1
+    options: dict[str, object] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.adversary}-{self.model}"
+
+
+LINEAR_LEAKAGE = Attack("LinearLeakage")
+STRONGEST = Attack("PriorAware", "spreading", uploads=30)
+ATTACKS = [
+    LINEAR_LEAKAGE,
+    Attack("InvertingGradients", options={"iterations": 30}),
+    Attack("SPEARPlusPlus", options={"initialisations": 20, "steps": 10}),
+    STRONGEST,
+    Attack("SME", steps=2, options={"iterations": 30, "alpha_lr": 0.0}),  # it would hardly move
+    Attack("LearningToInvert", options={"uploads": 100}),
+]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A private defense, the look-alikes of a victim, and a client's local steps.
+
+    A client has a single example, which is in every step: record and client are one.
+    """
+
+    defense: str
+    sigma: float
+    candidates: int
+    steps: int = 1
+    options: dict[str, object] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        options = "".join(f", {value}" for value in self.options.values())
+        return f"{self.defense}({self.sigma}{options}) {self.candidates} x {self.steps}"
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        return {} if self.defense == "none" else {"noise_multiplier": self.sigma, **self.options}
+
+    @property
+    def bound(self) -> float:
+        noised = self.steps if self.defense == "DPSGD" else 1  # every step, or the upload
+        return reconstruction(1 / self.candidates, 1.0, self.sigma, noised)
+
+    def against(self, attack: Attack) -> Setting:
+        """Return the setting with as many local steps as an attack needs."""
+        return replace(self, steps=max(self.steps, attack.steps))
+
+    def rows(self, attack: Attack) -> tuple[AttackRow, ...]:
+        protocol = Method(name="FedSGD")
+        if self.steps > 1:
+            protocol = Method(name="FedAvg", options={"epochs": self.steps, "lr": 0.05})
+        trial = AttackTrial(
+            Scenario(
+                dataset="digits",
+                model=MODELS[attack.model],
+                protocol=protocol,
+                candidates=self.candidates,
+            ),
+            Method(name=self.defense, options=self.parameters),
+            Method(name=attack.adversary, options=attack.options),
+            knows_defense=True,
+            seed=0,
+            checkpoint=0,
+            observations=attack.uploads,
+        )
+        rows = trial.run(Path()).attacks
+        reasons = {row.reason for row in rows if row.reason is not None}
+        assert not reasons, f"{attack} was not tested: {reasons}"
+        assert [row.candidates for row in rows] == [self.candidates] * attack.uploads
+        return rows
+
+    def success(self, attack: Attack, confidence: float = 0.95) -> Interval:
+        identified = [bool(row.identified) for row in attacked(self, attack)]
+        return clopper_pearson(sum(identified), len(identified), confidence)
+
+
+attacked = cache(Setting.rows)
+
+GRID = [
+    Setting("DPSGD", 0.3, 20, options={"max_grad_norm": 0.1}),
+    Setting("DPSGD", 0.5, 2),
+    Setting("DPSGD", 0.5, 10),
+    Setting("DPSGD", 0.5, 100),
+    Setting("DPSGD", 1.0, 10, options={"clipping": "per_layer", "per_example": "hooks"}),
+    Setting("DPSGD", 2.0, 5),
+    Setting("DPSGD", 1.0, 20, steps=3),
+    Setting("ClientDP", 0.3, 50, options={"max_update_norm": 0.1}),
+    Setting("ClientDP", 0.5, 10, options={"max_update_norm": 10.0}),
+    Setting("ClientDP", 1.0, 2),
+    Setting("ClientDP", 0.5, 10, steps=2),
+    Setting("ClientDP", 4.0, 20),
+]
+
+
+CORRECTED = 1 - 2 * 0.05 / (len(GRID) * len(ATTACKS))
+"""Bonferroni: 5 % for any lower limit, an exact one-sided binomial test, to be wrong by luck."""
+
+
+def test_every_attack_of_the_panel_is_tested() -> None:
+    blind = {"PriorGuess"}
+    assert {attack.adversary for attack in ATTACKS} == set(PANEL.members) - blind
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+@pytest.mark.parametrize("setting", GRID, ids=str)
+def test_no_attack_beats_its_bound(setting: Setting, attack: Attack) -> None:
+    attacked_setting = setting.against(attack)
+    assert attacked_setting.success(attack, CORRECTED).low <= attacked_setting.bound
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+def test_every_attack_works_undefended_at_this_size(attack: Attack) -> None:
+    assert Setting("none", 0.0, 10).against(attack).success(attack).low > 1 / 10
+
+
+@pytest.mark.parametrize("setting", [GRID[0], GRID[7]], ids=str)  # the least noise: most power
+def test_half_of_the_noise_would_be_noticed(setting: Setting) -> None:
+    claimed = replace(setting, sigma=2 * setting.sigma)
+    assert setting.success(STRONGEST, CORRECTED).low > claimed.bound
+
+
+def test_success_falls_from_undefended_to_blind_as_noise_grows() -> None:
+    sigmas = (0.0, 0.2, 0.5, 1.0, 3.0, 1e3)
+    found = [Setting("DPSGD", sigma, 10).success(STRONGEST) for sigma in sigmas]
+    undefended = Setting("none", 0.0, 10).success(STRONGEST)
+    assert found[0] == undefended
+    assert undefended.value == 1
+    assert found[-1].low <= 1 / 10 <= found[-1].high
+    limits = zip(*((one.value, one.low, one.high) for one in found), strict=True)
+    assert monotone_violation(sigmas, *limits) == []
+    assert found[1].low > found[4].high  # and it does fall
+
+
+@pytest.mark.parametrize(
+    ("attack", "looks"), [(Attack("PriorGuess"), False), (LINEAR_LEAKAGE, True)], ids=str
+)
+def test_what_ignores_the_upload_has_no_advantage_over_itself(attack: Attack, looks: bool) -> None:
+    rows = attacked(Setting("none", 0.0, 10), attack)
+    gain = paired_difference(
+        [bool(row.identified) for row in rows],
+        [bool(row.counterfactual) for row in rows],
+        range(len(rows)),
+    )
+    assert (gain.low > 0) == looks
+    assert looks or gain.low <= 0 <= gain.high

@@ -1,0 +1,97 @@
+"""Small models and batches that several tests share."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, nn
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import FedSGD, InputSpace, Observation, Protocol, Reconstruction
+from leakfrontier.adversaries.relu_layer import Factors, factorise, find_layer
+from leakfrontier.defenses import Batch, Defense
+from leakfrontier.evaluate import metrics
+from leakfrontier.evaluate.client import ThreatModel, observe
+
+SPACE = InputSpace(shape=(3, 8, 8), classes=10, mean=(0.5,), std=(0.25,))
+
+
+def rng(seed: int = 0) -> Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return build()
+
+
+def mlp(hidden: int = 32) -> nn.Module:
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(192, hidden), nn.ReLU(), nn.Linear(hidden, 10)
+        )
+    )
+
+
+def convolutional() -> nn.Module:
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 3, padding=1),
+            nn.GroupNorm(2, 6),
+            nn.Sigmoid(),
+            nn.Flatten(),
+            nn.Linear(384, 10),
+        )
+    )
+
+
+def batch(size: int, seed: int = 0) -> Batch:
+    draws = rng(seed)
+    pixels = torch.rand(size, *SPACE.shape, generator=draws)
+    return Batch(SPACE.to_inputs(pixels), torch.randint(10, (size,), generator=draws))
+
+
+def observed(
+    model: nn.Module,
+    share: Batch,
+    defense: Defense | None = None,
+    protocol: Protocol | None = None,
+    threat: ThreatModel | None = None,
+) -> Observation:
+    (upload,) = observe(
+        model,
+        cross_entropy,
+        [share],
+        defense or Defense(),
+        protocol or FedSGD(),
+        SPACE,
+        threat or ThreatModel(),
+        rng(1),
+    )
+    return upload.observation
+
+
+def deep(activation: nn.Module, bias: bool = True) -> nn.Module:
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(192, 100, bias=bias),
+            activation,
+            nn.Linear(100, 80),
+            nn.ReLU(),
+            nn.Linear(80, 10),
+        )
+    )
+
+
+def factors(observation: Observation, layer: str | None = None) -> Factors:
+    found = factorise(observation, find_layer(observation, layer))
+    assert found is not None
+    return found
+
+
+def psnr(guess: Reconstruction, truth: torch.Tensor) -> torch.Tensor:
+    """Return the PSNR of each example, without the cap of the report."""
+    pixels, private = SPACE.to_pixels(guess.inputs.double()), SPACE.to_pixels(truth.double())
+    matched = pixels[metrics.match(pixels, private)]
+    return -10 * (matched - private).square().flatten(1).mean(1).log10()

@@ -1,0 +1,42 @@
+"""Trials for the tests of tables: workers import them by name."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import Generator
+
+from leakfrontier.evaluate.data import Dataset
+from leakfrontier.evaluate.papers.reproduce import Scores, Setting
+
+
+def draw(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+    """Return what is drawn, shifted by what the method and the problem say."""
+    drawn = torch.rand(problem["size"], generator=rng, dtype=torch.float64)
+    if method.get("fails") and drawn[0] < 0.5:
+        raise ValueError("drew too little")
+    return {
+        "value": (drawn + method.get("shift", 0)).tolist(),
+        "success": [float(drawn[0] > 0.5)],
+        "seconds": [float(len(data.classes))],
+    }
+
+
+def exact(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+    """Return scores that are as long as they get in print."""
+    drawn = torch.rand((), generator=rng).item()
+    shares = {name: [1.0] for name in ("accuracy", "recovered", "broken")}
+    small = {name: [drawn] for name in ("L_sim", "ratio", "cos w_0", "max cos")}
+    psnr = 159.5 if "b" in problem else 29.5  # only exact attacks reach the former
+    costs = {"time": [2434.5 + drawn], "memory": [29.9 + drawn]}
+    return {**shares, **small, **costs, "psnr": [psnr + drawn], "seconds": [123.4]}
+
+
+def wait(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+    """Leave a file named after the process, and work for long."""
+    (Path(os.environ["STARTED"]) / f"{os.getpid()}.pid").touch()
+    time.sleep(60)
+    return draw(problem, method, data, rng)
