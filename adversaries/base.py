@@ -19,9 +19,9 @@ class NotApplicable(ValueError):
 class Threat(Enum):
     """How far the server departs from the protocol."""
 
-    PASSIVE = "passive: reads what honest training reveals"
-    PARAMETERS = "active: sends crafted parameters"
-    ARCHITECTURE = "active: sends a crafted architecture"
+    PASSIVE = "passive"  # reads what honest training reveals
+    PARAMETERS = "parameters"  # sends crafted parameters
+    ARCHITECTURE = "architecture"  # sends a crafted architecture
 
 
 class PublicData(NamedTuple):
@@ -195,12 +195,14 @@ class Adversary(ABC):
     Attributes:
         threat: How far the server departs from the protocol.
         simulates: Whether the attack replays the client, so that knowing the defense matters.
+        baseline: Whether it ignores the update: what it reaches is not leakage.
         needs_candidates: Whether the attack chooses among candidates, which the harness then
             grants: each victim's look-alikes, and the victim among them.
     """
 
     threat: ClassVar[Threat] = Threat.PASSIVE
     simulates: ClassVar[bool] = False
+    baseline: ClassVar[bool] = False
     needs_candidates: ClassVar[bool] = False
 
     def craft(self, model: nn.Module, space: InputSpace, client: int, rng: Generator) -> nn.Module:

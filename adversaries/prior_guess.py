@@ -1,6 +1,7 @@
 """The blind baseline: a guess that ignores the update."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -14,6 +15,8 @@ class PriorGuess(Adversary):
 
     No attack: what it reaches is not leakage. A rate means something only above this one.
     """
+
+    baseline: ClassVar[bool] = True
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return one mean example per private example."""

@@ -128,8 +128,8 @@ class AttackTrial:
         knows_defense: Whether it may replay the defense.
         seed: Repetition.
         checkpoint: Rounds of training before the attacked upload.
-        observations: Attacked uploads.
-        pictures: How many of them are kept for the gallery.
+        observations: Which uploads are attacked, by their numbers from 0.
+        pictures: How many of the first uploads are kept for the gallery.
     """
 
     scenario: Scenario
@@ -138,7 +138,7 @@ class AttackTrial:
     knows_defense: bool
     seed: int
     checkpoint: int
-    observations: int
+    observations: tuple[int, ...]
     pictures: int = 6
 
     @cached_property
@@ -151,7 +151,6 @@ class AttackTrial:
             "scenario": scenario,
             "defense": self.defense.config(),
             "adversary": self.adversary.config(),
-            "panel": PANEL.version,
             **{name: getattr(self, name) for name in _ATTACK_FIELDS},
         }
         adversary = build_adversary(self.adversary)
@@ -159,9 +158,11 @@ class AttackTrial:
             **_labels(self.scenario, self.defense),
             "seed": self.seed,
             "checkpoint": self.checkpoint,
-            "adversary": self.adversary.name.rpartition(":")[2],
+            "adversary": adversary_label(self.adversary, adversary),
+            "adversary_name": type(adversary).__name__,
+            "adversary_options": {**vars(adversary)},
             "threat": adversary.threat.value,
-            "baseline": isinstance(adversary, PriorGuess),
+            "baseline": adversary.baseline,
             "simulates": adversary.simulates,
             "candidates_granted": adversary.needs_candidates,
             "knows_defense": self.knows_defense,
@@ -308,7 +309,8 @@ def _labels(scenario: Scenario, defense: Method) -> dict[str, object]:
         "protocol": label(scenario.protocol),
         "batch_size": scenario.batch_size,
         "defense": label(defense),
-        "family": label(Method(name=defense.name)),
+        "family": family(defense),
+        "defense_options": options(defense),
         "strength": None if built.strength is None else float(built.strength),
         "stochastic": bool(built.stochastic),
     }

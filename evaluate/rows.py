@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 _VERSION = version("leakfrontier")
 
-Kind = Literal["train", "attack"]
-Status = Literal["ok", "error", "timeout", "crash"]
+Kind = Literal["train", "attack", "table"]
+Status = Literal["ok", "error", "timeout", "crash", "not needed"]
+AttackOutcome = Literal["scored", "not applicable", "refused"]
+Media = Literal["image/png", "audio/wav", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -21,19 +23,27 @@ class Cell:
     """One unit of work: train under a defense, or attack it.
 
     Attributes:
-        kind: `train` gives utility and checkpoints, `attack` gives scores per victim.
+        kind: `train` gives utility and checkpoints, `attack` gives scores per victim, `table`
+            those of a trial of a paper's table.
         config: All that the outcome depends on, as plain JSON values.
         labels: How reports name it: the columns that are joined to its rows.
+        source: A hash of the code that it runs, so that an edited attack is another one.
     """
 
     kind: Kind
     config: Mapping[str, Any]
     labels: Mapping[str, Any] = field(compare=False)
+    source: str = ""
+
+    @cached_property
+    def identity(self) -> str:
+        """Return a hash of what is run, whatever its code: all randomness derives from it."""
+        return digest({"kind": self.kind, "config": self.config, "version": _VERSION})
 
     @cached_property
     def key(self) -> str:
-        """Return a hash of the kind, the full configuration and the version of this package."""
-        return digest({"kind": self.kind, "config": self.config, "version": _VERSION})
+        """Return a hash of what is run and of its code: outcomes are kept by it."""
+        return digest({"identity": self.identity, "source": self.source})
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,13 @@ class AttackRow:
     Attributes:
         observation: Index of the upload; the independent unit of all intervals.
         victim: Index of the private example within the upload.
-        reason: Why the attack was not applicable; None if it ran.
-        psnr: Peak signal-to-noise ratio in dB, data range 1.
-        ssim: Structural similarity.
-        psnr_transformed: PSNR against what the defense made of the example before training;
-            None if nothing.
+        outcome: Whether there is a guess to score, the attack was not applicable, or the client
+            refused the model that it was sent.
+        reason: Why there is none.
         identified: Whether the guess is nearest to the victim among its look-alikes, or to what
             the defense made of the victim among its look-alikes treated alike.
         identified_original: The same for the private example alone.
+        transformed: Whether the defense made something else of the example before training.
         counterfactual: The same for the guess of another observation: success by prior alone.
         candidates: Number of look-alikes, the victim included: chance is 1 / candidates.
         label_correct: Whether the guessed label is right; None if the attack guesses none.
@@ -64,12 +73,11 @@ class AttackRow:
 
     observation: int
     victim: int
+    outcome: AttackOutcome = "scored"
     reason: str | None = None
-    psnr: float | None = None
-    ssim: float | None = None
-    psnr_transformed: float | None = None
     identified: bool | None = None
     identified_original: bool | None = None
+    transformed: bool = False
     counterfactual: bool | None = None
     candidates: int | None = None
     label_correct: bool | None = None
@@ -81,13 +89,39 @@ class AttackRow:
 
 
 @dataclass(frozen=True)
+class Score:
+    """One metric of one victim; a score that cannot be computed has no row.
+
+    Attributes:
+        observation: As in `AttackRow`.
+        victim: As in `AttackRow`.
+        metric: Its name, as in `Modality.metrics`.
+        value: Its value.
+    """
+
+    observation: int
+    victim: int
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
 class UtilityRow:
-    """Test performance of the model trained under a defense, after some rounds."""
+    """Test performance of the model trained under a defense, after some rounds.
+
+    Attributes:
+        round: Rounds of training so far.
+        correct: Correct predictions.
+        total: Predictions.
+        loss: Mean loss.
+        refused: How often a client refused the model that it was sent, so far.
+    """
 
     round: int
     correct: int
     total: int
     loss: float
+    refused: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,12 +175,20 @@ class GuaranteeRow:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A private example and its reconstruction, as 8-bit pixels for the gallery."""
+class Rendering:
+    """A private example and its reconstruction, as the gallery shows them.
+
+    Attributes:
+        observation: As in `AttackRow`.
+        victim: As in `AttackRow`.
+        media: What the bytes are: a PNG, a WAV file, or a JSON list of tokens' texts.
+        truth: The private example.
+        guess: The reconstruction.
+    """
 
     observation: int
     victim: int
-    shape: tuple[int, ...]
+    media: Media
     truth: bytes
     guess: bytes
 
@@ -160,8 +202,9 @@ class Outcome:
     """
 
     attacks: tuple[AttackRow, ...] = ()
+    scores: tuple[Score, ...] = ()
     utility: tuple[UtilityRow, ...] = ()
-    pictures: tuple[Picture, ...] = ()
+    renderings: tuple[Rendering, ...] = ()
     guarantees: tuple[GuaranteeRow, ...] = ()
     busy: float = 0.0
     status: Status = "ok"

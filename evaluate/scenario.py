@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import InputSpace, Protocol, PublicData
+from leakfrontier.adversaries import Adversary, InputSpace, Protocol, PublicData
 from leakfrontier.defenses import Batch, Defense
 
 from .client import ThreatModel
@@ -136,6 +136,33 @@ def label(method: Method) -> str:
     name = method.name.rpartition(":")[2]
     options = ", ".join(f"{key}={value}" for key, value in method.options.items())
     return f"{name}({options})" if options else name
+
+
+def family(defense: Method) -> str:
+    """Return what configurations of one defense have in common: its name; of a chain, its links'."""
+    if defense.links:
+        return " then ".join(family(link) for link in defense.links)
+    return label(Method(name=defense.name))
+
+
+def options(method: Method) -> dict[str, Any]:
+    """Return a method's options as data; those of a chain's links by their place and name."""
+    if not method.links:
+        return dict(method.options)
+    return {
+        f"{number} {family(link)} {name}": value
+        for number, link in enumerate(method.links, 1)
+        for name, value in options(link).items()
+    }
+
+
+def adversary_label(method: Method, adversary: Adversary) -> str:
+    """Return an adversary's name with the options that differ from its defaults."""
+    defaults = {field.name: field.default for field in fields(adversary)}
+    chosen = {
+        name: value for name, value in vars(adversary).items() if value != defaults.get(name)
+    }
+    return label(Method(name=method.name, options=chosen))
 
 
 @dataclass(frozen=True)

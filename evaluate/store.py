@@ -6,37 +6,38 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from .rows import AttackRow, Cell, GuaranteeRow, Outcome, Picture, UtilityRow
+from .older_formats import older_frames
+from .results import Results
+from .rows import AttackRow, Cell, GuaranteeRow, Outcome, Rendering, Score, UtilityRow
 
 FILE_NAME = "results.sqlite"
 _APPLICATION_ID = 0x4C46524F  # marks the file as ours
-_FORMAT = 2
-_READABLE = (1, 2)  # format 1 has neither bounds nor guarantees
+_FORMAT = 3
+_READABLE = (1, 2, 3)  # see `older_formats` for what older ones lack
 
 _TABLES = {
     "attacks": AttackRow,
+    "scores": Score,
     "utility": UtilityRow,
-    "pictures": Picture,
+    "renderings": Rendering,
     "guarantees": GuaranteeRow,
 }
 _FLAGS = [
     "identified",
     "identified_original",
+    "transformed",
     "counterfactual",
     "label_correct",
     "labels_granted",
     "violated",
 ]
 _NUMBERS = [
-    "psnr",
-    "ssim",
-    "psnr_transformed",
     "candidates",
     "objective",
     "objective_at_truth",
@@ -50,31 +51,6 @@ _NUMBERS = [
 
 class StoreError(ValueError):
     """The results file cannot be used; the message says why and what to do."""
-
-
-@dataclass(frozen=True)
-class Results:
-    """Everything that a run's reports are derived from.
-
-    Attributes:
-        config: The configuration of the run.
-        panel: Version of the adversary panel.
-        cells: One row per planned cell: its labels, `kind`, `status` (`ok`, `error`, `timeout`,
-            `crash` or `missing`), `error`, `seconds` and `busy`.
-        attacks: One row per cell, observation and victim: labels and the fields of `AttackRow`.
-        utility: One row per cell and evaluated round: labels and the fields of `UtilityRow`.
-        pictures: One row per pictured victim: labels and the fields of `Picture`.
-        guarantees: One row per training cell whose defense claims differential privacy: labels
-            and the fields of `GuaranteeRow`.
-    """
-
-    config: Mapping[str, Any]
-    panel: str
-    cells: pd.DataFrame
-    attacks: pd.DataFrame
-    utility: pd.DataFrame
-    pictures: pd.DataFrame
-    guarantees: pd.DataFrame
 
 
 class Store:
@@ -154,6 +130,8 @@ class Store:
                 table: labels.merge(self._frame(database, table, row_type), on="cell")
                 for table, row_type in _TABLES.items()
             }
+            if self._version(database) < _FORMAT:
+                frames |= older_frames(database, labels, frames["attacks"])
         return Results(meta["config"], meta["panel"], cells, **frames)
 
     @staticmethod
@@ -176,8 +154,6 @@ class Store:
             frame[name] = pd.to_numeric(frame[name])  # a column of nothing but NULL is an object
         for name in frame.columns.intersection(_FLAGS):
             frame[name] = frame[name].astype("boolean")
-        if "shape" in frame:
-            frame["shape"] = frame["shape"].map(lambda text: tuple(json.loads(text)))
         return frame
 
     @staticmethod
@@ -187,8 +163,7 @@ class Store:
         names = _columns(row_type)
         marks = ", ".join("?" * (len(names) + 1))
         values = [
-            (key, *(json.dumps(v) if isinstance(v, tuple) else v for v in asdict(row).values()))
-            for row in rows
+            (key, *asdict(row).values()) for row in rows
         ]
         database.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
 
@@ -232,7 +207,7 @@ class Store:
             raise StoreError(
                 f"{self.path} is a database of another program: choose another --out folder"
             )
-        version = database.execute("PRAGMA user_version").fetchone()[0]
+        version = self._version(database)
         if version in readable:
             return
         if version in _READABLE:
@@ -244,6 +219,10 @@ class Store:
             f"{self.path} has format {version}, this version of leakfrontier reads formats "
             f"{_READABLE[0]} to {_READABLE[-1]}: choose another --out folder"
         )
+
+    @staticmethod
+    def _version(database: sqlite3.Connection) -> int:
+        return int(database.execute("PRAGMA user_version").fetchone()[0])
 
     @staticmethod
     def _meta(database: sqlite3.Connection) -> dict[str, Any]:
