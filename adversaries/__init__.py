@@ -3,14 +3,12 @@
 from .base import (
     Adversary,
     Candidates,
-    FedAvg,
-    FedSGD,
-    InputSpace,
-    NotApplicable,
+    Loss,
     Observation,
-    Protocol,
     PublicData,
     Reconstruction,
+    Replay,
+    Round,
     Threat,
 )
 from .dlfa import DLFA
@@ -25,7 +23,16 @@ from .linear_leakage import LinearLeakage
 from .panel import PANEL, Panel
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
+from .protocols import FedAvg, FedBuff, FedSGD, Protocol
 from .sme import SME
+from .spaces import (
+    ContinuousSpace,
+    ImageSpace,
+    InputSpace,
+    NotApplicable,
+    TokenSpace,
+    WaveSpace,
+)
 from .spear import SPEAR
 from .spearpp import SPEARPlusPlus
 
@@ -59,14 +66,18 @@ __all__ = [
     "SPEAR",
     "Adversary",
     "Candidates",
+    "ContinuousSpace",
     "FedAvg",
+    "FedBuff",
     "FedLeak",
     "FedSGD",
     "GradInversion",
+    "ImageSpace",
     "InputSpace",
     "InvertingGradients",
     "LearningToInvert",
     "LinearLeakage",
+    "Loss",
     "NotApplicable",
     "Observation",
     "Panel",
@@ -75,7 +86,11 @@ __all__ = [
     "Protocol",
     "PublicData",
     "Reconstruction",
+    "Replay",
+    "Round",
     "SPEARPlusPlus",
     "Threat",
+    "TokenSpace",
+    "WaveSpace",
     "infer_targets",
 ]

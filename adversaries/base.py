@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, NamedTuple
+from typing import Protocol as TypingProtocol
 
-import torch
 from torch import Generator, Tensor, nn
 
+from .protocols import Protocol
+from .spaces import InputSpace, NotApplicable
 
-class NotApplicable(ValueError):
-    """The attack cannot run on this observation; recorded as such, never as a failed attack."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Mean loss of a batch of model outputs against its targets."""
 
 
 class Threat(Enum):
@@ -47,81 +49,45 @@ class Candidates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InputSpace:
-    """What is publicly known of the inputs.
+class Round:
+    """What a malicious server knows when it sends models.
 
     Attributes:
-        shape: Shape of one example, without the batch axis.
-        classes: Number of classes.
-        mean: Per-channel mean that the model's inputs were centred by.
-        std: Per-channel standard deviation that they were divided by.
-        vocabulary: Number of tokens if the inputs are token ids; None for real-valued inputs.
+        space: What is known of the inputs.
+        protocol: What is agreed on.
+        clients: Clients that take part; the first is the one whose examples are sought.
+        batch_size: Private examples of each of them.
+        public: Auxiliary data, if the threat model grants it.
     """
 
-    shape: tuple[int, ...]
-    classes: int
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    vocabulary: int | None = None
-
-    def to_pixels(self, inputs: Tensor) -> Tensor:
-        """Return model inputs on the scale of the data, where values lie in [0, 1]."""
-        return inputs * self._per_channel(self.std, inputs) + self._per_channel(self.mean, inputs)
-
-    def to_inputs(self, pixels: Tensor) -> Tensor:
-        """Return data in [0, 1] as the model's inputs."""
-        return (pixels - self._per_channel(self.mean, pixels)) / self._per_channel(self.std, pixels)
-
-    def clamp(self, inputs: Tensor) -> Tensor:
-        """Return model inputs with every value moved into the range of the data."""
-        low = self.to_inputs(torch.zeros((1, *self.shape)).to(inputs))
-        high = self.to_inputs(torch.ones((1, *self.shape)).to(inputs))
-        return torch.minimum(torch.maximum(inputs, low), high)
-
-    def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
-        return torch.tensor(values).to(like).view(-1, *[1] * (len(self.shape) - 1))
+    space: InputSpace
+    protocol: Protocol
+    clients: int
+    batch_size: int
+    public: PublicData | None = None
 
 
-@dataclass(frozen=True)
-class FedSGD:
-    """A client uploads one gradient of its batch.
+class Replay(TypingProtocol):
+    """The clients' own code, for a guess."""
 
-    Attributes:
-        clients: Clients behind one observed upload: above 1, the server sees only their sum.
-    """
+    def __call__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        observed: Mapping[str, Tensor],
+        /,
+        *,
+        by_epoch: bool = False,
+    ) -> Mapping[str, Tensor]:
+        """Return the upload that clients would make of a guess.
 
-    clients: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.clients >= 1:
-            raise ValueError(f"clients must be at least 1, got {self.clients}")
-
-
-@dataclass(frozen=True)
-class FedAvg:
-    """A client takes local SGD steps and uploads the change of its weights, w_T - w_0.
-
-    Attributes:
-        epochs: Passes over the client's examples.
-        batch_size: Examples in one local step.
-        lr: Local learning rate.
-        clients: Clients behind one observed upload: above 1, the server sees only their sum.
-    """
-
-    epochs: int = 1
-    batch_size: int = 10
-    lr: float = 0.01
-    clients: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "clients"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr must be positive and finite, got {self.lr}")
-
-
-Protocol = FedSGD | FedAvg
+        Args:
+            inputs: The guess.
+            targets: Its labels.
+            observed: The upload that was seen.
+            by_epoch: Whether the guess holds the examples of every epoch, one after the other,
+                instead of those that all epochs see.
+        """
 
 
 @dataclass(frozen=True)
@@ -129,14 +95,15 @@ class Observation:
     """Everything that the adversary is granted, and nothing else.
 
     Attributes:
-        model: The model as the client received it.
+        models: The models as the clients behind the update received them, the victim's first.
+        loss: Mean loss of a batch of outputs, by which clients train.
         update: What the server saw, by parameter name, after the defense.
         protocol: How the update came about.
         space: What is known of the inputs.
         batch_size: Number of private examples behind the update.
-        replay: The update that a client would upload for guessed inputs and targets, given the
+        replay: The update that clients would upload for guessed inputs and targets, given the
             observed one; differentiable, through one local step or many, and with the defense
-            only if the threat model lets the adversary know it. Observations of one model
+            only if the threat model lets the adversary know it. Observations of the same models
             share one `replay`, so that an attack can vectorise over them.
         release: The upload of another client, for examples of the adversary's own: unlike a
             replay, with noise and choices of its own, drawn from the given generator; with the
@@ -148,12 +115,13 @@ class Observation:
         candidates: Batches among which the private one is, if the threat model grants them.
     """
 
-    model: nn.Module
+    models: tuple[nn.Module, ...]
+    loss: Loss
     update: Mapping[str, Tensor]
     protocol: Protocol
     space: InputSpace
     batch_size: int
-    replay: Callable[[Tensor, Tensor, Mapping[str, Tensor]], Mapping[str, Tensor]]
+    replay: Replay
     targets: Tensor | None = None
     log_likelihood: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor | None] | None = (
         None
@@ -161,6 +129,20 @@ class Observation:
     public: PublicData | None = None
     candidates: Candidates | None = None
     release: Callable[[Tensor, Tensor, Generator], Mapping[str, Tensor]] | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the model that the victim received."""
+        return self.models[0]
+
+    def as_gradient(self, name: str) -> Tensor:
+        """Return what was seen of a parameter as the mean gradient per client and local step."""
+        return self.protocol.as_gradient(self.update[name], self.batch_size)
+
+    @property
+    def local_steps(self) -> int:
+        """Return how many local steps are behind one client's update."""
+        return self.protocol.local_steps(self.batch_size // self.protocol.clients)
 
     def simulate(self, inputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Return what the client would have uploaded, had its batch been this guess."""
@@ -205,9 +187,21 @@ class Adversary(ABC):
     baseline: ClassVar[bool] = False
     needs_candidates: ClassVar[bool] = False
 
-    def craft(self, model: nn.Module, space: InputSpace, client: int, rng: Generator) -> nn.Module:
-        """Return the model that a malicious server sends to a client; an honest one is passive."""
-        return model
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+        """Return the model that the server sends to each client; all the same if it is honest.
+
+        Their parameters must have the same names and shapes, so that updates can be summed. The
+        given model is left as it is.
+
+        Args:
+            model: The model that was agreed on and trained so far.
+            round: What the server knows of those that it sends models to.
+            rng: Source of all randomness.
+
+        Raises:
+            NotApplicable: If the model cannot be crafted as the attack needs it.
+        """
+        return [model] * round.clients
 
     @abstractmethod
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .base import FedSGD, Observation, Reconstruction
+from .base import Observation, Reconstruction
 from .relu_layer import Factors, ReLULayer
 from .sphere import in_cache, refine
 
@@ -274,7 +274,7 @@ def is_exact(observation: Observation, factors: Factors) -> bool:
 
     Noise blurs them, and over several local steps some neurons switch on or off.
     """
-    return isinstance(observation.protocol, FedSGD) and not factors.noisy
+    return observation.protocol.uploads_gradient and not factors.noisy
 
 
 def no_guess(observation: Observation, layer: ReLULayer) -> Reconstruction:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
-from torch.func import functional_call, grad
-from torch.nn.functional import cross_entropy
 
-from .base import FedAvg, NotApplicable, Observation
-from .matching import Distance, Matching, Simulation, Update, local_steps
+from .base import Observation
+from .matching import Distance, Matching, Simulation, Update
 from .optimizers import Adam, Unknowns
+from .spaces import NotApplicable
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,7 @@ class DLFA(Matching):
     of the gradients' sum, where a layer counts e times as much as the next, with penalties on
     variation and on values outside the range of the data; the authors raise the weight of
     the error during the first half of the search, here it has its final value throughout.
-    Simulates plain SGD, so that knowing a defense does not change it. The cost grows with the
-    number of local steps.
+    The cost grows with the number of local steps.
 
     Attributes:
         iterations: Optimisation steps.
@@ -45,8 +42,6 @@ class DLFA(Matching):
         Dimitrov, Balunovic, Konstantinov, Vechev. "Data Leakage in Federated Averaging." TMLR
         2022. https://arxiv.org/abs/2206.12395
     """
-
-    simulates: ClassVar[bool] = False
 
     iterations: int = 400
     lr: float = 0.4
@@ -67,16 +62,16 @@ class DLFA(Matching):
 
     def check(self, observation: Observation) -> None:
         """Refuse what is not one client's change of weights."""
-        if not isinstance(observation.protocol, FedAvg):
+        if observation.protocol.uploads_gradient:
             raise NotApplicable("the update is a gradient: there is no local training to simulate")
         if observation.protocol.clients > 1:
             raise NotApplicable("only the sum of several clients' updates is seen")
 
     def distance(self, observation: Observation) -> Distance:
         """Compare sums of gradients, early layers first."""
-        protocol = _protocol(observation)
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name in observation.update))
-        scale = 2 / (local_steps(observation) * protocol.lr**2)
+        gradients = float(observation.protocol.as_gradient(torch.ones(()), observation.batch_size))
+        scale = 2 * observation.local_steps * gradients**2
         weights = {
             name: scale * math.exp(-layers.index(name.rpartition(".")[0]))
             for name in observation.update
@@ -95,7 +90,7 @@ class DLFA(Matching):
     def prior(self, observation: Observation, inputs: Tensor) -> Tensor:
         """Expect smooth images within the range of the data, with the same mean every epoch."""
         variation = [inputs.diff(dim=axis).square() for axis in range(3, inputs.dim())]
-        outside = observation.space.to_pixels(inputs)
+        outside = observation.space.to_unit(inputs)
         outside = outside - outside.clamp(0, 1)
         images = inputs.shape[1]
         epochs = inputs.view(len(inputs), -1, observation.batch_size, *inputs.shape[2:])
@@ -113,7 +108,7 @@ class DLFA(Matching):
 
     def start(self, observation: Observation, rng: Generator) -> Unknowns:
         """Draw the inputs of all epochs, one after the other."""
-        images = _protocol(observation).epochs * observation.batch_size
+        images = observation.protocol.passes * observation.batch_size
         shape = (self.restarts, images, *observation.space.shape)
         return {"inputs": torch.randn(shape, generator=rng)}
 
@@ -123,24 +118,10 @@ class DLFA(Matching):
 
     def simulation(self, observation: Observation) -> Simulation:
         """Train on the epochs' examples, in their order."""
-        protocol = _protocol(observation)
-        start = {name: v.detach() for name, v in observation.model.named_parameters()}
-
-        def loss(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-            return cross_entropy(functional_call(observation.model, weights, (inputs,)), targets)
+        passes = observation.protocol.passes
 
         def simulate(inputs: Tensor, _: Unknowns, targets: Tensor, observed: Update) -> Update:
-            weights = start
-            for epoch in inputs.split(observation.batch_size):
-                parts = zip(
-                    epoch.split(protocol.batch_size),
-                    targets.split(protocol.batch_size),
-                    strict=True,
-                )
-                for part in parts:
-                    slope = grad(loss)(weights, *part)
-                    weights = {n: value - protocol.lr * slope[n] for n, value in weights.items()}
-            return {name: weights[name] - value for name, value in start.items()}
+            return observation.replay(inputs, targets.repeat(passes), observed, by_epoch=True)
 
         return simulate
 
@@ -157,13 +138,7 @@ class DLFA(Matching):
 
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
         """Return the objective if every epoch has these examples, in this order."""
-        epochs = torch.cat([inputs] * _protocol(observation).epochs)
+        epochs = torch.cat([inputs] * observation.protocol.passes)
         with torch.no_grad():
             update = self.simulation(observation)(epochs, {}, targets, observation.update)
             return self.value(observation, update, epochs)
-
-
-def _protocol(observation: Observation) -> FedAvg:
-    if not isinstance(observation.protocol, FedAvg):
-        raise NotApplicable("the update is a gradient: there is no local training to simulate")
-    return observation.protocol

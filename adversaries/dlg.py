@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from .base import NotApplicable, Observation
-from .matching import Distance, Matching, Simulation, local_steps, squared_error
+from .base import Observation
+from .matching import Distance, Matching, Simulation, squared_error
 from .optimizers import LBFGS, Unknowns
+from .spaces import NotApplicable
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class DLG(Matching):
 
     def check(self, observation: Observation) -> None:
         """Refuse updates of several local steps, which no gradient equals."""
-        if local_steps(observation) > 1:
+        if observation.local_steps > 1:
             raise NotApplicable("the update is of several local steps, not one gradient")
 
     def distance(self, observation: Observation) -> Distance:

@@ -10,9 +10,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from .base import NotApplicable, Observation
+from .base import Observation
 from .matching import Distance, Matching, Update, cosine, total_variation, vectorised
 from .optimizers import Adam, Unknowns, cosine_decay
+from .spaces import NotApplicable
 
 _LATENT = 128  # entries of a generator's input
 _PIXELS = 4  # of the generator's first image, which is doubled until it is large enough
@@ -91,7 +92,7 @@ class FedLeak(Matching):
 
     def prior(self, observation: Observation, inputs: Tensor) -> Tensor:
         """Expect smooth images."""
-        return self.total_variation * total_variation(observation.space.to_pixels(inputs))
+        return self.total_variation * total_variation(observation.space.to_unit(inputs))
 
     def optimizer(self) -> Adam:
         """Descend by signs, looking one step ahead."""

@@ -8,19 +8,19 @@ from functools import partial
 
 from torch import Tensor
 
-from .base import NotApplicable, Observation
+from .base import Observation
 from .matching import (
     Distance,
     Matching,
     Update,
     batch_norm_statistics,
     group_consistency,
-    local_steps,
     mean_square,
     squared_error,
     total_variation,
 )
 from .optimizers import Adam, cosine_decay
+from .spaces import NotApplicable
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class GradInversion(Matching):
 
     def check(self, observation: Observation) -> None:
         """Refuse updates of several local steps, which no gradient equals."""
-        if local_steps(observation) > 1:
+        if observation.local_steps > 1:
             raise NotApplicable("the update is of several local steps, not one gradient")
 
     def distance(self, observation: Observation) -> Distance:

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from .base import NotApplicable, Observation
-from .matching import Distance, Matching, local_steps, squared_error
+from .base import Observation
+from .matching import Distance, Matching, squared_error
 from .optimizers import LBFGS, Unknowns
+from .spaces import NotApplicable
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class IDLG(Matching):
         """Refuse batches, whose labels the rule does not tell, and several local steps."""
         if observation.batch_size > 1:
             raise NotApplicable(f"iDLG is for one example, got {observation.batch_size}")
-        if local_steps(observation) > 1:
+        if observation.local_steps > 1:
             raise NotApplicable("the update is of several local steps, not one gradient")
 
     def distance(self, observation: Observation) -> Distance:

@@ -15,7 +15,8 @@ References:
 import torch
 from torch import Generator, Tensor, nn
 
-from .base import FedAvg, NotApplicable, Observation
+from .base import Observation
+from .spaces import NotApplicable
 
 _EXAMPLES = 500  # on which the mean prediction is estimated
 
@@ -28,7 +29,7 @@ def infer_targets(observation: Observation, rng: Generator) -> Tensor:
     """
     if observation.targets is not None:
         return observation.targets
-    bias = _mean_gradient(observation, _last_bias(observation))
+    bias = observation.as_gradient(_last_bias(observation))
     if observation.batch_size == 1:
         return bias.argmin().unsqueeze(0)
     counts = observation.batch_size * (_mean_prediction(observation, rng) - bias)
@@ -49,17 +50,6 @@ def _last_bias(observation: Observation) -> str:
     if layer.bias is None:
         raise NotApplicable("labels cannot be inferred: the last linear layer has no bias")
     return f"{name}.bias" if name else "bias"
-
-
-def _mean_gradient(observation: Observation, name: str) -> Tensor:
-    """Return the mean gradient per client and local step that the update amounts to."""
-    protocol = observation.protocol
-    value = observation.update[name] / protocol.clients
-    if not isinstance(protocol, FedAvg):
-        return value
-    examples = observation.batch_size // protocol.clients
-    steps = protocol.epochs * -(-examples // protocol.batch_size)
-    return -value / (protocol.lr * steps)
 
 
 @torch.no_grad()

@@ -12,9 +12,10 @@ from torch import Generator, Tensor
 from torch.linalg import cholesky
 from torch.nn.functional import one_hot, pad
 
-from .base import Adversary, NotApplicable, Observation, PublicData, Reconstruction
+from .base import Adversary, Observation, PublicData, Reconstruction
 from .label_inference import infer_targets
 from .matching import vectorised
+from .spaces import NotApplicable
 
 Update = Mapping[str, Tensor]
 
@@ -99,7 +100,7 @@ class LearningToInvert(Adversary):
 
     def _check(self, observation: Observation) -> None:
         size = observation.batch_size
-        if observation.space.vocabulary is not None:
+        if not observation.space.continuous:
             raise NotApplicable("tokens are not pixels, which the network gives")
         _, public = _granted(observation)
         if size > self.max_examples:
@@ -193,7 +194,7 @@ class Simulator:
             for _ in range(-(-count // per_pass))
         ]
         batches = rows[torch.cat(passes)[:count]]
-        pixels = self.observation.space.to_pixels(self.public.inputs)
+        pixels = self.observation.space.to_unit(self.public.inputs)
         darkness = 1 - pixels.flatten(1).mean(dim=1).clamp(0, 1) / 2  # in [1/2, 1]
         by_label = (self.public.targets - darkness)[batches].argsort(dim=1)
         batches = batches.gather(1, by_label)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, nn
 
-from .base import Adversary, NotApplicable, Observation, Reconstruction
+from .base import Adversary, Observation, Reconstruction
+from .spaces import NotApplicable
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class LinearLeakage(Adversary):
 
 def _first_linear_layer(observation: Observation) -> str:
     """Return the parameter prefix of the first linear layer, if that layer leaks its input."""
-    if observation.space.vocabulary is not None:
+    if not observation.space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
     size = math.prod(observation.space.shape)
     for name, module in observation.model.named_modules():

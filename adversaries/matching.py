@@ -21,9 +21,10 @@ from torch.func import functional_call, vmap
 from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .base import Adversary, FedAvg, NotApplicable, Observation, Reconstruction
+from .base import Adversary, Observation, Reconstruction
 from .label_inference import infer_targets
 from .optimizers import Evaluate, Optimizer, Progress, Unknowns
+from .spaces import NotApplicable
 
 Update = Mapping[str, Tensor]
 """Updates of a stack of guesses, by parameter name."""
@@ -125,7 +126,7 @@ class Matching(Adversary):
         targets: dict[int, Tensor] = {}
         for index, (observation, rng) in enumerate(zip(observations, rngs, strict=True)):
             try:
-                if observation.space.vocabulary is not None:
+                if not observation.space.continuous:
                     raise NotApplicable("tokens cannot be optimised by gradient descent")
                 self.check(observation)
                 targets[index] = self.targets(observation, rng)
@@ -173,7 +174,7 @@ class Matching(Adversary):
         }
         updates = _stack([o.update for o in observations for _ in range(self.restarts)])
         observed = {name: value.to(self.precision) for name, value in updates.items()}
-        with _precise(first.model, self.precision):
+        with _precise(first.models, self.precision):
             best, lowest = self.optimizer().minimise(
                 self._evaluation(first, targets.repeat_interleave(self.restarts, 0), observed),
                 unknowns,
@@ -387,15 +388,6 @@ def _stack(updates: Sequence[Update]) -> Update:
     return {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
 
 
-def local_steps(observation: Observation) -> int:
-    """Return how many local steps are behind one client's update."""
-    protocol = observation.protocol
-    if not isinstance(protocol, FedAvg):
-        return 1
-    examples = observation.batch_size // protocol.clients
-    return protocol.epochs * -(-examples // protocol.batch_size)
-
-
 def _guesses_at_once(observation: Observation) -> int:
     """Return how many guesses are worth one stack, from the sizes of updates and activations."""
     activations = 0
@@ -414,22 +406,22 @@ def _guesses_at_once(observation: Observation) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    protocol = observation.protocol
-    epochs = protocol.epochs if isinstance(protocol, FedAvg) else 1
-    seen = epochs * observation.batch_size * activations / 2
+    seen = observation.protocol.passes * observation.batch_size * activations / 2
     entries = sum(value.numel() for value in observation.update.values())
     return int(_FLOATS_AT_ONCE // (4 * entries + seen))
 
 
 @contextmanager
-def _precise(model: nn.Module, precision: torch.dtype) -> Iterator[None]:
-    """Let a model compute in another precision for a while; its weights are the same after it."""
-    usual = next(model.parameters()).dtype
-    model.to(precision)
+def _precise(models: Sequence[nn.Module], precision: torch.dtype) -> Iterator[None]:
+    """Let models compute in another precision for a while; their weights are the same after it."""
+    usual = {model: next(model.parameters()).dtype for model in models}
+    for model in usual:
+        model.to(precision)
     try:
         yield
     finally:
-        model.to(usual)
+        for model, dtype in usual.items():
+            model.to(dtype)
 
 
 def _each(values: Tensor, like: Tensor) -> Tensor:

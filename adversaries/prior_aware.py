@@ -10,8 +10,9 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import cosine_similarity
 
-from .base import Adversary, NotApplicable, Observation, Reconstruction
+from .base import Adversary, Observation, Reconstruction
 from .matching import vectorised
+from .spaces import NotApplicable
 
 Update = Mapping[str, Tensor]
 

@@ -6,7 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from .base import Adversary, NotApplicable, Observation, Reconstruction
+from .base import Adversary, Observation, Reconstruction
+from .spaces import NotApplicable
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class PriorGuess(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return one mean example per private example."""
-        if observation.space.vocabulary is not None:
+        if not observation.space.continuous:
             raise NotApplicable("there is no mean of token inputs")
         if observation.targets is None:
             inputs = self._mean(observation, None).repeat_interleave(observation.batch_size, 0)

@@ -24,7 +24,8 @@ from torch.nn import functional
 from torch.nn.functional import normalize
 from torch.overrides import TorchFunctionMode
 
-from .base import InputSpace, NotApplicable, Observation
+from .base import Observation
+from .spaces import InputSpace, NotApplicable
 
 _RELUS = (torch.relu, torch.relu_, functional.relu, Tensor.relu, Tensor.relu_)
 _RANK_GAP = 100.0
@@ -58,7 +59,7 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
     Raises:
         NotApplicable: If there is none, with a bias and a ReLU behind it.
     """
-    if observation.space.vocabulary is not None:
+    if not observation.space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
     calls = _linear_calls(observation.model, observation.space)
     if name is None:

@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 from torch.func import functional_call, grad
-from torch.nn.functional import cross_entropy
 
-from .base import FedAvg, NotApplicable, Observation
+from .base import Observation
 from .matching import Distance, Matching, Simulation, Update, cosine, total_variation
 from .optimizers import Adam, Unknowns, step_decay
+from .spaces import NotApplicable
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SME(Matching):
 
     def check(self, observation: Observation) -> None:
         """Refuse what is not one client's change of weights."""
-        if not isinstance(observation.protocol, FedAvg):
+        if observation.protocol.uploads_gradient:
             raise NotApplicable("the update is a gradient: there are no weights to go between")
         if observation.protocol.clients > 1:
             raise NotApplicable("only the sum of several clients' updates is seen")
@@ -121,7 +121,7 @@ def descent_between(
     }
 
     def gain(weights: dict[str, Tensor]) -> Tensor:
-        return -cross_entropy(functional_call(observation.model, weights, (inputs,)), targets)
+        return -observation.loss(functional_call(observation.model, weights, (inputs,)), targets)
 
     return dict(grad(gain)(weights))
 

@@ -128,7 +128,7 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console()
     data = load_dataset(str(options.folder))
-    space = data.space()
+    space = data.space
     train, test = (Batch(space.to_inputs(b.inputs), b.targets) for b in (data.train, data.test))
     untrained = build_model("lenet", space, generator("untrained"))
     scored = untrained if options.score_untrained else semi_trained(space, train)

@@ -38,7 +38,7 @@ class Quiet(DPSGD):
 def main(runs: int, methods: list[str]) -> None:
     """Audit both, with another seed each time."""
     digits = load_dataset("digits")
-    space = digits.space()
+    space = digits.space
     model = build_model("mlp", space, torch.Generator().manual_seed(0), width=32)
     data = Batch(space.to_inputs(digits.train.inputs), digits.train.targets)
     sigma = calibrate(EPSILON, PLAN.sample_rate, PLAN.steps, PLAN.delta)

@@ -47,7 +47,7 @@ def speed(batch_size: int = 64, repeats: int = 5) -> None:
 def mnist(folder: Path) -> None:
     """Train a small CNN on all of MNIST under DP-SGD, at the least noise that epsilon allows."""
     data = load_dataset("mnist", folder)
-    space = data.space()
+    space = data.space
     train = Batch(space.to_inputs(data.train.inputs), data.train.targets)
     test = Batch(space.to_inputs(data.test.inputs), data.test.targets)
     plan = Plan(STEPS, BATCH / len(train.targets), DELTA)

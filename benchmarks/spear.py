@@ -43,7 +43,7 @@ EXACT = 90.0
 def upload(data: Dataset, size: int, width: int, seed: int, *, centred: bool = True) -> Upload:
     """Return the gradient of an untrained perceptron for a random batch."""
     rng = generator("SPEAR++ benchmark", size, width, seed)
-    space = data.space()
+    space = data.space
     if not centred:
         space = replace(space, mean=(0.0,), std=(1.0,))
     model = build_model("mlp", space, rng, width=width)

@@ -1,7 +1,17 @@
 """Client-side defenses, one published method per module."""
 
 from .ats import ATS
-from .base import Batch, Chain, Defense, Guarantee, Loss, Plan, Update, batch_gradient
+from .base import (
+    Batch,
+    Chain,
+    Defense,
+    Guarantee,
+    Loss,
+    Plan,
+    Refused,
+    Update,
+    batch_gradient,
+)
 from .client_dp import ClientDP
 from .dpsgd import DPSGD
 from .dual_pruning import DualPruning
@@ -58,6 +68,7 @@ __all__ = [
     "Plan",
     "Quantization",
     "RandomK",
+    "Refused",
     "SecureAggregation",
     "SignSGD",
     "Soteria",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
@@ -23,6 +23,19 @@ class Batch(NamedTuple):
 
     inputs: Tensor
     targets: Tensor
+
+    def at(self, rows: Tensor | slice) -> Batch:
+        """Return some of the examples."""
+        return Batch(self.inputs[rows], self.targets[rows])
+
+    @classmethod
+    def joined(cls, batches: Iterable[Batch]) -> Batch:
+        """Return the examples of several batches, one after the other."""
+        return cls(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+
+
+class Refused(Exception):
+    """The client does not train on the model that it was sent; a result of its own."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +85,8 @@ class Guarantee:
 class Defense:
     """The undefended client; subclasses override the hooks at which they act.
 
-    The harness calls `on_model` once, when the architecture is agreed on; a client draws its
-    `batches`, calls `on_batch` and `gradient` at every local step and `on_update` once per
+    The harness calls `on_model` once, when the architecture is agreed on, and `on_receive` for
+    each model that the server sends; a client draws its `batches`, calls `on_batch` and `gradient` at every local step and `on_update` once per
     upload; `on_round` is what the server can see of all the clients of a round. Hooks return new
     values and leave their arguments alone; all randomness comes from `rng`.
 
@@ -104,6 +117,18 @@ class Defense:
 
     def on_model(self, model: nn.Module) -> nn.Module:
         """Return the model that is trained, e.g. with a layer added."""
+        return model
+
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        """Return the model that the client trains on, given the one that it was sent.
+
+        Args:
+            model: What the server sent.
+            agreed: A model of the architecture that was agreed on: what `on_model` returned.
+
+        Raises:
+            Refused: If the client does not train on what it was sent; it says why.
+        """
         return model
 
     def batches(
@@ -208,6 +233,12 @@ class Chain(Defense):
             model = link.on_model(model)
         return model
 
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        """Apply every link's `on_receive`."""
+        for link in self.links:
+            model = link.on_receive(model, agreed)
+        return model
+
     def batches(
         self, examples: int, batch_size: int, epochs: int, rng: Generator
     ) -> Iterator[Tensor]:
@@ -239,6 +270,21 @@ class Chain(Defense):
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the chain of what can be replayed of each link."""
         return Chain(tuple(link.replay(observed) for link in self.links))
+
+    def log_likelihood(
+        self,
+        observed: Mapping[str, Tensor],
+        expected: Mapping[str, Tensor],
+        batch_size: int | None = None,
+    ) -> Tensor | None:
+        """Return the log-likelihood of the one link that has any.
+
+        What comes after it is in the replayed upload already, as far as it can be known. With
+        several noisy links there is none: the density of a sum of noises is no link's own.
+        """
+        found = [link.log_likelihood(observed, expected, batch_size) for link in self.links]
+        known = [value for value in found if value is not None]
+        return known[0] if len(known) == 1 else None
 
     def guarantee(self, plan: Plan) -> Guarantee | None:
         """Return the guarantee of the link that has one; otherwise no claim.

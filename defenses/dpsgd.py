@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .base import Batch, Defense, Guarantee, Loss, Plan, Update
+from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update
 from .pld import gaussian_epsilon
 
 
@@ -81,14 +81,20 @@ class DPSGD(Defense):
         return self.noise_multiplier
 
     def on_model(self, model: nn.Module) -> nn.Module:
-        """Refuse a model in which the examples of a batch see each other."""
-        for name, module in model.named_modules():
-            if isinstance(module, _BatchNorm):
-                raise ValueError(
-                    f"layer {name!r} is a BatchNorm, which mixes the examples of a batch: no "
-                    "example's gradient can be clipped by itself. Use GroupNorm in every arm, "
-                    "e.g. by the scenario's replace_batch_norm"
-                )
+        """Refuse an architecture in which the examples of a batch see each other."""
+        mixing = _mixing_layer(model)
+        if mixing is not None:
+            raise ValueError(
+                f"{mixing}: no example's gradient can be clipped by itself. Use GroupNorm in every "
+                "arm, e.g. by the scenario's replace_batch_norm"
+            )
+        return model
+
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        """Refuse a model that a server has changed so that Opacus cannot make it private."""
+        mixing = _mixing_layer(model)
+        if mixing is not None:
+            raise Refused(f"{mixing}: its examples cannot be protected one by one")
         return model
 
     def batches(
@@ -136,6 +142,14 @@ class DPSGD(Defense):
             self.noise_multiplier, plan, poisson_sampling=self.poisson_sampling
         )
         return Guarantee(epsilon, plan.delta, "record", "add/remove", "PLD")
+
+
+def _mixing_layer(model: nn.Module) -> str | None:
+    """Return which layer mixes the examples of a batch, if any does."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            return f"layer {name!r} is a BatchNorm, which mixes the examples of a batch"
+    return None
 
 
 @dataclass

@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from leakfrontier.adversaries import (
-    PANEL,
     Adversary,
-    Candidates,
     NotApplicable,
-    PriorGuess,
+    Protocol,
     Reconstruction,
+    Replay,
+    Round,
 )
-from leakfrontier.defenses import Batch, Defense
+from leakfrontier.defenses import Defense, Refused
 
-from .client import Replay, Upload, make_replay, observe
+from .client import Upload, make_replay, observe
+from .contract import Checked
 from .data import partition
-from .federation import Federation, evaluate
+from .federation import Federation
 from .methods import Method, build_adversary, build_defense
 from .privacy.claims import claim_of, guarantee_row, proven_bound
 from .rows import Cell, GuaranteeRow, Outcome, UtilityRow
-from .scenario import Scenario, World, generator, label, load_world, loss
-from .scoring import Scoring, look_alikes
+from .scenario import (
+    Scenario,
+    World,
+    adversary_label,
+    family,
+    label,
+    load_world,
+    options,
+)
+from .scoring import Attempt, Scoring
+from .seeds import generator
+from .victims import candidates, cohort, victims
 
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
 
@@ -63,7 +74,7 @@ class TrainTrial:
         """Train, evaluating along the way and saving the checkpoints."""
         world = load_world(self.scenario)
         defense, training = world.defense(self.defense), self.scenario.training
-        rng = generator("training", self.cell.key)
+        rng = generator("training", self.cell.identity)
         shares = partition(
             world.train,
             training.clients,
@@ -72,27 +83,27 @@ class TrainTrial:
             alpha=training.alpha,
         )
         federation = Federation(
-            model=world.model(defense, self.seed),
-            loss=loss,
-            shares=shares,
-            defense=defense,
-            protocol=world.protocol,
+            world.client(defense, world.model(defense, self.seed)),
+            shares,
             clients_per_round=training.clients_per_round,
             batch_size=training.batch_size,
             server=training.server,
             lr=training.lr,
         )
+        every = {round(training.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
+        every |= {*self.scenario.checkpoints}
+        kept = attackable(self.scenario.checkpoints, world.protocol)
         rows: list[UtilityRow] = []
 
         def on_checkpoint(done: int, model: nn.Module) -> None:
-            if done and done in self.scenario.checkpoints:
+            if done in kept:
                 _save(model, self.checkpoint(folder, done))
-            correct, value = evaluate(model, loss, world.test)
-            rows.append(UtilityRow(done, correct, len(world.test.targets), value))
+            if done in every:
+                utility = world.modality.evaluate(model, world.test)
+                rows.append(UtilityRow(done, *utility, federation.refused))
 
         start = time.perf_counter()
-        every = [round(training.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)]
-        at = {*every, *self.scenario.checkpoints}
+        at = every | kept
         federation.train(training.rounds, rng, at=at, on_checkpoint=on_checkpoint)
         busy = time.perf_counter() - start
         return Outcome(
@@ -106,7 +117,7 @@ class TrainTrial:
         claim = claim_of(defense)
         if claim is None:
             return ()
-        rng = generator("audit", self.cell.key)
+        rng = generator("audit", self.cell.identity)
         return (guarantee_row(claim, world, world.model(defense, self.seed), rounds, rng),)
 
     def checkpoint(self, folder: Path, after: int) -> Path:
@@ -173,116 +184,134 @@ class AttackTrial:
         """Observe uploads, attack them, and score what came out."""
         world = load_world(self.scenario)
         defense, adversary = world.defense(self.defense), build_adversary(self.adversary)
-        model = self._model(world, defense, folder)
-        victims = self._victims(world)
+        server = _Server(self, world, defense, adversary, folder)
 
         start = time.perf_counter()
-        uploads = self._observe(world, defense, adversary, model, victims)
-        rngs = [generator("adversary", *self._identity, i) for i in range(len(uploads))]
-        found = adversary.reconstruct_all([upload.observation for upload in uploads], rngs)
-        results = [_examples(result) for result in found]
+        attempts = self._attack(adversary, [server.observe(i) for i in self.observations])
         busy = time.perf_counter() - start
 
         claim = claim_of(defense)
         bound = None if claim is None else proven_bound(claim, world, self.checkpoint)
-        scores = Scoring(world, defense, adversary, self.seed, victims, uploads, results, bound)
+        scoring = Scoring(world, defense, adversary, self.seed, attempts, bound)
+        scored = list(scoring.rows(seconds=busy / len(attempts)))
         return Outcome(
-            attacks=tuple(scores.rows(seconds=busy / len(uploads))),
-            pictures=tuple(scores.pictures(self.pictures)),
+            attacks=tuple(row for row, _ in scored),
+            scores=tuple(score for _, scores in scored for score in scores),
+            renderings=tuple(scoring.renderings(self.pictures)),
             busy=busy,
         )
 
+    def _attack(self, adversary: Adversary, observed: Sequence[Attempt]) -> list[Attempt]:
+        """Return the attempts with what the adversary made of those that it saw something of."""
+        seen = [a for a in observed if a.upload is not None]
+        rngs = [generator("adversary", *self.draws, attempt.observation) for attempt in seen]
+        uploads = [attempt.upload.observation for attempt in seen if attempt.upload is not None]
+        found = adversary.reconstruct_all(uploads, rngs) if seen else []
+        name = type(adversary).__name__
+        if len(found) != len(seen):
+            raise ValueError(
+                f"{name}.reconstruct_all must return {len(seen)} results, got {len(found)}"
+            )
+        for result in found:
+            if not isinstance(result, Reconstruction | NotApplicable):
+                raise ValueError(
+                    f"{name} must return a Reconstruction, got {type(result).__name__}"
+                )
+        results = {a.observation: _examples(r) for a, r in zip(seen, found, strict=True)}
+        return [replace(a, result=results.get(a.observation, a.result)) for a in observed]
+
     @property
-    def _identity(self) -> tuple[object, ...]:
+    def draws(self) -> tuple[object, ...]:
         """Return what the adversary's draws depend on: not the defense, so that they pair."""
         return (self.scenario.description, self.adversary.config(), self.seed)
 
-    def _model(self, world: World, defense: Defense, folder: Path) -> nn.Module:
-        model = world.model(defense, self.seed)
-        if self.checkpoint:
-            path = TrainTrial(self.scenario, self.defense, self.seed).checkpoint(
-                folder, self.checkpoint
-            )
-            if not path.exists():
-                raise ValueError(
-                    f"there is no checkpoint of round {self.checkpoint}: training failed"
-                )
-            model.load_state_dict(load_file(path))
-        return model
-
-    def _victims(self, world: World) -> list[Tensor]:
-        """Return the indices of each observation's private examples: disjoint, at random."""
-        needed, available = self.observations * self.scenario.batch_size, len(world.train.targets)
-        if needed > available:
-            raise ValueError(
-                f"{self.observations} observations of {self.scenario.batch_size} examples need "
-                f"{needed} training examples, {self.scenario.dataset} has {available}"
-            )
-        rng = generator("victims", self.scenario.dataset, self.scenario.batch_size, self.seed)
-        return list(torch.randperm(available, generator=rng)[:needed].view(self.observations, -1))
-
-    def _observe(
-        self,
-        world: World,
-        defense: Defense,
-        adversary: Adversary,
-        model: nn.Module,
-        victims: Sequence[Tensor],
-    ) -> list[Upload]:
-        """Return one upload per batch of victims; those of one model share its replay."""
-        threat, protocol = world.threat(self.knows_defense), world.protocol
-        replays: dict[nn.Module, Replay] = {}
-        uploads = []
-        for index, rows in enumerate(victims):
-            rng = generator("craft", *self._identity, index)
-            sent = adversary.craft(model, world.space, index, rng)
-            if sent not in replays:
-                rng = generator("replay", *self._identity, index)
-                replays[sent] = make_replay(
-                    sent, loss, defense, protocol, threat, defense.cohort, rng
-                )
-            rng = generator("client", self._upload, self.seed, self.checkpoint, index)
-            shares = self._cohort(world, rows, defense.cohort, index)
-            known = threat
-            if adversary.needs_candidates and len(rows) == len(shares) == 1:
-                known = replace(threat, candidates=self._candidates(world, rows, index))
-            seen = observe(
-                sent, loss, shares, defense, protocol, world.space, known, rng, replays[sent]
-            )
-            if len(seen) != 1:
-                raise ValueError(
-                    f"{type(defense).__name__} has a cohort of {defense.cohort}, so that on_round "
-                    f"must return one update for all of it, got {len(seen)}"
-                )
-            uploads += seen
-        return uploads
-
-    def _cohort(self, world: World, victims: Tensor, clients: int, index: int) -> list[Batch]:
-        """Return the victims' share and those of the clients that are only seen with them."""
-        others = torch.ones(len(world.train.targets), dtype=torch.bool)
-        others[victims] = False
-        spare, needed = others.nonzero().flatten(), (clients - 1) * len(victims)
-        if needed > len(spare):
-            raise ValueError(f"{clients} clients need {needed} more examples, got {len(spare)}")
-        rng = generator("bystanders", self.scenario.dataset, self.seed, index)
-        bystanders = spare[torch.randperm(len(spare), generator=rng)[:needed]]
-        return [
-            Batch(world.train.inputs[rows], world.train.targets[rows])
-            for rows in (victims, *bystanders.split(len(victims)))
-            if len(rows)
-        ]
-
-    def _candidates(self, world: World, victim: Tensor, index: int) -> Candidates:
-        """Return a victim among its look-alikes, in an order that says nothing."""
-        rows = torch.cat([victim, look_alikes(world, victim, self.seed, index)[0]])
-        rng = generator("candidates", self.scenario.dataset, self.seed, index)
-        rows = rows[torch.randperm(len(rows), generator=rng)].unsqueeze(1)
-        return Candidates(world.train.inputs[rows], world.train.targets[rows])
-
     @property
-    def _upload(self) -> tuple[object, ...]:
+    def upload(self) -> tuple[object, ...]:
         """Return what an upload's noise depends on: not the adversary, so that all see the same."""
         return (self.scenario.description, self.defense.config())
+
+
+@dataclass(frozen=True)
+class _Server:
+    """What an adversary sees of the clients of one arm, having sent them their models."""
+
+    trial: AttackTrial
+    world: World
+    defense: Defense
+    adversary: Adversary
+    folder: Path
+    _models: dict[int, nn.Module] = field(default_factory=dict)
+    _replays: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
+
+    def observe(self, index: int) -> Attempt:
+        """Return an observation, or why there is none."""
+        sought = victims(self.world, self.trial.seed, index)
+        try:
+            upload = self._upload(index, sought)
+        except (NotApplicable, Refused) as reason:
+            return Attempt(index, sought, reason)
+        return Attempt(index, sought, NotApplicable("not attacked"), upload)
+
+    def _upload(self, index: int, sought: Tensor) -> Upload:
+        trial, world, clients = self.trial, self.world, self.defense.cohort
+        model = self._model(index)
+        sent = self._sent(model, index)
+        received = tuple(Checked(self.defense).on_receive(one, model) for one in sent)
+        client = world.client(self.defense, model)
+        shares = cohort(world, sought, clients=clients, seed=trial.seed, observation=index)
+        threat = world.threat(trial.knows_defense)
+        if received not in self._replays:
+            honest = all(one is model for one in received)
+            rng = generator("replay", *trial.draws, 0 if honest else index)
+            self._replays[received] = make_replay(client, threat, rng, models=received)
+        if self.adversary.needs_candidates and len(sought) == len(shares) == 1:
+            among = candidates(world, sought, seed=trial.seed, observation=index)
+            threat = replace(threat, candidates=among)
+        rng = generator("client", trial.upload, trial.seed, trial.checkpoint, index)
+        uploads = observe(
+            client, shares, threat, rng, models=received, replay=self._replays[received]
+        )
+        if len(uploads) != 1:
+            raise ValueError(
+                f"{type(self.defense).__name__} has a cohort of {clients}, so that on_round must "
+                f"return one update for all of it, got {len(uploads)}"
+            )
+        return uploads[0]
+
+    def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
+        """Return the model that the server sends to each client."""
+        world, scenario, clients = self.world, self.trial.scenario, self.defense.cohort
+        public = world.threat(self.trial.knows_defense).public
+        known = Round(world.space, world.protocol, clients, scenario.batch_size, public)
+        sent = list(
+            self.adversary.craft(model, known, generator("craft", *self.trial.draws, index))
+        )
+        if len(sent) != clients:
+            raise ValueError(
+                f"{type(self.adversary).__name__}.craft must return a model for each of {clients} "
+                f"clients, got {len(sent)}"
+            )
+        return sent
+
+    def _model(self, index: int) -> nn.Module:
+        """Return the version of the model that the client of an observation has."""
+        trial = self.trial
+        rng = generator("staleness", trial.scenario.description, trial.seed, index)
+        version = trial.checkpoint - self.world.protocol.staleness(trial.checkpoint, rng)
+        if version not in self._models:
+            self._models[version] = self._load(version)
+        return self._models[version]
+
+    def _load(self, version: int) -> nn.Module:
+        trial = self.trial
+        model = self.world.model(self.defense, trial.seed)
+        if version:
+            training = TrainTrial(trial.scenario, trial.defense, trial.seed)
+            path = training.checkpoint(self.folder, version)
+            if not path.exists():
+                raise ValueError(f"there is no checkpoint of round {version}: training failed")
+            load_model(model, path)
+        return model
 
 
 Trial = TrainTrial | AttackTrial
@@ -296,8 +325,14 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
     if replace(trial).cell.key != trial.cell.key:
         raise ValueError("a source file has changed since the run began: start the run again")
     # All draws of ours come from generators of their own; this is for dropout in users' models.
-    torch.manual_seed(generator("global", trial.cell.key).initial_seed())
+    torch.manual_seed(generator("global", trial.cell.identity).initial_seed())
     return trial.run(folder)
+
+
+def attackable(checkpoints: Iterable[int], protocol: Protocol) -> set[int]:
+    """Return the rounds whose models clients may have when those of some rounds are attacked."""
+    oldest = protocol.max_staleness
+    return {c - age for c in checkpoints for age in range(oldest + 1) if c > age}
 
 
 def _labels(scenario: Scenario, defense: Method) -> dict[str, object]:
@@ -327,5 +362,5 @@ def _save(model: nn.Module, path: Path) -> None:
     """Write a checkpoint so that it is there as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, unfinished)
+    save_model(model, str(unfinished))  # it knows of weights that are tied
     unfinished.replace(path)

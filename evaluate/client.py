@@ -17,103 +17,90 @@ from torch.func import functional_call
 
 from leakfrontier.adversaries import (
     Candidates,
-    FedAvg,
-    FedSGD,
     InputSpace,
     Observation,
     Protocol,
     PublicData,
+    Replay,
 )
 from leakfrontier.defenses import Batch, Defense, Loss, Update
 
 from .contract import Checked
-
-Replay = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""From guessed inputs, guessed targets and the observed update to a replayed update."""
+from .seeds import fork
 
 
 @dataclass(frozen=True)
-class ThreatModel:
-    """What the adversary is granted beyond the model and the update.
+class Client:
+    """All that makes an upload of private examples.
 
     Attributes:
-        knows_targets: The private labels.
-        knows_defense: The defense and its parameters, but never its random draws.
-        public: Auxiliary data of the same distribution.
-        candidates: Batches among which the private one is.
+        model: The model as the client received it.
+        loss: Mean loss of a batch.
+        defense: The client's own defense.
+        protocol: How it makes an update of its examples.
+        space: What is publicly known of the inputs.
     """
 
-    knows_targets: bool = False
-    knows_defense: bool = True
-    public: PublicData | None = None
-    candidates: Candidates | None = None
+    model: nn.Module
+    loss: Loss
+    defense: Defense
+    protocol: Protocol
+    space: InputSpace
 
+    def upload(
+        self, examples: Batch, rng: Generator, *, in_order: bool = False, by_epoch: bool = False
+    ) -> Update:
+        """Return the client's gradient or change of weights, after its `on_update`.
 
-@dataclass(frozen=True)
-class Upload:
-    """An observation, beside what it must not give away.
+        Args:
+            examples: Its private examples of this round.
+            rng: Source of all its randomness.
+            in_order: Whether local steps see the examples in order, as in a replay.
+            by_epoch: Whether each epoch has examples of its own, one after the other.
+        """
+        start = {name: value.detach() for name, value in self.model.named_parameters()}
+        step = _Step(self.model, self.loss, self.defense)
+        if in_order:
+            batches = partial(_in_order, examples, by_epoch=by_epoch)
+        else:
+            batches = partial(self._drawn, examples, rng)
+        update = self.protocol.train(
+            start, examples, batches, lambda weights, part: step.gradient(weights, part, rng)
+        )
+        return self.defense.on_update(dict(update), rng)
 
-    Attributes:
-        observation: What the adversary is granted.
-        truth: The private examples behind it.
-        trained_on: What local training last saw of each of them, e.g. augmented.
-    """
-
-    observation: Observation
-    truth: Batch
-    trained_on: Batch
+    def _drawn(
+        self, examples: Batch, rng: Generator, batch_size: int, epochs: int
+    ) -> Iterator[Batch]:
+        for rows in self.defense.batches(len(examples.inputs), batch_size, epochs, rng):
+            yield examples.at(rows)
 
 
 def release(
-    model: nn.Module,
-    loss: Loss,
+    clients: Sequence[Client],
     shares: Sequence[Batch],
-    defenses: Sequence[Defense],
-    protocol: Protocol,
     rng: Generator,
     *,
-    shuffle: bool = True,
+    in_order: bool = False,
+    by_epoch: bool = False,
 ) -> list[Update]:
     """Return what the server sees of the clients of one round.
 
     Args:
-        model: The model that the clients received, after the defense's `on_model`.
-        loss: Mean loss of a batch.
-        shares: Each client's private examples.
-        defenses: Each client's own defense.
-        protocol: How a client makes an update of its examples.
-        rng: Source of all the clients' randomness.
-        shuffle: Whether local steps see the examples in random order; a replay keeps the order.
+        clients: The clients.
+        shares: Each one's private examples.
+        rng: Source of all their randomness.
+        in_order: See `Client.upload`.
+        by_epoch: See `Client.upload`.
 
     Returns:
         One update per client, or fewer where the defense aggregates.
     """
     updates = [
-        defense.on_update(local_update(model, loss, share, defense, protocol, rng, shuffle), rng)
-        for share, defense in zip(shares, defenses, strict=True)
+        client.upload(share, rng, in_order=in_order, by_epoch=by_epoch)
+        for client, share in zip(clients, shares, strict=True)
     ]
-    return defenses[0].on_round(updates, rng)
-
-
-def local_update(
-    model: nn.Module,
-    loss: Loss,
-    batch: Batch,
-    defense: Defense,
-    protocol: Protocol,
-    rng: Generator,
-    shuffle: bool = True,
-) -> Update:
-    """Return a client's gradient (FedSGD) or its change of weights (FedAvg), before `on_update`."""
-    start = {name: value.detach() for name, value in model.named_parameters()}
-    step = _Step(model, loss, defense)
-    if isinstance(protocol, FedSGD):
-        return step.gradient(start, batch, rng)
-    weights = start
-    for part in _minibatches(batch, defense, protocol, rng, shuffle):
-        gradient = step.gradient(weights, part, rng)
-        weights = {name: weights[name] - protocol.lr * gradient[name] for name in start}
-    return {name: weights[name] - start[name] for name in start}
+    return clients[0].defense.on_round(updates, rng)
 
 
 class _Step(nn.Module):
@@ -136,108 +123,165 @@ class _Step(nn.Module):
         return self.defense.gradient(self.model, self.loss, trained_on, rng)
 
 
-def _minibatches(
-    batch: Batch, defense: Defense, protocol: FedAvg, rng: Generator, shuffle: bool
-) -> Iterator[Batch]:
-    """Yield the local steps' examples: drawn by the defense, or in order for a replay."""
-    size = len(batch.inputs)
-    drawn = defense.batches(size, protocol.batch_size, protocol.epochs, rng)
-    in_order = torch.arange(size).split(protocol.batch_size) * protocol.epochs
-    for rows in drawn if shuffle else in_order:
-        yield Batch(batch.inputs[rows], batch.targets[rows])
+def _in_order(examples: Batch, batch_size: int, epochs: int, *, by_epoch: bool) -> Iterator[Batch]:
+    """Yield the local steps of a replay."""
+    size = len(examples.inputs) // (epochs if by_epoch else 1)
+    rows = torch.arange(size).split(batch_size)
+    for epoch in range(epochs):
+        for part in rows:
+            yield examples.at(part + epoch * size if by_epoch else part)
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the adversary is granted beyond the model and the update.
+
+    Attributes:
+        knows_targets: The private labels.
+        knows_defense: The defense and its parameters, but never its random draws.
+        public: Auxiliary data of the same distribution.
+        candidates: Batches among which the private one is.
+    """
+
+    knows_targets: bool = False
+    knows_defense: bool = True
+    public: PublicData | None = None
+    candidates: Candidates | None = None
+
+    def believed(self, defense: Defense) -> Defense:
+        """Return a copy of the defense if it is known, or else the undefended client."""
+        return replace(defense) if self.knows_defense else Defense()
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An observation, beside what it must not give away.
+
+    Attributes:
+        observation: What the adversary is granted.
+        truth: The private examples behind it.
+        trained_on: What local training last saw of each of them, e.g. augmented.
+    """
+
+    observation: Observation
+    truth: Batch
+    trained_on: Batch
 
 
 def observe(
-    model: nn.Module,
-    loss: Loss,
+    client: Client,
     shares: Sequence[Batch],
-    defense: Defense,
-    protocol: Protocol,
-    space: InputSpace,
     threat: ThreatModel,
     rng: Generator,
+    *,
+    models: Sequence[nn.Module] | None = None,
     replay: Replay | None = None,
 ) -> list[Upload]:
-    """Return what the server sees when clients under `defense` train on their shares.
+    """Return what the server sees when clients train on their shares.
 
-    Observations of the same model may share one `replay`, made by `make_replay`.
+    Args:
+        client: What all the clients are alike in; its defense is copied for each.
+        shares: Each client's private examples.
+        threat: What the adversary is granted.
+        rng: Source of all the clients' randomness.
+        models: What each of them received, if not the same model.
+        replay: One that `make_replay` has made for these models; a new one by default.
     """
     if not all(len(share.inputs) for share in shares):
         raise ValueError("the private batch is empty")
-    clients = [Checked(replace(defense), share) for share in shares]
-    updates = release(model, loss, shares, clients, protocol, rng)
+    models = models or [client.model] * len(shares)
+    defenses = [Checked(replace(client.defense), share) for share in shares]
+    clients = [
+        replace(client, model=model, defense=defense)
+        for model, defense in zip(models, defenses, strict=True)
+    ]
+    updates = release(clients, shares, rng)
     together = len(shares) if len(updates) < len(shares) else 1
-    replay = replay or make_replay(model, loss, defense, protocol, threat, together, rng)
+    if replay is None:
+        replay = make_replay(client, threat, rng, models=models[:together])
     uploads = []
     for index, update in enumerate(updates):
         behind = slice(index, index + together)
-        truth = _joined(shares[behind])
-        likelihood = partial(
-            replace(defense).log_likelihood,  # a copy: the client's own holds its secrets
-            batch_size=len(truth.inputs) if isinstance(protocol, FedSGD) else None,
-        )
-        observation = Observation(
-            model=model,
-            update=update,
-            protocol=replace(protocol, clients=together),
-            space=space,
-            batch_size=len(truth.inputs),
-            replay=replay,
-            targets=truth.targets if threat.knows_targets else None,
-            log_likelihood=likelihood if threat.knows_defense else None,
-            public=threat.public,
-            candidates=threat.candidates,
-            release=_another_client(model, loss, defense, protocol, threat, together),
-        )
-        trained_on = _joined(
-            [
-                client.trained_on or share
-                for client, share in zip(clients[behind], shares[behind], strict=True)
-            ]
-        )
-        uploads.append(Upload(observation, truth, trained_on))
+        truth = Batch.joined(shares[behind])
+        seen = [
+            defense.trained_on or share for defense, share in zip(defenses, shares, strict=True)
+        ]
+        observation = _observation(client, models[behind], update, truth, threat, replay)
+        uploads.append(Upload(observation, truth, Batch.joined(seen[behind])))
     return uploads
 
 
-def _joined(shares: Sequence[Batch]) -> Batch:
-    return Batch(*(torch.cat(parts) for parts in zip(*shares, strict=True)))
+def _observation(
+    client: Client,
+    models: Sequence[nn.Module],
+    update: Update,
+    truth: Batch,
+    threat: ThreatModel,
+    replay: Replay,
+) -> Observation:
+    """Return what the adversary is granted of one upload."""
+    protocol = replace(client.protocol, clients=len(models))
+    likelihood = partial(
+        replace(client.defense).log_likelihood,  # a copy: the client's own holds its secrets
+        batch_size=len(truth.inputs) if protocol.uploads_gradient else None,
+    )
+    return Observation(
+        models=tuple(models),
+        loss=client.loss,
+        update=update,
+        protocol=protocol,
+        space=client.space,
+        batch_size=len(truth.inputs),
+        replay=replay,
+        targets=truth.targets if threat.knows_targets else None,
+        log_likelihood=likelihood if threat.knows_defense else None,
+        public=threat.public,
+        candidates=threat.candidates,
+        release=_another_round(client, models, threat),
+    )
 
 
 def make_replay(
-    model: nn.Module,
-    loss: Loss,
-    defense: Defense,
-    protocol: Protocol,
+    client: Client,
     threat: ThreatModel,
-    clients: int,
     rng: Generator,
+    *,
+    models: Sequence[nn.Module] | None = None,
 ) -> Replay:
     """Return the function by which an adversary replays the clients on a guess."""
-    believed = defense if threat.knows_defense else Defense()
+    models = models or [client.model]
+    believed = threat.believed(client.defense)
     replay_rng = fork(rng)  # the adversary must never draw the client's own noise
 
-    def replay(inputs: Tensor, targets: Tensor, observed: Mapping[str, Tensor]) -> Update:
-        shares = _shares(inputs, targets, clients)
-        informed = [replace(believed).replay(observed) for _ in shares]
-        return release(model, loss, shares, informed, protocol, replay_rng, shuffle=False)[0]
+    def replay(
+        inputs: Tensor,
+        targets: Tensor,
+        observed: Mapping[str, Tensor],
+        /,
+        *,
+        by_epoch: bool = False,
+    ) -> Update:
+        clients = [
+            replace(client, model=model, defense=replace(believed).replay(observed))
+            for model in models
+        ]
+        shares = _shares(inputs, targets, len(models))
+        return release(clients, shares, replay_rng, in_order=True, by_epoch=by_epoch)[0]
 
     return replay
 
 
-def _another_client(
-    model: nn.Module,
-    loss: Loss,
-    defense: Defense,
-    protocol: Protocol,
-    threat: ThreatModel,
-    clients: int,
+def _another_round(
+    client: Client, models: Sequence[nn.Module], threat: ThreatModel
 ) -> Callable[[Tensor, Tensor, Generator], Update]:
     """Return the function by which an adversary runs clients on examples of its own."""
-    believed = defense if threat.knows_defense else Defense()
 
     def run(inputs: Tensor, targets: Tensor, rng: Generator) -> Update:
-        shares = _shares(inputs, targets, clients)
-        return release(model, loss, shares, [replace(believed) for _ in shares], protocol, rng)[0]
+        clients = [
+            replace(client, model=model, defense=threat.believed(client.defense))
+            for model in models
+        ]
+        return release(clients, _shares(inputs, targets, len(models)), rng)[0]
 
     return run
 
@@ -245,9 +289,3 @@ def _another_client(
 def _shares(inputs: Tensor, targets: Tensor, clients: int) -> list[Batch]:
     parts = zip(inputs.chunk(clients), targets.chunk(clients), strict=True)
     return [Batch(*part) for part in parts]
-
-
-def fork(rng: Generator) -> Generator:
-    """Return a new generator on the same device, seeded from `rng`."""
-    seed = torch.randint(2**62, (), generator=rng, device=rng.device)
-    return Generator(rng.device).manual_seed(int(seed))

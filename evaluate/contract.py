@@ -25,6 +25,17 @@ class Checked(Defense):
     trained_on: Batch | None = field(default=None, repr=False, compare=False)
     _rows: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        """Check that the client trains on a model, and left the one that it was sent alone."""
+        before = [value.clone() for value in model.state_dict().values()]
+        result = self.inner.on_receive(model, agreed)
+        self._check_untouched("on_receive", before, model.state_dict().values())
+        if not isinstance(result, nn.Module):
+            raise ValueError(
+                f"{self._name('on_receive')} must return a model, got {type(result).__name__}"
+            )
+        return result
+
     def batches(
         self, examples: int, batch_size: int, epochs: int, rng: Generator
     ) -> Iterator[Tensor]:

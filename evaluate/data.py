@@ -6,8 +6,8 @@ import gzip
 import math
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Generator, Tensor
 
-from leakfrontier.adversaries import InputSpace
+from leakfrontier.adversaries import ImageSpace, InputSpace
 from leakfrontier.defenses import Batch, torchvision_ops  # noqa: F401 (or torchvision may fail)
+
+from .modality import Modality, modality_of
 
 Indices = NDArray[np.int64]
 """Positions of examples in a batch."""
@@ -40,24 +42,24 @@ DOWNLOADS = Path("~/.cache/leakfrontier")
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images, for training and for testing.
+    """Labelled examples, for training and for testing.
 
     Attributes:
         name: What `load_dataset` finds it by.
-        train: Training examples: images of shape (channels, height, width) in [0, 1], not
-            normalised, and labels from 0.
+        train: Training examples on the scale of the data, not normalised, and labels from 0:
+            images or sound in [0, 1], or token ids.
         test: Test examples.
         classes: Name of each label.
-        mean: Mean of each channel of the training images.
-        std: Standard deviation of each channel of the training images.
+        space: What an adversary knows of the inputs.
+        vocabulary: The text of every token; empty if these are no tokens.
     """
 
     name: str
     train: Batch
     test: Batch
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    space: InputSpace
+    vocabulary: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.classes:
@@ -69,9 +71,11 @@ class Dataset:
                     f"least one example, got {len(inputs)} examples and {len(targets)} labels"
                 )
             low, high = (value.item() for value in torch.aminmax(inputs))
-            if not (low >= 0 and high <= 1):
+            most = 1 if self.space.continuous else len(self.vocabulary) - 1
+            if not (low >= 0 and high <= most):
                 raise ValueError(
-                    f"the {split} images of {self.name} must lie in [0, 1], got {low} to {high}"
+                    f"the {split} examples of {self.name} must lie in [0, {most}], got {low} to "
+                    f"{high}"
                 )
             first, last = (value.item() for value in torch.aminmax(targets))
             if not (first >= 0 and last < len(self.classes)):
@@ -80,11 +84,19 @@ class Dataset:
                     f"{len(self.classes) - 1}, got {first} to {last}"
                 )
 
-    def space(self) -> InputSpace:
-        """Return what an adversary knows of the inputs."""
-        return InputSpace(
-            tuple(self.train.inputs.shape[1:]), len(self.classes), self.mean, self.std
+    @property
+    def modality(self) -> Modality:
+        """Return what kind of data it is."""
+        return modality_of(self.space, self.vocabulary)
+
+    @cached_property
+    def normalised(self) -> tuple[Batch, Batch]:
+        """Return the training and the test examples as model inputs."""
+        train, test = (
+            Batch(self.modality.inputs(batch.inputs), batch.targets)
+            for batch in (self.train, self.test)
         )
+        return train, test
 
 
 def load_dataset(name: str, folder: Path | None = None) -> Dataset:
@@ -139,7 +151,7 @@ def partition(
     seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
     draws = np.random.default_rng(seed)
     parts = PARTITIONS[scheme](batch, clients, draws, alpha)
-    return [_take(batch, torch.from_numpy(draws.permutation(part))) for part in parts]
+    return [batch.at(torch.from_numpy(draws.permutation(part))) for part in parts]
 
 
 def _iid(batch: Batch, clients: int, draws: np.random.Generator, alpha: float) -> list[Indices]:
@@ -295,7 +307,7 @@ def _emnist_letters(folder: Path) -> Dataset:
         # The files hold transposed images, and labels from 1.
         return Batch(batch.inputs.mT.contiguous(), batch.targets - 1)
 
-    return replace(raw, train=upright(raw.train), test=upright(raw.test), classes=raw.classes[1:])
+    return _measured("emnist-letters", upright(raw.train), upright(raw.test), raw.classes[1:])
 
 
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
@@ -403,14 +415,12 @@ def _split(batch: Batch) -> tuple[Batch, Batch]:
     by_class = shuffled[batch.targets[shuffled].argsort(stable=True)]
     held_out = torch.zeros(len(by_class), dtype=torch.bool)
     held_out[by_class[4::5]] = True
-    return _take(batch, ~held_out), _take(batch, held_out)
-
-
-def _take(batch: Batch, chosen: Tensor) -> Batch:
-    return Batch(batch.inputs[chosen], batch.targets[chosen])
+    return batch.at(~held_out), batch.at(held_out)
 
 
 def _measured(name: str, train: Batch, test: Batch, classes: tuple[str, ...]) -> Dataset:
     std, mean = torch.std_mean(train.inputs, dim=(0, 2, 3), correction=0)
     std = torch.where(std > 0, std, 1.0)  # a constant channel is centred only
-    return Dataset(name, train, test, classes, tuple(mean.tolist()), tuple(std.tolist()))
+    shape = tuple(train.inputs.shape[1:])
+    space = ImageSpace(shape, len(classes), tuple(mean.tolist()), tuple(std.tolist()))
+    return Dataset(name, train, test, classes, space)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 
-from leakfrontier.adversaries import FedSGD, Protocol
-from leakfrontier.defenses import Batch, Defense, Loss, Update
+from leakfrontier.defenses import Batch, Refused, Update
 
-from .client import release
+from .client import Client, release
 from .contract import Checked
 
 SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -25,57 +25,76 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class Federation:
     """A server, its clients and their data.
 
-    Each round, `clients_per_round` clients train on their examples under their own copy of the
-    defense, and the server steps along the mean of what it sees. Under FedSGD a client's batch
-    is `batch_size` of its examples; under FedAvg it trains on all of them.
+    Each round, clients train on their examples under their own copy of the defense, and the
+    server steps along the mean of what it sees. What a client's examples of a round are, which
+    version of the model it has, how many uploads make a step and what each counts is the
+    protocol's to say. A client that refuses the model it is sent is left out of the round.
 
     Attributes:
-        model: The global model, after the defense's `on_model`; trained in place.
-        loss: Mean loss of a batch.
+        client: What all clients are alike in. Its model is the global one, after the defense's
+            `on_model`; it is trained in place. Each client gets a copy of its defense.
         shares: Each client's private examples.
-        defense: The defense; every client gets a copy.
-        protocol: How a client makes an update.
         clients_per_round: Clients sampled per round.
-        batch_size: Examples per FedSGD update.
+        batch_size: Examples that a client draws for a FedSGD update.
         server: `sgd` or `adam`.
         lr: The server's learning rate.
         rounds_of: Rounds that each client has taken part in, so far.
+        refused: How often a client refused the model that it was sent, so far.
     """
 
-    model: nn.Module
-    loss: Loss
+    client: Client
     shares: Sequence[Batch]
-    defense: Defense
-    protocol: Protocol
     clients_per_round: int
     batch_size: int = 32
     server: str = "adam"
     lr: float = 0.01
     rounds_of: list[int] = field(init=False, repr=False)
+    refused: int = field(default=0, init=False, repr=False)
     _defenses: list[Checked] = field(init=False, repr=False)
+    _versions: list[nn.Module] = field(default_factory=list, init=False, repr=False)
     _optimizer: torch.optim.Optimizer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.clients_per_round <= len(self.shares):
+        if not 1 <= self.uploads <= len(self.shares):
             raise ValueError(
-                f"clients_per_round must be in [1, {len(self.shares)}], "
-                f"got {self.clients_per_round}"
+                f"a round must have from 1 to {len(self.shares)} clients, got {self.uploads}"
             )
         if self.server not in SERVER_OPTIMIZERS:
             raise ValueError(f"server must be one of {[*SERVER_OPTIMIZERS]}, got {self.server!r}")
         self.rounds_of = [0] * len(self.shares)
-        self._defenses = [Checked(replace(self.defense)) for _ in self.shares]
+        self._defenses = [Checked(replace(self.client.defense)) for _ in self.shares]
         self._optimizer = SERVER_OPTIMIZERS[self.server](self.model.parameters(), lr=self.lr)
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the global model."""
+        return self.client.model
+
+    @property
+    def uploads(self) -> int:
+        """Return how many clients' uploads make a step of the server."""
+        return self.client.protocol.uploads(self.clients_per_round)
 
     def round(self, rng: Generator) -> None:
         """Train one round: sample clients, collect what they release, step."""
-        chosen = torch.randperm(len(self.shares), generator=rng)[: self.clients_per_round].tolist()
+        protocol, older = self.client.protocol, len(self._versions)
+        chosen = torch.randperm(len(self.shares), generator=rng)[: self.uploads].tolist()
         shares = [self._local_examples(index, rng) for index in chosen]
-        defenses = [self._defenses[index] for index in chosen]
-        updates = release(self.model, self.loss, shares, defenses, self.protocol, rng)
-        for index in chosen:
+        stale = [protocol.staleness(older, rng) for _ in chosen]
+        clients = [self._received(*pair) for pair in zip(chosen, stale, strict=True)]
+        taking_part = [
+            (index, client, share, protocol.weight(age))
+            for index, client, share, age in zip(chosen, clients, shares, stale, strict=True)
+            if client is not None
+        ]
+        self._remember()
+        if not taking_part:
+            return
+        indices, accepted, own, weights = zip(*taking_part, strict=True)
+        updates = release(accepted, own, rng)
+        for index in indices:
             self.rounds_of[index] += 1
-        self._step(updates, clients=len(chosen))
+        self._step(updates, weights)
 
     def train(
         self,
@@ -94,28 +113,41 @@ class Federation:
                 self.round(rng)
 
     def _local_examples(self, client: int, rng: Generator) -> Batch:
-        """Return a client's examples of this round: one draw for FedSGD, all for FedAvg."""
-        share = self.shares[client]
-        if not isinstance(self.protocol, FedSGD):
-            return share
-        draws = self._defenses[client].batches(len(share.inputs), self.batch_size, 1, rng)
-        rows = next(iter(draws))
-        return Batch(share.inputs[rows], share.targets[rows])
+        """Return a client's examples of this round."""
+        share, defense = self.shares[client], self._defenses[client]
+        size = len(share.inputs)
+        return share.at(
+            self.client.protocol.drawn(size, lambda: defense.batches(size, self.batch_size, 1, rng))
+        )
 
-    def _step(self, updates: Sequence[Update], clients: int) -> None:
-        """Step along the mean update; a FedAvg update points downhill, a gradient uphill."""
-        sign = 1.0 if isinstance(self.protocol, FedSGD) else -1.0
+    def _received(self, index: int, staleness: int) -> Client | None:
+        """Return a client with the version of the model that it has; None if it refuses it."""
+        sent = self._versions[-staleness] if staleness else self.model
+        defense = self._defenses[index]
+        try:
+            received = defense.on_receive(sent, self.model)
+        except Refused:
+            self.refused += 1
+            return None
+        return replace(self.client, model=received, defense=defense)
+
+    def _remember(self) -> None:
+        """Keep the versions that clients may still have."""
+        if oldest := self.client.protocol.max_staleness:
+            self._versions = [*self._versions, copy.deepcopy(self.model)][-oldest:]
+
+    def _step(self, updates: Sequence[Update], weights: Sequence[float]) -> None:
+        """Step along the mean of what the server sees."""
+        clients = len(weights)
+        if len(updates) < clients and len(set(weights)) > 1:
+            raise ValueError(
+                "uploads count differently by their age, which their sum does not allow: set "
+                "exponent: 0 in the protocol, or take a defense that does not aggregate"
+            )
         for name, parameter in self.model.named_parameters():
-            total = torch.stack([update[name] for update in updates]).sum(dim=0)
-            parameter.grad = sign * total / clients
+            parts = [
+                weight * update[name] for weight, update in zip(weights, updates, strict=False)
+            ]
+            total = torch.stack(parts).sum(dim=0)
+            parameter.grad = self.client.protocol.descent(total / clients)
         self._optimizer.step()
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, loss: Loss, test: Batch) -> tuple[int, float]:
-    """Return the number of correct predictions and the mean loss on test data."""
-    model.eval()
-    outputs: Tensor = torch.cat([model(part) for part in test.inputs.split(500)])
-    model.train()
-    correct = (outputs.argmax(dim=1) == test.targets).sum()
-    return int(correct), float(loss(outputs, test.targets))

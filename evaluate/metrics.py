@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import functional
 
 TIERS: dict[str, tuple[float, float]] = {
@@ -43,6 +43,18 @@ def psnr(guess: Tensor, truth: Tensor) -> Tensor:
     _check_same_shape(guess, truth)
     error = (_pixels(guess) - _pixels(truth)).flatten(1).square().mean(1)
     return -10 * error.clamp(min=LEAST_ERROR).log10()
+
+
+def snr(guess: Tensor, truth: Tensor) -> Tensor:
+    """Return the signal-to-noise ratio of each guess in dB; NaN for a truth of nothing but zeros.
+
+    The squared error is floored as in `psnr`.
+    """
+    _check_same_shape(guess, truth)
+    values = truth.double().flatten(1)
+    error = (guess.double().flatten(1) - values).square().mean(1).clamp(min=LEAST_ERROR)
+    power = values.square().mean(1)
+    return torch.where(power > 0, 10 * (power / error).log10(), torch.nan)
 
 
 def ssim(guess: Tensor, truth: Tensor) -> Tensor:
@@ -96,10 +108,15 @@ def match(guess: Tensor, truth: Tensor) -> Tensor:
         _pixels(truth).flatten(1),
         compute_mode="donot_use_mm_for_euclid_dist",  # the faster way cancels for near-copies
     )
-    rows, columns = linear_sum_assignment(distance.square().cpu().numpy())
-    assigned = torch.full((len(truth),), -1)
+    return assign(distance.square())
+
+
+def assign(costs: Tensor) -> Tensor:
+    """Return, for each column, the row assigned to it at the least total cost, or -1."""
+    rows, columns = linear_sum_assignment(costs.cpu().numpy())
+    assigned = torch.full((costs.shape[1],), -1)
     assigned[torch.from_numpy(columns)] = torch.from_numpy(rows)
-    return assigned.to(truth.device)
+    return assigned.to(costs.device)
 
 
 def identified(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
@@ -129,39 +146,6 @@ def identified(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
     pairs = zip(guess, pool, strict=True)
     nearest = [_distance(one[None], candidates).amin() for one, candidates in pairs]
     return own + TIE < torch.stack(nearest) if nearest else own < 0
-
-
-def distractors(
-    index: int, targets: Tensor, inputs: Tensor, exclude: Tensor, count: int, rng: Generator
-) -> Tensor:
-    """Return the indices of look-alikes that an example has to be told apart from.
-
-    They are drawn without replacement from the examples of the same label, without those to be
-    excluded and without near-duplicates of the example itself, which no guess could tell apart.
-
-    Args:
-        index: The example.
-        targets: Labels of all examples.
-        inputs: All examples, on the pixel scale.
-        exclude: Indices that must not be drawn, such as those of the other victims.
-        count: Number of look-alikes.
-        rng: Source of randomness.
-
-    Raises:
-        ValueError: If the class has too few examples.
-    """
-    allowed = targets == targets[index]
-    allowed[exclude] = False
-    candidates = allowed.nonzero().flatten()
-    error = (inputs[candidates] - inputs[index]).flatten(1).square().mean(1)
-    candidates = candidates[error > DUPLICATE_ERROR]
-    if not 1 <= count <= len(candidates):
-        raise ValueError(
-            f"count must be in [1, {len(candidates)}], the look-alikes that class "
-            f"{targets[index].item()} has left, got {count}"
-        )
-    order = torch.randperm(len(candidates), generator=rng, device=rng.device)[:count]
-    return candidates[order.to(candidates.device)]
 
 
 def _pixels(values: Tensor) -> Tensor:

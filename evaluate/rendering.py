@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
-from torch import Tensor, uint8
+from scipy.io import wavfile
+from torch import Tensor, int16, uint8
 
 
 def png(pixels: bytes, shape: Sequence[int]) -> bytes:
@@ -25,3 +27,16 @@ def image_png(pixels: Tensor) -> bytes:
     if values.dim() != 3 or values.shape[0] not in (1, 3):
         values = values.reshape(1, -1, values.shape[-1])
     return png(values.numpy().tobytes(), values.shape)
+
+
+def wave_file(amplitudes: Tensor, rate: int) -> bytes:
+    """Return sound of shape (channels, samples) with amplitudes in [-1, 1] as 16-bit WAV."""
+    values = amplitudes.detach().cpu().clamp(-1, 1).mul(32767).round().to(int16)
+    buffer = io.BytesIO()
+    wavfile.write(buffer, rate, values.T.contiguous().numpy())
+    return buffer.getvalue()
+
+
+def token_texts(texts: Sequence[str]) -> bytes:
+    """Return the texts of a sequence's tokens."""
+    return json.dumps(list(texts)).encode()

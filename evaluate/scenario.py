@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Generator, Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
-from leakfrontier.adversaries import Adversary, InputSpace, Protocol, PublicData
+from leakfrontier.adversaries import (
+    Adversary,
+    ContinuousSpace,
+    InputSpace,
+    Protocol,
+    PublicData,
+)
 from leakfrontier.defenses import Batch, Defense
 
-from .client import ThreatModel
+from .client import Client, ThreatModel
 from .data import load_dataset
 from .methods import Method, Strict, build_defense, build_protocol
+from .modality import Modality
 from .models import build_model
+from .seeds import generator
 
 
 class Training(Strict):
@@ -159,9 +163,7 @@ def options(method: Method) -> dict[str, Any]:
 def adversary_label(method: Method, adversary: Adversary) -> str:
     """Return an adversary's name with the options that differ from its defaults."""
     defaults = {field.name: field.default for field in fields(adversary)}
-    chosen = {
-        name: value for name, value in vars(adversary).items() if value != defaults.get(name)
-    }
+    chosen = {name: value for name, value in vars(adversary).items() if value != defaults.get(name)}
     return label(Method(name=method.name, options=chosen))
 
 
@@ -171,20 +173,25 @@ class World:
 
     Attributes:
         scenario: The scenario.
-        space: What is publicly known of the inputs.
+        modality: What kind of data it is.
         train: The clients' examples.
         test: Held-out examples: for accuracy, and as the adversary's public data.
     """
 
     scenario: Scenario
-    space: InputSpace
+    modality: Modality
     train: Batch
     test: Batch
 
+    @property
+    def space(self) -> InputSpace:
+        """Return what is publicly known of the inputs."""
+        return self.modality.space
+
     @cached_property
-    def train_pixels(self) -> Tensor:
+    def train_values(self) -> Batch:
         """Return the clients' examples on the scale of the data."""
-        return self.space.to_pixels(self.train.inputs)
+        return Batch(self.modality.values(self.train.inputs), self.train.targets)
 
     @property
     def protocol(self) -> Protocol:
@@ -193,7 +200,10 @@ class World:
 
     def defense(self, method: Method) -> Defense:
         """Return a defense, told how the inputs were normalised."""
-        return build_defense(method).for_space(self.space.mean, self.space.std)
+        built = build_defense(method)
+        if not isinstance(self.space, ContinuousSpace):
+            return built
+        return built.for_space(self.space.mean, self.space.std)
 
     def model(self, defense: Defense, seed: int) -> nn.Module:
         """Return the initial model: the same for every defense, up to its own `on_model`."""
@@ -209,6 +219,10 @@ class World:
         )
         return defense.on_model(model)
 
+    def client(self, defense: Defense, model: nn.Module) -> Client:
+        """Return a client of the scenario."""
+        return Client(model, self.modality.loss, defense, self.protocol, self.space)
+
     def threat(self, knows_defense: bool) -> ThreatModel:
         """Return what the scenario grants to the adversary."""
         public = PublicData(*self.test) if self.scenario.public_data else None
@@ -217,26 +231,8 @@ class World:
 
 def load_world(scenario: Scenario) -> World:
     """Return a scenario with its data."""
-    return World(scenario, *_normalised(scenario.dataset, scenario.data_folder))
-
-
-@lru_cache(maxsize=4)
-def _normalised(dataset: str, folder: Path | None) -> tuple[InputSpace, Batch, Batch]:
-    data = load_dataset(dataset, folder)
-    space = data.space()
-    train, test = (Batch(space.to_inputs(b.inputs), b.targets) for b in (data.train, data.test))
-    return space, train, test
-
-
-loss = cross_entropy
-"""The loss of every classifier here."""
-
-
-def generator(*parts: object) -> Generator:
-    """Return a generator seeded by a hash of what its draws are for."""
-    text = json.dumps(parts, sort_keys=True, default=str)
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-    return torch.Generator().manual_seed(seed)
+    data = load_dataset(scenario.dataset, scenario.data_folder)
+    return World(scenario, data.modality, *data.normalised)
 
 
 SCENARIOS: dict[str, Scenario] = {

@@ -10,12 +10,31 @@ import torch
 from torch import Tensor
 
 from leakfrontier.adversaries import Adversary, NotApplicable, Reconstruction
-from leakfrontier.defenses import Batch, Defense
+from leakfrontier.defenses import Batch, Defense, Refused
 
-from . import metrics
 from .client import Upload
-from .rows import AttackRow, Picture
-from .scenario import World, generator
+from .rows import AttackRow, Rendering, Score
+from .scenario import World
+from .seeds import generator
+from .victims import look_alikes
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attack on one observation.
+
+    Attributes:
+        observation: Its number.
+        victims: Indices of the private examples that are scored. Where the server sees several
+            clients only together, these are the first client's.
+        result: What the adversary made of it, or why it got nothing.
+        upload: What it saw, and what is behind that; None if there was nothing to see.
+    """
+
+    observation: int
+    victims: Tensor
+    result: Reconstruction | NotApplicable | Refused
+    upload: Upload | None = None
 
 
 @dataclass(frozen=True)
@@ -27,10 +46,7 @@ class Scoring:
         defense: The defense, which may have transformed the examples.
         adversary: The attack.
         seed: Repetition; with the scenario, it determines the look-alikes.
-        victims: Indices of each observation's private examples that are scored. Where the server
-            sees several clients only together, these are the first client's.
-        uploads: What the adversary saw, and what is behind it.
-        results: What it made of it.
+        attempts: The attacks.
         bound: From the success of a blind guess to the success that is proven to be the most;
             None without a guarantee.
     """
@@ -39,64 +55,59 @@ class Scoring:
     defense: Defense
     adversary: Adversary
     seed: int
-    victims: Sequence[Tensor]
-    uploads: Sequence[Upload]
-    results: Sequence[Reconstruction | NotApplicable]
+    attempts: Sequence[Attempt]
     bound: Callable[[float], float] | None = None
 
-    def __post_init__(self) -> None:
-        name = type(self.adversary).__name__
-        if len(self.results) != len(self.uploads):
-            raise ValueError(
-                f"{name}.reconstruct_all must return {len(self.uploads)} results, "
-                f"got {len(self.results)}"
-            )
-        for result in self.results:
-            if not isinstance(result, Reconstruction | NotApplicable):
-                raise ValueError(
-                    f"{name} must return a Reconstruction, got {type(result).__name__}"
-                )
+    def rows(self, seconds: float) -> Iterator[tuple[AttackRow, tuple[Score, ...]]]:
+        """Yield a row per victim, and its scores."""
+        for index, attempt in enumerate(self.attempts):
+            guess = _guess(attempt)
+            if guess is not None:
+                for row, scores in self._score(index, *guess):
+                    yield replace(row, seconds=seconds), scores
+                continue
+            outcome = "refused" if isinstance(attempt.result, Refused) else "not applicable"
+            for victim in range(len(attempt.victims)):
+                reason = str(attempt.result)
+                yield AttackRow(attempt.observation, victim, outcome, reason), ()
 
-    def rows(self, seconds: float) -> Iterator[AttackRow]:
-        """Yield one row per victim."""
-        for index, result in enumerate(self.results):
-            if isinstance(result, NotApplicable):
-                for victim in range(len(self.victims[index])):
-                    yield AttackRow(index, victim, reason=str(result))
-            else:
-                for row in self._score(index, result):
-                    yield replace(row, seconds=seconds)
-
-    def pictures(self, count: int) -> Iterator[Picture]:
+    def renderings(self, count: int) -> Iterator[Rendering]:
         """Yield the first victim of the first observations, and its reconstruction."""
-        for index, result in list(enumerate(self.results))[:count]:
-            if isinstance(result, Reconstruction):
-                private = self.uploads[index].truth
-                truth, guess = self._pixels(private.inputs), self._guesses(result, private)
-                shape = tuple(truth.shape[1:])
-                yield Picture(index, 0, shape, _bytes(truth[0]), _bytes(guess[0]))
+        modality = self.world.modality
+        for attempt in self.attempts:
+            guess = _guess(attempt)
+            if guess is not None and attempt.observation < count:
+                upload, result = guess
+                truth = modality.values(upload.truth.inputs)[0]
+                shown = self._guesses(result, upload.truth)[0]
+                files = modality.render(truth), modality.render(shown)
+                yield Rendering(attempt.observation, 0, modality.media, *files)
 
-    def _score(self, index: int, result: Reconstruction) -> Iterator[AttackRow]:
-        upload, victims = self.uploads[index], len(self.victims[index])
-        truth = self._pixels(upload.truth.inputs)[:victims]
+    def _score(
+        self, index: int, upload: Upload, result: Reconstruction
+    ) -> Iterator[tuple[AttackRow, tuple[Score, ...]]]:
+        attempt, modality = self.attempts[index], self.world.modality
+        victims, number = len(attempt.victims), attempt.observation
+        truth = modality.values(upload.truth.inputs)[:victims]
         guess = self._guesses(result, upload.truth)[:victims]
-        pool = self._look_alikes(index)
-        psnr, ssim = metrics.psnr(guess, truth), metrics.ssim(guess, truth)
+        pool = self._look_alikes(attempt)
+        metrics = modality.scores(guess, truth)
         identified = self._identified(result, upload.truth, pool)
-        psnr_transformed, identified_transformed = self._against_transformed(index, result, pool)
-        counterfactual = self._counterfactual(index, pool)
+        transformed = self._against_transformed(attempt, upload, result, pool)
+        either = identified if transformed is None else identified | transformed[0]
+        if transformed is not None:
+            metrics |= {f"{name}_transformed": value for name, value in transformed[1].items()}
+        counterfactual = self._counterfactual(index, upload, pool)
         labels = self._labels_correct(result, upload)
         at_truth = self.adversary.objective(upload.observation, *upload.truth)
+        tries = 1 if transformed is None else 2
         for victim in range(victims):
-            transformed = _number(psnr_transformed[victim])
-            yield AttackRow(
-                observation=index,
+            row = AttackRow(
+                observation=number,
                 victim=victim,
-                psnr=float(psnr[victim]),
-                ssim=_number(ssim[victim]),
-                psnr_transformed=transformed,
-                identified=bool(identified[victim] | identified_transformed[victim]),
+                identified=bool(either[victim]),
                 identified_original=bool(identified[victim]),
+                transformed=transformed is not None,
                 counterfactual=None if counterfactual is None else bool(counterfactual[victim]),
                 candidates=pool.shape[1] + 1,
                 label_correct=None if labels is None else bool(labels[victim]),
@@ -104,8 +115,14 @@ class Scoring:
                 or upload.observation.candidates is not None,
                 objective=_number(result.objective),
                 objective_at_truth=_number(at_truth),
-                bound=self._bound(result, pool.shape[1] + 1, 1 if transformed is None else 2),
+                bound=self._bound(result, pool.shape[1] + 1, tries),
             )
+            scores = (
+                Score(number, victim, name, float(values[victim]))
+                for name, values in metrics.items()
+                if not isnan(values[victim])
+            )
+            yield row, tuple(scores)
 
     def _bound(self, result: Reconstruction, candidates: int, tries: int) -> float | None:
         """Return the proven bound on identification.
@@ -117,12 +134,9 @@ class Scoring:
             return None
         return self.bound(min(1.0, tries * len(result.inputs) / candidates))
 
-    def _pixels(self, inputs: Tensor) -> Tensor:
-        return self.world.space.to_pixels(inputs)
-
     def _guesses(self, result: Reconstruction, private: Batch) -> Tensor:
-        """Return a guess for each example, in pixels; black where the attack gave too few."""
-        name = type(self.adversary).__name__
+        """Return a guess for each example, on the scale of the data; nothing where none is left."""
+        name, modality = type(self.adversary).__name__, self.world.modality
         if result.inputs.shape[1:] != private.inputs.shape[1:]:
             raise ValueError(
                 f"{name} must return inputs of shape {tuple(private.inputs.shape[1:])}, "
@@ -130,83 +144,65 @@ class Scoring:
             )
         if not result.inputs.isfinite().all():
             raise ValueError(f"{name} returned NaN or infinite values")
-        guess = self._pixels(result.inputs.detach())
-        black = guess.new_zeros(1, *guess.shape[1:])
-        return torch.cat([guess, black])[self._matches(result, private)]  # -1: no guess
+        guess = modality.values(result.inputs.detach())
+        matches = self._matches(result, private)
+        return torch.cat([guess, modality.nothing(guess)])[matches]  # -1: no guess
 
     def _matches(self, result: Reconstruction, private: Batch) -> Tensor:
-        return metrics.match(self._pixels(result.inputs.detach()), self._pixels(private.inputs))
+        values = self.world.modality.values
+        return self.world.modality.match(values(result.inputs.detach()), values(private.inputs))
 
     def _identified(self, result: Reconstruction, private: Batch, pool: Tensor) -> Tensor:
-        """Return whether each victim is told apart from its look-alikes, given in pixels."""
-        guess, truth = self._guesses(result, private), self._pixels(private.inputs)
-        return metrics.identified(guess[: len(pool)], truth[: len(pool)], pool)
+        """Return whether each victim is told apart from its look-alikes."""
+        guess = self._guesses(result, private)
+        truth = self.world.modality.values(private.inputs)
+        return self.world.modality.identified(guess[: len(pool)], truth[: len(pool)], pool)
 
     def _against_transformed(
-        self, index: int, result: Reconstruction, pool: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return PSNR and identification against what was trained on, if it differs."""
-        upload, count = self.uploads[index], len(pool)
-        seen = upload.trained_on
+        self, attempt: Attempt, upload: Upload, result: Reconstruction, pool: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Return identification and metrics against what was trained on, if it differs."""
+        seen, count, modality = upload.trained_on, len(pool), self.world.modality
         if seen.inputs.shape != upload.truth.inputs.shape or torch.equal(
             seen.inputs, upload.truth.inputs
         ):
-            return torch.full((count,), torch.nan), torch.zeros(count, dtype=torch.bool)
-        rng = generator("transformed look-alikes", self.world.scenario.dataset, self.seed, index)
-        labels = seen.targets[:count].repeat_interleave(pool.shape[1], 0)
-        inputs = self.world.space.to_inputs(pool.flatten(0, 1))
-        transformed = self.defense.on_batch(Batch(inputs, labels), rng).inputs
-        psnr = metrics.psnr(self._guesses(result, seen), self._pixels(seen.inputs))
-        return psnr, self._identified(result, seen, self._pixels(transformed).view_as(pool))
-
-    def _look_alikes(self, index: int) -> Tensor:
-        """Return the pixels of the examples that each victim has to be told apart from."""
-        rows = look_alikes(self.world, self.victims[index], self.seed, index)
-        return self.world.train_pixels[rows]
-
-    def _counterfactual(self, index: int, pool: Tensor) -> Tensor | None:
-        """Return whether another observation's guess identifies the victims."""
-        other = self.results[(index + 1) % len(self.results)]
-        if len(self.results) < 2 or isinstance(other, NotApplicable):
             return None
-        return self._identified(other, self.uploads[index].truth, pool)
+        dataset = self.world.scenario.dataset
+        rng = generator("transformed look-alikes", dataset, self.seed, attempt.observation)
+        labels = seen.targets[:count].repeat_interleave(pool.shape[1], 0)
+        inputs = modality.inputs(pool.flatten(0, 1))
+        transformed = self.defense.on_batch(Batch(inputs, labels), rng).inputs
+        metrics = modality.scores(self._guesses(result, seen), modality.values(seen.inputs))
+        others = modality.values(transformed).view_as(pool)
+        return self._identified(result, seen, others), metrics
+
+    def _look_alikes(self, attempt: Attempt) -> Tensor:
+        """Return the examples that each victim has to be told apart from."""
+        rows = look_alikes(
+            self.world, attempt.victims, seed=self.seed, observation=attempt.observation
+        )
+        return self.world.train_values.inputs[rows]
+
+    def _counterfactual(self, index: int, upload: Upload, pool: Tensor) -> Tensor | None:
+        """Return whether another observation's guess identifies the victims."""
+        other = self.attempts[(index + 1) % len(self.attempts)].result
+        if len(self.attempts) < 2 or not isinstance(other, Reconstruction):
+            return None
+        return self._identified(other, upload.truth, pool)
 
     def _labels_correct(self, result: Reconstruction, upload: Upload) -> Tensor | None:
         """Return whether the labels of the matched guesses are right, if they were inferred."""
         if result.targets is None or upload.observation.targets is not None:
             return None
-        guessed = torch.cat([result.targets, torch.tensor([-1])])
+        guessed = torch.cat([result.targets, result.targets.new_tensor([-1])])
         return guessed[self._matches(result, upload.truth)] == upload.truth.targets
 
 
-def look_alikes(world: World, victims: Tensor, seed: int, index: int) -> Tensor:
-    """Return the indices of the examples that each victim of an observation is hidden among.
-
-    They have the victim's label, so that knowing or inferring labels is of no help.
-    """
-    rng = generator("look-alikes", world.scenario.dataset, seed, index)
-    count, targets, pixels = candidates(world) - 1, world.train.targets, world.train_pixels
-    return torch.stack(
-        [metrics.distractors(int(i), targets, pixels, victims, count, rng) for i in victims]
-    )
-
-
-def candidates(world: World) -> int:
-    """Return the number of look-alikes: as asked for, or what the smallest class allows."""
-    counts = torch.bincount(world.train.targets)
-    counts = torch.where(counts > 0, counts, counts.max())
-    label, batch_size = int(counts.argmin()), world.scenario.batch_size
-    allowed = int(counts[label]) - batch_size + 1
-    if allowed < 2:
-        raise ValueError(
-            f"class {label} of {world.scenario.dataset} has {counts[label]} training examples: "
-            f"batches of {batch_size} and their look-alikes need at least {batch_size + 1}"
-        )
-    return min(world.scenario.candidates, allowed)
-
-
-def _bytes(pixels: Tensor) -> bytes:
-    return pixels.clamp(0, 1).mul(255).round().to(torch.uint8).numpy().tobytes()
+def _guess(attempt: Attempt) -> tuple[Upload, Reconstruction] | None:
+    """Return what was seen and made of it; None if there is nothing to score."""
+    if attempt.upload is None or not isinstance(attempt.result, Reconstruction):
+        return None
+    return attempt.upload, attempt.result
 
 
 def _number(value: Tensor | float | None) -> float | None:

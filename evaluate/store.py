@@ -162,9 +162,7 @@ class Store:
     ) -> None:
         names = _columns(row_type)
         marks = ", ".join("?" * (len(names) + 1))
-        values = [
-            (key, *asdict(row).values()) for row in rows
-        ]
+        values = [(key, *asdict(row).values()) for row in rows]
         database.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
 
     @contextmanager

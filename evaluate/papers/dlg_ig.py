@@ -70,7 +70,7 @@ def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator
 def image_uploads(problem: Setting, data: Dataset, rng: Generator) -> list[Upload]:
     """Return the gradients of some images; the network sees pixels as they are in `dlg`."""
     known = "activation" not in problem
-    space = data.space() if known else InputSpace(data.space().shape, len(data.classes))
+    space = data.space if known else InputSpace(data.space.shape, len(data.classes))
     if problem.get("trained"):
         model = deepcopy(_trained_lenet(data))
     elif problem["network"] == "ResNet20-4":
@@ -94,7 +94,7 @@ def image_uploads(problem: Setting, data: Dataset, rng: Generator) -> list[Uploa
 @lru_cache(maxsize=1)
 def _trained_lenet(data: Dataset) -> nn.Module:
     """Return LeNet after 2,000 steps of Adam; always the same."""
-    rng, space = generator("trained LeNet"), data.space()
+    rng, space = generator("trained LeNet"), data.space
     federation = Federation(
         model=build_model("lenet", space, rng),
         loss=cross_entropy,

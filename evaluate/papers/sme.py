@@ -138,7 +138,7 @@ def peak_memory(run: Callable[[], object]) -> int:
 
 def _client(problem: Setting, data: Dataset, rng: Generator) -> tuple[InputSpace, Batch, nn.Module]:
     """Return the inputs' space, a client's examples and the network that it received."""
-    space = data.space() if problem.get("dataset") == "cifar100" else _FEMNIST_SPACE
+    space = data.space if problem.get("dataset") == "cifar100" else _FEMNIST_SPACE
     network = f"{__package__}.networks:sme_{problem.get('network', 'CNN').lower()}"
     rounds = problem.get("R", 1)
     if rounds == 1:

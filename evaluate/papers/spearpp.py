@@ -58,7 +58,7 @@ def spearpp_trial(
 
 def spearpp_upload(problem: Setting, data: Dataset, rng: Generator) -> Upload:
     """Return what an untrained perceptron's client releases for a random batch."""
-    space = data.space()
+    space = data.space
     model = build_model("mlp", space, rng, width=problem["m"])
     pixels, targets = draw_batch(data.train, problem["b"], rng)
     batch = Batch(space.to_inputs(pixels), targets)

@@ -29,7 +29,7 @@ from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
 
 DATA = load_dataset("fashion-mini")
-SPACE = DATA.space()
+SPACE = DATA.space
 LENET = build_model("lenet", SPACE, rng())
 PUBLIC = PublicData(SPACE.to_inputs(DATA.test.inputs), DATA.test.targets)
 PRIVATE = Batch(SPACE.to_inputs(DATA.train.inputs), DATA.train.targets)

@@ -86,7 +86,7 @@ def test_digits() -> None:
 
 def test_statistics_are_of_the_training_split() -> None:
     dataset = load_dataset("digits")
-    space = dataset.space()
+    space = dataset.space
     assert (space.shape, space.classes) == ((1, 8, 8), 10)
     pixels = dataset.train.inputs.double().numpy()
     assert space.mean == pytest.approx([pixels.mean()], rel=1e-5)
@@ -233,7 +233,7 @@ def test_constant_channel_is_only_centred(tmp_path: Path) -> None:
         Image.new("RGB", (4, 4), (index * 20, 0, 0)).save(tmp_path / "red" / f"{index}.png")
     dataset = load_dataset(str(tmp_path))
     assert dataset.std[1:] == (1.0, 1.0)
-    assert dataset.space().to_inputs(dataset.train.inputs).isfinite().all()
+    assert dataset.space.to_inputs(dataset.train.inputs).isfinite().all()
 
 
 def test_known_names_come_before_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from leakfrontier.evaluate.models import build_model
 
 def accuracy(defense: Defense, protocol: Protocol, server: str, lr: float, rounds: int) -> float:
     data = load_dataset("digits")
-    space = data.space()
+    space = data.space
     train = Batch(space.to_inputs(data.train.inputs), data.train.targets)
     test = Batch(space.to_inputs(data.test.inputs), data.test.targets)
     model = build_model("mlp", space, rng(), width=32)

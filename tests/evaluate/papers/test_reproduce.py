@@ -401,7 +401,7 @@ def test_fedavg_takes_the_papers_steps(cifar10: Path) -> None:
 
 def test_psnr_of_batches_with_missing_guesses(cifar10: Path) -> None:
     data = load_dataset(str(cifar10))
-    space, truth = data.space(), data.space().to_inputs(data.train.inputs[:4])
+    space, truth = data.space, data.space.to_inputs(data.train.inputs[:4])
     scored = matched_psnr(truth[[2, 0]], truth, space)
     mean = torch.tensor(data.mean).view(3, 1, 1).expand(4, 3, 32, 32)
     blind = metrics.psnr(mean, data.train.inputs[:4])

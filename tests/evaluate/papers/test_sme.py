@@ -160,7 +160,7 @@ def test_the_cost_of_simulation_grows_with_the_steps(data: dict[str, Dataset]) -
 def test_gradients_of_one_image(
     problem: dict[str, object], data: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    untrained = build_model("lenet", data["cifar100"].space(), rng())
+    untrained = build_model("lenet", data["cifar100"].space, rng())
     monkeypatch.setattr(dlg_ig, "_trained_lenet", lambda data: untrained)
     upload, *others = dlg_ig.image_uploads(problem, data["cifar100"], rng())
     assert len(others) == (0 if problem["network"] == "ResNet20-4" else 4)

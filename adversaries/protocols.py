@@ -1,0 +1,271 @@
+"""How a client makes an upload of its examples, and what a server makes of uploads."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeVar
+
+import torch
+from torch import Generator, Tensor
+
+Weights = Mapping[str, Tensor]
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class Protocol(ABC):
+    """What clients and server have agreed on.
+
+    Attributes:
+        clients: Clients behind one observed upload: above 1, the server sees only their sum.
+        uploads_gradient: Whether an upload is a gradient, or else a change of weights.
+    """
+
+    uploads_gradient: ClassVar[bool]
+
+    clients: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.clients >= 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
+
+    @property
+    @abstractmethod
+    def passes(self) -> int:
+        """Return how often local training sees each example."""
+
+    @abstractmethod
+    def local_steps(self, examples: int) -> int:
+        """Return how many local steps one client takes on its examples."""
+
+    @abstractmethod
+    def step_size(self, examples: int) -> int:
+        """Return how many examples a local step sees, of those behind one client's upload."""
+
+    @abstractmethod
+    def drawn(self, examples: int, batches: Callable[[], Iterator[Tensor]]) -> Tensor:
+        """Return which of a client's examples are behind its upload of one round.
+
+        Args:
+            examples: How many the client has.
+            batches: Draws batches of them.
+        """
+
+    @abstractmethod
+    def train(
+        self,
+        start: Weights,
+        examples: Part,
+        batches: Callable[[int, int], Iterator[Part]],
+        gradient: Callable[[Weights, Part], Weights],
+    ) -> Weights:
+        """Return what local training gives: what is uploaded, before the defense's `on_update`.
+
+        Args:
+            start: The weights that the client received.
+            examples: All its examples of this round.
+            batches: From a batch size and a number of epochs to the local steps' examples.
+            gradient: The gradient of a local step, at any weights.
+        """
+
+    @abstractmethod
+    def as_gradient(self, value: Tensor, examples: int) -> Tensor:
+        """Return a part of an upload as the mean gradient per client and local step.
+
+        Args:
+            value: The upload of one parameter.
+            examples: Private examples behind the upload, of all its clients together.
+        """
+
+    def descent(self, value: Tensor) -> Tensor:
+        """Return a part of an upload as what a server's optimizer takes for a gradient."""
+        return value if self.uploads_gradient else -value
+
+    def uploads(self, clients_per_round: int) -> int:
+        """Return how many uploads make a step of the server."""
+        return clients_per_round
+
+    def staleness(self, rounds: int, rng: Generator) -> int:
+        """Return how many versions old the model is that a client trains on.
+
+        Args:
+            rounds: Versions that there have been.
+            rng: Source of all randomness.
+        """
+        return 0
+
+    @property
+    def max_staleness(self) -> int:
+        """Return how many versions old a client's model may be."""
+        return 0
+
+    def weight(self, staleness: int) -> float:
+        """Return how much the upload of a client with an old model counts."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class FedSGD(Protocol):
+    """A client uploads one gradient of its batch."""
+
+    uploads_gradient: ClassVar[bool] = True
+
+    @property
+    def passes(self) -> int:
+        """Return 1."""
+        return 1
+
+    def local_steps(self, examples: int) -> int:
+        """Return 1."""
+        return 1
+
+    def step_size(self, examples: int) -> int:
+        """Return all of them."""
+        return examples
+
+    def drawn(self, examples: int, batches: Callable[[], Iterator[Tensor]]) -> Tensor:
+        """Return one batch."""
+        return next(batches())
+
+    def train(
+        self,
+        start: Weights,
+        examples: Part,
+        batches: Callable[[int, int], Iterator[Part]],
+        gradient: Callable[[Weights, Part], Weights],
+    ) -> Weights:
+        """Return the gradient."""
+        return gradient(start, examples)
+
+    def as_gradient(self, value: Tensor, examples: int) -> Tensor:
+        """Return the mean over clients."""
+        return value / self.clients
+
+
+@dataclass(frozen=True)
+class FedAvg(Protocol):
+    """A client takes local SGD steps and uploads the change of its weights, w_T - w_0.
+
+    Attributes:
+        epochs: Passes over the client's examples.
+        batch_size: Examples in one local step.
+        lr: Local learning rate.
+        clients: Clients behind one observed upload: above 1, the server sees only their sum.
+    """
+
+    uploads_gradient: ClassVar[bool] = False
+
+    epochs: int = 1
+    batch_size: int = 10
+    lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "batch_size"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be positive and finite, got {self.lr}")
+
+    @property
+    def passes(self) -> int:
+        """Return the epochs."""
+        return self.epochs
+
+    def local_steps(self, examples: int) -> int:
+        """Return the batches of all epochs."""
+        return self.epochs * -(-examples // self.batch_size)
+
+    def step_size(self, examples: int) -> int:
+        """Return the size of a batch."""
+        return min(self.batch_size, examples)
+
+    def drawn(self, examples: int, batches: Callable[[], Iterator[Tensor]]) -> Tensor:
+        """Return all of them."""
+        return torch.arange(examples)
+
+    def train(
+        self,
+        start: Weights,
+        examples: Part,
+        batches: Callable[[int, int], Iterator[Part]],
+        gradient: Callable[[Weights, Part], Weights],
+    ) -> Weights:
+        """Take the local steps, and return the change of weights."""
+        weights = start
+        for part in batches(self.batch_size, self.epochs):
+            slope = gradient(weights, part)
+            weights = {name: weights[name] - self.lr * slope[name] for name in start}
+        return {name: weights[name] - start[name] for name in start}
+
+    def as_gradient(self, value: Tensor, examples: int) -> Tensor:
+        """Return minus the mean step, in units of the learning rate."""
+        steps = self.local_steps(examples // self.clients)
+        return -value / (self.clients * self.lr * steps)
+
+
+@dataclass(frozen=True)
+class FedBuff(FedAvg):
+    """Asynchronous federated averaging: the server steps whenever its buffer is full.
+
+    Clients train at their own pace, on the version of the model that they were sent. When an
+    upload arrives, the model is tau versions newer; it counts (1 + tau)^-a. How old uploads are
+    is drawn for each: the simulation has no clocks. An attacked upload belongs to the version
+    that its client had.
+
+    Attributes:
+        epochs: Passes over the client's examples.
+        batch_size: Examples in one local step.
+        lr: Local learning rate.
+        buffer: Uploads that make a step of the server, K.
+        oldest: The largest staleness.
+        delays: Distribution of tau: `uniform` on 0 to `oldest`, or `half-normal` as the paper
+            draws training times, with `oldest` at two standard deviations and the rest cut off.
+        exponent: a, by which old uploads are damped; 0 for not at all.
+
+    References:
+        Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba. "Federated Learning with Buffered
+        Asynchronous Aggregation." AISTATS 2022. https://arxiv.org/abs/2106.06639 (Algorithm 1;
+        weights in section 5)
+    """
+
+    buffer: int = 10
+    oldest: int = 4
+    delays: Literal["uniform", "half-normal"] = "uniform"
+    exponent: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.buffer >= 1:
+            raise ValueError(f"buffer must be at least 1, got {self.buffer}")
+        if not self.oldest >= 0:
+            raise ValueError(f"oldest must be at least 0, got {self.oldest}")
+        if self.delays not in ("uniform", "half-normal"):
+            raise ValueError(f"delays must be 'uniform' or 'half-normal', got {self.delays!r}")
+        if not 0 <= self.exponent < math.inf:
+            raise ValueError(f"exponent must be >= 0 and finite, got {self.exponent}")
+
+    @property
+    def max_staleness(self) -> int:
+        """Return the largest staleness."""
+        return self.oldest
+
+    def uploads(self, clients_per_round: int) -> int:
+        """Return the size of the buffer."""
+        return self.buffer
+
+    def staleness(self, rounds: int, rng: Generator) -> int:
+        """Draw tau; there are no versions before the first."""
+        if self.delays == "uniform":
+            drawn = int(torch.randint(self.oldest + 1, (), generator=rng))
+        else:
+            normal = float(torch.randn((), generator=rng).abs())
+            drawn = min(self.oldest, int(normal * (self.oldest + 1) / 2))
+        return min(rounds, drawn)
+
+    def weight(self, staleness: int) -> float:
+        """Return (1 + tau)^-a."""
+        return float((1 + staleness) ** -self.exponent)

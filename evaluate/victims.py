@@ -1,0 +1,78 @@
+"""Who is attacked: victims, the clients seen only together with them, and their look-alikes.
+
+None of it depends on the adversary, and victims not on the defense either, so that all
+comparisons are paired.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leakfrontier.adversaries import Candidates
+from leakfrontier.defenses import Batch
+
+from .scenario import World
+from .seeds import generator
+
+
+def victims(world: World, seed: int, observation: int) -> Tensor:
+    """Return the indices of an observation's private examples: disjoint, at random."""
+    size, available = world.scenario.batch_size, len(world.train.targets)
+    needed = (observation + 1) * size
+    if needed > available:
+        raise ValueError(
+            f"{observation + 1} observations of {size} examples need {needed} training examples, "
+            f"{world.scenario.dataset} has {available}"
+        )
+    rng = generator("victims", world.scenario.dataset, size, seed)
+    return torch.randperm(available, generator=rng)[observation * size : needed]
+
+
+def cohort(
+    world: World, sought: Tensor, *, clients: int, seed: int, observation: int
+) -> list[Batch]:
+    """Return the victims' share and those of the clients that are only seen with them."""
+    others = torch.ones(len(world.train.targets), dtype=torch.bool)
+    others[sought] = False
+    spare, needed = others.nonzero().flatten(), (clients - 1) * len(sought)
+    if needed > len(spare):
+        raise ValueError(f"{clients} clients need {needed} more examples, got {len(spare)}")
+    rng = generator("bystanders", world.scenario.dataset, seed, observation)
+    bystanders = spare[torch.randperm(len(spare), generator=rng)[:needed]]
+    return [world.train.at(rows) for rows in (sought, *bystanders.split(len(sought))) if len(rows)]
+
+
+def look_alikes(world: World, sought: Tensor, *, seed: int, observation: int) -> Tensor:
+    """Return the indices of the examples that each victim of an observation is hidden among.
+
+    They have the victim's label, so that knowing or inferring labels is of no help.
+    """
+    rng = generator("look-alikes", world.scenario.dataset, seed, observation)
+    count = candidate_count(world) - 1
+    return torch.stack(
+        [world.modality.look_alikes(int(i), world.train_values, sought, count, rng) for i in sought]
+    )
+
+
+def candidates(world: World, victim: Tensor, *, seed: int, observation: int) -> Candidates:
+    """Return a victim among its look-alikes, in an order that says nothing."""
+    others = look_alikes(world, victim, seed=seed, observation=observation)[0]
+    rows = torch.cat([victim, others])
+    rng = generator("candidates", world.scenario.dataset, seed, observation)
+    rows = rows[torch.randperm(len(rows), generator=rng)].unsqueeze(1)
+    return Candidates(*world.train.at(rows))
+
+
+def candidate_count(world: World) -> int:
+    """Return the number of look-alikes: as asked for, or what the smallest class allows."""
+    counts = torch.bincount(world.train.targets)
+    counts = torch.where(counts > 0, counts, counts.max())
+    label, batch_size = int(counts.argmin()), world.scenario.batch_size
+    allowed = int(counts[label]) - batch_size + 1
+    if allowed < 2:
+        raise ValueError(
+            f"class {label} of {world.scenario.dataset} has {counts[label]} training examples: "
+            f"batches of {batch_size} and their look-alikes need at least {batch_size + 1}"
+        )
+    return min(world.scenario.candidates, allowed)
