@@ -92,7 +92,7 @@ class Lab:
         look_alikes = metrics.distractors(
             victim,
             self.train.targets,
-            self.space.to_pixels(self.train.inputs),
+            self.space.to_unit(self.train.inputs),
             torch.tensor([victim]),
             LOOK_ALIKES,
             generator("look-alikes", victim),
@@ -104,8 +104,8 @@ class Lab:
             ).inputs
             for row in (victim, *look_alikes.tolist())
         ]
-        truth, pool = self.space.to_pixels(torch.cat(images)).split([1, LOOK_ALIKES])
-        return bool(metrics.identified(self.space.to_pixels(guess.inputs), truth, pool[None]))
+        truth, pool = self.space.to_unit(torch.cat(images)).split([1, LOOK_ALIKES])
+        return bool(metrics.identified(self.space.to_unit(guess.inputs), truth, pool[None]))
 
 
 def semi_trained(space: InputSpace, train: Batch, epochs: int = 30) -> nn.Module:

@@ -25,7 +25,7 @@ BATCH, STEPS, DELTA, EPSILON = 1024, 300, 1e-5, 3.0
 
 def speed(batch_size: int = 64, repeats: int = 5) -> None:
     """Time one gradient of a CNN of more than a million parameters, both ways in turn."""
-    space = InputSpace((1, 28, 28), 10)
+    space = ImageSpace((1, 28, 28), 10)
     rng = torch.Generator().manual_seed(0)
     model = build_model("cnn", space, rng)
     batch = Batch(torch.randn(batch_size, 1, 28, 28), torch.randint(10, (batch_size,)))

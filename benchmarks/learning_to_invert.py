@@ -48,7 +48,7 @@ def main(dataset: str, victims: int = 20, public: int = 5000, *names: str) -> No
     private, known = data.test, data.train
     if dataset == "fashion-mini":
         private, known = data.train, data.test
-    space = InputSpace(tuple(private.inputs.shape[1:]), len(data.classes))
+    space = ImageSpace(tuple(private.inputs.shape[1:]), len(data.classes))
     some = torch.randperm(len(known.inputs), generator=generator("public"))[:public]
     auxiliary = PublicData(known.inputs[some], known.targets[some])
     rows = torch.randperm(len(private.inputs), generator=generator("victims"))[:victims]

@@ -205,7 +205,7 @@ def _images(folder: str) -> tuple[Tensor, Tensor]:
 def _space(images: Tensor, classes: int) -> InputSpace:
     mean, std = images.mean(dim=(0, 2, 3)), images.std(dim=(0, 2, 3))
     shape = tuple(images.shape[1:])
-    return InputSpace(shape, classes, tuple(mean.tolist()), tuple(std.tolist()))
+    return ImageSpace(shape, classes, tuple(mean.tolist()), tuple(std.tolist()))
 
 
 def _uploads(

@@ -59,8 +59,8 @@ def attack(adversary: SPEARPlusPlus, seen: Upload, seed: int) -> tuple[float, fl
     guess = adversary.reconstruct(seen.observation, generator("attack", seed))
     seconds = time.perf_counter() - start
     space = seen.observation.space
-    truth = space.to_pixels(seen.truth.inputs)
-    pixels = torch.cat([space.to_pixels(guess.inputs), torch.zeros_like(truth[:1])])
+    truth = space.to_unit(seen.truth.inputs)
+    pixels = torch.cat([space.to_unit(guess.inputs), torch.zeros_like(truth[:1])])
     psnr = metrics.psnr(pixels[metrics.match(pixels[:-1], truth)], truth)
     return float((psnr > EXACT).double().mean()), seconds
 

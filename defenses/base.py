@@ -86,9 +86,10 @@ class Defense:
     """The undefended client; subclasses override the hooks at which they act.
 
     The harness calls `on_model` once, when the architecture is agreed on, and `on_receive` for
-    each model that the server sends; a client draws its `batches`, calls `on_batch` and `gradient` at every local step and `on_update` once per
-    upload; `on_round` is what the server can see of all the clients of a round. Hooks return new
-    values and leave their arguments alone; all randomness comes from `rng`.
+    each model that the server sends; a client draws its `batches`, calls `on_batch` and `gradient`
+    at every local step and `on_update` once per upload; `on_round` is what the server can see of
+    all the clients of a round. Hooks return new values and leave their arguments alone; all
+    randomness comes from `rng`.
 
     Fields are hyper-parameters, so that `repr(defense)` is its configuration. State between
     rounds lives in `field(init=False, repr=False)`; `dataclasses.replace(defense)` is a fresh

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from .metrics import TIERS
+from .results import Results
 from .statistics import Interval, accuracy_interval, advantage, rate
-from .store import Results
 
 ARM = ["scenario", "checkpoint", "defense"]
 """What is attacked."""

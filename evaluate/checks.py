@@ -31,8 +31,8 @@ from .analysis import (
     optimiser_failed,
     utility,
 )
+from .results import Results
 from .statistics import Floats, clopper_pearson, holm, monotone_violation, paired_difference
-from .store import Results
 
 Verdict = Literal["pass", "warn", "fail"]
 

@@ -191,8 +191,7 @@ def _check_model(name: str, model: object, space: InputSpace) -> None:
 
 
 def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
-    dtype = torch.float32 if space.vocabulary is None else torch.int64
-    inputs = torch.zeros((2, *space.shape), dtype=dtype)
+    inputs = torch.zeros((2, *space.shape), dtype=space.dtype)
     try:
         with torch.no_grad():
             output = model(inputs)
@@ -207,7 +206,7 @@ def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
 
 
 def _image_shape(name: str, space: InputSpace) -> tuple[int, int, int]:
-    if len(space.shape) != 3 or space.vocabulary is not None:
+    if len(space.shape) != 3 or not space.continuous:
         raise ValueError(
             f"{name} needs images of shape (channels, height, width), got inputs of shape "
             f"{space.shape}; use mlp or a model of your own"

@@ -21,10 +21,11 @@ from leakfrontier.defenses import Defense
 from .cells import AttackTrial, TrainTrial, Trial, run_trial
 from .engine import Done, Failure, execute
 from .methods import Method, Strict, build_adversary, build_defense
+from .results import Results
 from .rows import Outcome
 from .scenario import SCENARIOS, Scenario, label, load_world
-from .scoring import candidates
-from .store import Results, Store
+from .store import Store
+from .victims import candidate_count
 
 PRESETS = ("quick", "full")
 
@@ -205,7 +206,7 @@ def check_scenario(scenario: Scenario) -> None:
     try:
         world = load_world(scenario)
         world.model(Defense(), seed=0)
-        candidates(world)
+        candidate_count(world)
     except Exception as error:
         reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"scenario {scenario.name}: {reason}") from error
@@ -230,7 +231,7 @@ def _attacks(
                     knows_defense,
                     seed,
                     checkpoint,
-                    config.observations,
+                    tuple(range(config.observations)),
                 )
 
 

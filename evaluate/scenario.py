@@ -143,7 +143,7 @@ def label(method: Method) -> str:
 
 
 def family(defense: Method) -> str:
-    """Return what configurations of one defense have in common: its name; of a chain, its links'."""
+    """Return what configurations of a defense have in common: its name, or its links' names."""
     if defense.links:
         return " then ".join(family(link) for link in defense.links)
     return label(Method(name=defense.name))

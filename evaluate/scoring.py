@@ -13,7 +13,7 @@ from leakfrontier.adversaries import Adversary, NotApplicable, Reconstruction
 from leakfrontier.defenses import Batch, Defense, Refused
 
 from .client import Upload
-from .rows import AttackRow, Rendering, Score
+from .rows import AttackOutcome, AttackRow, Rendering, Score
 from .scenario import World
 from .seeds import generator
 from .victims import look_alikes
@@ -66,7 +66,9 @@ class Scoring:
                 for row, scores in self._score(index, *guess):
                     yield replace(row, seconds=seconds), scores
                 continue
-            outcome = "refused" if isinstance(attempt.result, Refused) else "not applicable"
+            outcome: AttackOutcome = "not applicable"
+            if isinstance(attempt.result, Refused):
+                outcome = "refused"
             for victim in range(len(attempt.victims)):
                 reason = str(attempt.result)
                 yield AttackRow(attempt.observation, victim, outcome, reason), ()

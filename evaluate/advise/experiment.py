@@ -36,11 +36,11 @@ from leakfrontier.defenses import Defense
 from ..analysis import attack_rates, worst_case
 from ..cells import TrainTrial
 from ..methods import Method
+from ..results import Results
 from ..run import RunConfig, check_scenario, plan, run_trials
-from ..scenario import Scenario, World, label, load_world, loss
-from ..scoring import candidates
+from ..scenario import Scenario, World, label, load_world
 from ..statistics import Interval, accuracy_interval, clopper_pearson
-from ..store import Results
+from ..victims import candidate_count
 from .question import Question, Row, proven
 
 NORM_SAMPLE = 256
@@ -381,7 +381,7 @@ def gradient_norms(world: World, batch_size: int = 1) -> Tensor:
     inputs, targets = (part[rows].unflatten(0, (batches, batch_size)) for part in world.test)
 
     def objective(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return loss(functional_call(model, parameters, (inputs,)), targets)
+        return world.modality.loss(functional_call(model, parameters, (inputs,)), targets)
 
     gradients = vmap(grad(objective), in_dims=(None, 0, 0), chunk_size=32)(
         parameters, inputs, targets
@@ -394,7 +394,7 @@ def gradient_norms(world: World, batch_size: int = 1) -> Tensor:
 def fitting(question: Question, scenario: Scenario) -> Question:
     """Return a question with no more candidates than a scenario's data has look-alikes."""
     asked = scenario.model_copy(update={"candidates": question.candidates, "batch_size": 1})
-    return replace(question, candidates=candidates(load_world(asked)))
+    return replace(question, candidates=candidate_count(load_world(asked)))
 
 
 def _rounded(value: float) -> float:

@@ -16,15 +16,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
-from leakfrontier.defenses import Batch, Plan
+from leakfrontier.defenses import Plan
 
 from ..advise.advice import number
 from ..advise.question import finite
-from ..methods import build_defense
 from ..privacy.audit import Audit, most_damning
 from ..privacy.audit import audit as run_audits
 from ..privacy.canaries import NoClaim
-from ..scenario import generator, load_world, loss
+from ..scenario import load_world
+from ..seeds import generator
 from .options import AsJson, Data, DefenseText, defense_from, scenario_from
 
 AUDITED_EXAMPLES = 1_000
@@ -62,14 +62,14 @@ def audit(
 
     An audit can refute a claim, or fail to; it never proves one.
     """
-    built = build_defense(defense_from(defense))
+    method_ = defense_from(defense)
     torch.set_num_threads(1)  # uploads are small: several threads wait for each other
     scenario = scenario_from(dataset, model, data)
     if scenario is None:
         raise ValueError("a dataset and a model must be given")
     world = load_world(scenario)
-    audited = built.for_space(world.space.mean, world.space.std)
-    examples = Batch(*(part[:AUDITED_EXAMPLES] for part in world.train))
+    audited = world.defense(method_)
+    examples = world.train.at(slice(AUDITED_EXAMPLES))
     plan = Plan(steps, sample_rate, delta)
     names = [one.value.replace("-", " ") for one in method or AuditMethod]
     reports = []
@@ -79,7 +79,7 @@ def audit(
             found = run_audits(
                 audited,
                 world.model(audited, run),
-                loss,
+                world.modality.loss,
                 examples,
                 plan,
                 generator("audit", name, run),

@@ -28,11 +28,11 @@ from ..papers.reproduce import QUICK_TRIALS, Metric, Result, document, trial_row
 from ..papers.reproduce import Table as PaperTable
 from ..papers.reproduce import reproduce as reproduce_table
 from ..papers.tables import TABLES
+from ..results import Results
 from ..run import load_config
 from ..run import run as run_config
 from ..scenario import SCENARIOS
 from ..statistics import Interval
-from ..store import Results
 from .advise import advise
 from .audit import audit
 from .membership import membership

@@ -21,7 +21,8 @@ from leakfrontier.adversaries import NotApplicable
 from ..privacy.bounds import Bounds
 from ..privacy.membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds
 from ..privacy.membership import membership as play
-from ..scenario import generator, label, load_world, loss
+from ..scenario import label, load_world
+from ..seeds import generator
 from .options import AsJson, Data, DefenseText, defense_from, print_path, scenario_from
 
 Found = Mapping[str, ROC | NotApplicable]
@@ -58,12 +59,8 @@ def membership(
     progress = Console(stderr=True)
     try:
         found = play(
-            world.model(defended, seed),
-            loss,
+            world.client(defended, world.model(defended, seed)),
             world.train,
-            defended,
-            world.protocol,
-            world.space,
             world.threat(knows_defense=True),
             generator("membership", scenario.config(), method.config(), seed),
             uploads=uploads,

@@ -10,21 +10,21 @@ from torch import Generator, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import (
+    ImageSpace,
     DLG,
     IDLG,
     FedSGD,
-    InputSpace,
     InvertingGradients,
     NotApplicable,
 )
 from leakfrontier.adversaries.matching import Matching
 from leakfrontier.defenses import Batch, Defense
 
-from ..client import ThreatModel, Upload, fork, make_replay, observe
+from ..client import Client, ThreatModel, Upload, make_replay, observe
 from ..data import Dataset
 from ..federation import Federation
 from ..models import build_model
-from ..scenario import generator
+from ..seeds import fork, generator
 from ..statistics import mean_interval, rate
 from .reproduce import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 
@@ -70,7 +70,7 @@ def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator
 def image_uploads(problem: Setting, data: Dataset, rng: Generator) -> list[Upload]:
     """Return the gradients of some images; the network sees pixels as they are in `dlg`."""
     known = "activation" not in problem
-    space = data.space if known else InputSpace(data.space.shape, len(data.classes))
+    space = data.space if known else ImageSpace(data.space.shape, len(data.classes))
     if problem.get("trained"):
         model = deepcopy(_trained_lenet(data))
     elif problem["network"] == "ResNet20-4":
@@ -81,26 +81,20 @@ def image_uploads(problem: Setting, data: Dataset, rng: Generator) -> list[Uploa
     count = 1 if problem["network"] == "ResNet20-4" else _TOGETHER
     pixels, targets = draw_batch(data.test, count, rng)
     images = zip(space.to_inputs(pixels).split(1), targets.split(1), strict=True)
-    defense, protocol, threat = Defense(), FedSGD(), ThreatModel(knows_targets=known)
-    replay = make_replay(model, cross_entropy, defense, protocol, threat, 1, rng)
-    return [
-        observe(
-            model, cross_entropy, [Batch(*image)], defense, protocol, space, threat, rng, replay
-        )[0]
-        for image in images
-    ]
+    client = Client(model, cross_entropy, Defense(), FedSGD(), space)
+    threat = ThreatModel(knows_targets=known)
+    replay = make_replay(client, threat, rng)
+    return [observe(client, [Batch(*image)], threat, rng, replay=replay)[0] for image in images]
 
 
 @lru_cache(maxsize=1)
 def _trained_lenet(data: Dataset) -> nn.Module:
     """Return LeNet after 2,000 steps of Adam; always the same."""
     rng, space = generator("trained LeNet"), data.space
+    model = build_model("lenet", space, rng)
     federation = Federation(
-        model=build_model("lenet", space, rng),
-        loss=cross_entropy,
-        shares=[Batch(space.to_inputs(data.train.inputs), data.train.targets)],
-        defense=Defense(),
-        protocol=FedSGD(),
+        Client(model, cross_entropy, Defense(), FedSGD(), space),
+        [data.normalised[0]],
         clients_per_round=1,
         batch_size=64,
         lr=0.003,

@@ -28,7 +28,7 @@ from leakfrontier.defenses import Batch
 from .. import metrics
 from ..data import Dataset, load_dataset
 from ..engine import Failure, execute
-from ..scenario import generator
+from ..seeds import generator
 from ..statistics import Interval
 
 Setting = Mapping[str, Any]
@@ -268,7 +268,7 @@ def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
 def matched_psnr(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:
     """Return the PSNR of each example; one without a guess gets the dataset's mean colour."""
     mean = torch.zeros_like(truth[:1])  # inputs are centred
-    pixels, private = (space.to_pixels(part) for part in (torch.cat([guess, mean]), truth))
+    pixels, private = (space.to_unit(part) for part in (torch.cat([guess, mean]), truth))
     return metrics.psnr(pixels[metrics.match(pixels[:-1], private)], private)
 
 

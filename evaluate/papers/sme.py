@@ -17,15 +17,15 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, pad
 from torch.profiler import ProfilerActivity, profile
 
-from leakfrontier.adversaries import DLFA, SME, FedAvg, InputSpace, Observation, Reconstruction
+from leakfrontier.adversaries import ImageSpace, DLFA, SME, FedAvg, InputSpace, Observation, Reconstruction
 from leakfrontier.adversaries.matching import Matching, cosine
 from leakfrontier.defenses import Batch, Defense
 
-from ..client import ThreatModel, Upload, fork, observe
+from ..client import Client, ThreatModel, Upload, observe
 from ..data import Dataset, partition
 from ..federation import Federation
 from ..models import build_model
-from ..scenario import generator
+from ..seeds import fork, generator
 from ..statistics import mean_interval
 from .reproduce import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 from .sme_paths import LocalSteps, local_steps
@@ -34,7 +34,7 @@ FEMNIST = "emnist-letters"
 """What stands in for FEMNIST."""
 
 _LETTER = 14  # pixels; at this size EMNIST's letters spread as FEMNIST does, 0.158
-_FEMNIST_SPACE = InputSpace((1, 28, 28), 62, (0.9642384,), (0.1576784,))
+_FEMNIST_SPACE = ImageSpace((1, 28, 28), 62, (0.9642384,), (0.1576784,))
 _FEDERATION = FedAvg(epochs=10, batch_size=50, lr=0.004)
 _ROUNDS = (1, 5, 10, 20)
 
@@ -99,15 +99,13 @@ def cost_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator)
 
 def path(problem: Setting, data: Dataset, rng: Generator) -> LocalSteps:
     """Return how a client with random examples moves."""
-    space, batch, model = _client(problem, data, rng)
-    return local_steps(model, batch, _protocol(problem), space, rng)
+    return local_steps(*_client(problem, data, rng), rng)
 
 
 def sme_upload(problem: Setting, data: Dataset, rng: Generator) -> Upload:
     """Return what a client with random examples releases."""
-    space, batch, model = _client(problem, data, rng)
-    protocol, threat = _protocol(problem), ThreatModel(knows_targets=True)
-    (upload,) = observe(model, cross_entropy, [batch], Defense(), protocol, space, threat, rng)
+    client, batch = _client(problem, data, rng)
+    (upload,) = observe(client, [batch], ThreatModel(knows_targets=True), rng)
     return upload
 
 
@@ -136,8 +134,8 @@ def peak_memory(run: Callable[[], object]) -> int:
     return int(sizes.cumsum(dim=0).max())
 
 
-def _client(problem: Setting, data: Dataset, rng: Generator) -> tuple[InputSpace, Batch, nn.Module]:
-    """Return the inputs' space, a client's examples and the network that it received."""
+def _client(problem: Setting, data: Dataset, rng: Generator) -> tuple[Client, Batch]:
+    """Return a client with the network that it received, and its examples."""
     space = data.space if problem.get("dataset") == "cifar100" else _FEMNIST_SPACE
     network = f"{__package__}.networks:sme_{problem.get('network', 'CNN').lower()}"
     rounds = problem.get("R", 1)
@@ -145,7 +143,8 @@ def _client(problem: Setting, data: Dataset, rng: Generator) -> tuple[InputSpace
         model = build_model(network, space, rng)
     else:
         model = deepcopy(_trained(network, data)[rounds])
-    return space, _inputs(draw_batch(data.train, problem["N"], rng), space), model
+    client = Client(model, cross_entropy, Defense(), _protocol(problem), space)
+    return client, _inputs(draw_batch(data.train, problem["N"], rng), space)
 
 
 def _inputs(batch: Batch, space: InputSpace) -> Batch:
@@ -172,12 +171,10 @@ def _trained(network: str, data: Dataset) -> Mapping[int, nn.Module]:
         "feature-skew",
         rng,
     )
+    model = build_model(network, _FEMNIST_SPACE, rng)
     federation = Federation(
-        model=build_model(network, _FEMNIST_SPACE, rng),
-        loss=cross_entropy,
-        shares=shares,
-        defense=Defense(),
-        protocol=_FEDERATION,
+        Client(model, cross_entropy, Defense(), _FEDERATION, _FEMNIST_SPACE),
+        shares,
         clients_per_round=max(1, len(shares) // 10),
         server="sgd",
         lr=1.0,

@@ -7,17 +7,15 @@ References:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedAvg, InputSpace
 from leakfrontier.adversaries.sme import cosine_between
 from leakfrontier.defenses import Batch, Defense, Loss, Update
 
-from ..client import ThreatModel, observe
+from ..client import Client, ThreatModel, observe
 
 
 @dataclass(frozen=True)
@@ -36,31 +34,21 @@ class LocalSteps:
     cosines: Tensor
 
 
-def local_steps(
-    model: nn.Module,
-    batch: Batch,
-    protocol: FedAvg,
-    space: InputSpace,
-    rng: Generator,
-    points: int = 21,
-) -> LocalSteps:
+def local_steps(client: Client, batch: Batch, rng: Generator, points: int = 21) -> LocalSteps:
     """Train a client, and return how it moved.
 
     Args:
-        model: The model that the client received.
+        client: The client; it is not defended.
         batch: Its examples.
-        protocol: How it trains on them.
-        space: Their space.
         rng: Source of the order of its examples.
         points: How many points of the line are looked at.
     """
-    recorder = _Recorder(batch)
-    (upload,) = observe(
-        model, cross_entropy, [batch], recorder, protocol, space, ThreatModel(), rng
-    )
+    gradients: list[Tensor] = []  # shared by the copies of the defense that are made of it
+    recording = replace(client, defense=_Recorder(batch, gradients))
+    (upload,) = observe(recording, [batch], ThreatModel(), rng)
     alphas = torch.linspace(0, 1, points)
     cosines = cosine_between(upload.observation, *batch, alphas)
-    return LocalSteps(plane_shares(torch.stack(recorder.gradients)), alphas, cosines)
+    return LocalSteps(plane_shares(torch.stack(gradients)), alphas, cosines)
 
 
 def plane_shares(gradients: Tensor) -> Tensor:
@@ -77,7 +65,7 @@ class _Recorder(Defense):
     """The undefended client, which keeps the gradient of all its examples at every step."""
 
     examples: Batch
-    gradients: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor]
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         whole = super().gradient(model, loss, self.examples, rng)

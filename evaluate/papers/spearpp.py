@@ -15,9 +15,10 @@ from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
 from leakfrontier.adversaries.spearpp import SPEARPlusPlus
 from leakfrontier.defenses import DPSGD, Batch, Defense
 
-from ..client import ThreatModel, Upload, fork, observe
+from ..client import Client, ThreatModel, Upload, observe
 from ..data import Dataset
 from ..models import build_model
+from ..seeds import fork
 from ..statistics import mean_interval, rate
 from .reproduce import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 
@@ -62,9 +63,8 @@ def spearpp_upload(problem: Setting, data: Dataset, rng: Generator) -> Upload:
     model = build_model("mlp", space, rng, width=problem["m"])
     pixels, targets = draw_batch(data.train, problem["b"], rng)
     batch = Batch(space.to_inputs(pixels), targets)
-    defense, protocol = _defense(problem), _protocol(problem)
-    threat = ThreatModel()
-    (upload,) = observe(model, cross_entropy, [batch], defense, protocol, space, threat, rng)
+    client = Client(model, cross_entropy, _defense(problem), _protocol(problem), space)
+    (upload,) = observe(client, [batch], ThreatModel(), rng)
     return upload
 
 

@@ -16,10 +16,10 @@ from functools import lru_cache
 import torch
 from torch import Generator, Tensor, nn
 
-from leakfrontier.adversaries import FedSGD, NotApplicable
+from leakfrontier.adversaries import ContinuousSpace, FedSGD, NotApplicable
 from leakfrontier.defenses import Batch, Chain, Defense, Guarantee, Loss, Plan, Update
 
-from ..client import release
+from ..client import Client, release
 from ..statistics import Floats
 from .accounting import calibrate, epsilon, gaussian_sigma
 
@@ -135,7 +135,8 @@ class Subject:
 
     def upload(self, client: Defense, batch: Batch, loss: Loss) -> Update:
         """Return what a client releases of a batch."""
-        return release(self.probe, loss, [batch], [client], FedSGD(), self.rng)[0]
+        space = ContinuousSpace(tuple(batch.inputs.shape[1:]), classes=1)
+        return release([Client(self.probe, loss, client, FedSGD(), space)], [batch], self.rng)[0]
 
     def replay(self, batch: Batch, loss: Loss) -> Update:
         """Return the same without noise, as an informed adversary replays it."""

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, nn
 
-from leakfrontier.adversaries import FedAvg, NotApplicable
-from leakfrontier.defenses import Batch, Defense, Guarantee, Plan
+from leakfrontier.adversaries import NotApplicable
+from leakfrontier.defenses import Defense, Guarantee, Plan
 
 from ..rows import GuaranteeRow
-from ..scenario import World, loss
+from ..scenario import World
 from .accounting import Segment, default_delta, gaussian_sigma, schedule_epsilon
 from .audit import RESIDUAL_BATCH, residual_noise
 from .bounds import Bounds
@@ -89,17 +89,14 @@ def training_plan(world: World, unit: str, rounds: int) -> Plan:
     training, protocol = world.scenario.training, world.protocol
     examples = len(world.train.targets)
     fewest, most = examples // training.clients, -(-examples // training.clients)
-    batch = protocol.batch_size if isinstance(protocol, FedAvg) else training.batch_size
-    rate = 1.0 if unit == "client" else min(1.0, batch / fewest)
+    drawn = training.batch_size if protocol.uploads_gradient else most
+    rate = 1.0 if unit == "client" else min(1.0, protocol.step_size(drawn) / fewest)
     return Plan(rounds * _steps(world, unit, most), rate, default_delta(len(world.train.targets)))
 
 
 def _steps(world: World, unit: str, examples: int) -> int:
     """Return how often noise is added for one upload: at every local step, or to the whole."""
-    protocol = world.protocol
-    if unit == "client" or not isinstance(protocol, FedAvg):
-        return 1
-    return protocol.epochs * -(-examples // protocol.batch_size)
+    return 1 if unit == "client" else world.protocol.local_steps(examples)
 
 
 def proven_bound(claim: Claim, world: World, checkpoint: int) -> Bound:
@@ -163,9 +160,9 @@ def _audited(
 ) -> GuaranteeRow:
     """Return the row with the findings of the residual-noise audit, for the whole run."""
     examples = torch.arange(min(RESIDUAL_BATCH, len(world.train.targets)))
-    data = Batch(world.train.inputs[examples], world.train.targets[examples])
+    data = world.train.at(examples)
     try:
-        audit = residual_noise(claim.defense, model, loss, data, plan, rng)
+        audit = residual_noise(claim.defense, model, world.modality.loss, data, plan, rng)
     except NotApplicable as reason:
         return row.with_audit(f"not audited: {reason}")
     except Exception as error:  # a user's defense that an audit cannot be made of

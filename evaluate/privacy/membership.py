@@ -28,13 +28,14 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import rankdata
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
-from leakfrontier.adversaries import InputSpace, NotApplicable, Observation, Protocol
+from leakfrontier.adversaries import NotApplicable, Observation
 from leakfrontier.adversaries.prior_aware import cosine, fits, likelihood
-from leakfrontier.defenses import Batch, Defense, Loss, Plan
+from leakfrontier.defenses import Batch, Defense, Plan
 
-from ..client import ThreatModel, fork, make_replay, observe
+from ..client import Client, ThreatModel, make_replay, observe
+from ..seeds import fork
 from ..statistics import Floats, Interval, clopper_pearson, paired_difference
 from .accounting import Segment
 from .bounds import Bounds
@@ -227,12 +228,8 @@ SCORES: dict[str, Score] = {
 
 
 def membership(
-    model: nn.Module,
-    loss: Loss,
+    client: Client,
     data: Batch,
-    defense: Defense,
-    protocol: Protocol,
-    space: InputSpace,
     threat: ThreatModel,
     rng: Generator,
     *,
@@ -244,12 +241,8 @@ def membership(
     """Play the game and return each attack's scores, all of them on the same uploads.
 
     Args:
-        model: The model that clients received, after the defense's `on_model`.
-        loss: Mean loss of a batch.
+        client: Makes the uploads.
         data: The population that batches and other examples are drawn from, anew each time.
-        defense: The defense.
-        protocol: How a client makes an update of its examples.
-        space: What is known of the inputs.
         threat: What the adversary is granted; public examples must not be of the data.
         rng: Source of all randomness.
         uploads: How often the game is played.
@@ -257,20 +250,21 @@ def membership(
         scores: The attacks.
         track: Passes the uploads on, one by one, as a progress bar does.
     """
-    behind = defense.cohort * batch_size
+    cohort = client.defense.cohort
+    behind = cohort * batch_size
     if not 1 <= behind < len(data.inputs):
         raise ValueError(
             f"data must have more than the {behind} examples behind an upload, "
             f"got {len(data.inputs)}"
         )
-    replay = make_replay(model, loss, defense, protocol, threat, defense.cohort, rng)
+    replay = make_replay(client, threat, rng, models=[client.model] * cohort)
     found: dict[str, list[Tensor]] = {name: [] for name in scores}
     refused: dict[str, NotApplicable] = {}
     for _ in track(range(uploads)):
         rows = torch.randperm(len(data.inputs), generator=rng)[: behind + 1]
-        shares = [_rows(data, share) for share in rows[:-1].split(batch_size)]
-        upload = observe(model, loss, shares, defense, protocol, space, threat, rng, replay)[0]
-        tested = _rows(data, rows[[0, -1]])
+        shares = [data.at(share) for share in rows[:-1].split(batch_size)]
+        upload = observe(client, shares, threat, rng, replay=replay)[0]
+        tested = data.at(rows[[0, -1]])
         for name, score in scores.items():
             if name in refused:
                 continue
@@ -279,10 +273,6 @@ def membership(
             except NotApplicable as reason:
                 refused[name] = reason
     return {name: refused.get(name) or _roc(found[name]) for name in scores}
-
-
-def _rows(data: Batch, rows: Tensor) -> Batch:
-    return Batch(data.inputs[rows], data.targets[rows])
 
 
 def _numbers(scores: Tensor) -> Tensor:

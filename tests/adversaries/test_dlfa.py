@@ -23,7 +23,7 @@ OBSERVATION = observed(
 def test_recovers_a_shuffled_client() -> None:
     attack = DLFA(iterations=120, order_prior=10.0)
     result = attack.reconstruct(OBSERVATION, rng())
-    guess, private = SPACE.to_pixels(result.inputs), SPACE.to_pixels(SHARE.inputs)
+    guess, private = SPACE.to_unit(result.inputs), SPACE.to_unit(SHARE.inputs)
     reached = metrics.psnr(guess[metrics.match(guess, private)], private).mean()
     blind = metrics.psnr(torch.full_like(private, 0.5), private).mean()
     assert reached > blind + 2

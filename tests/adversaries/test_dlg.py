@@ -12,8 +12,8 @@ LENET = build_model("lenet", SPACE, rng())
 
 
 def quality(observation: Observation, truth: Tensor, attack: DLG) -> float:
-    guess = SPACE.to_pixels(attack.reconstruct(observation, rng()).inputs)
-    private = SPACE.to_pixels(truth)
+    guess = SPACE.to_unit(attack.reconstruct(observation, rng()).inputs)
+    private = SPACE.to_unit(truth)
     return float(metrics.psnr(guess[metrics.match(guess, private)], private).min())
 
 
@@ -21,7 +21,7 @@ def quality(observation: Observation, truth: Tensor, attack: DLG) -> float:
 def test_recovers_an_input_and_its_label_exactly(protocol: FedAvg | None) -> None:
     share = batch(1)
     result = DLG(iterations=400).reconstruct(observed(LENET, share, protocol=protocol), rng())
-    assert metrics.psnr(SPACE.to_pixels(result.inputs), SPACE.to_pixels(share.inputs)) > 60
+    assert metrics.psnr(SPACE.to_unit(result.inputs), SPACE.to_unit(share.inputs)) > 60
     assert result.targets is not None
     assert result.targets.equal(share.targets)
 

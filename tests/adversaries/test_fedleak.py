@@ -17,7 +17,7 @@ def test_recovers_an_undefended_batch(width: int, lr: float) -> None:
     share = batch(2)
     attack = FedLeak(iterations=120, width=width, lr=lr)
     result = attack.reconstruct(observed(LENET, share), rng())
-    guess, private = SPACE.to_pixels(result.inputs), SPACE.to_pixels(share.inputs)
+    guess, private = SPACE.to_unit(result.inputs), SPACE.to_unit(share.inputs)
     assert metrics.psnr(guess[metrics.match(guess, private)], private).min() > 15
 
 
@@ -39,16 +39,16 @@ def test_only_the_largest_entries_of_the_guess_are_matched() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 8, 8), (2, 5, 12)])
 def test_the_generator_draws_images_of_any_shape(shape: tuple[int, ...]) -> None:
-    space = InputSpace(shape, 10, (0.5,), (0.25,))
+    space = ImageSpace(shape, 10, (0.5,), (0.25,))
     observation = replace(observed(LENET, batch(3)), space=space)
     attack = FedLeak(width=8, restarts=2)
     unknowns = attack.start(observation, rng())
-    images = space.to_pixels(attack.render(observation, unknowns))
+    images = space.to_unit(attack.render(observation, unknowns))
     assert images.shape == (2, 3, *shape)
     assert images.min() > 0
     assert images.max() < 1
     assert not torch.allclose(images[0], images[1])
-    again = space.to_pixels(attack.render(observation, attack.start(observation, rng())))
+    again = space.to_unit(attack.render(observation, attack.start(observation, rng())))
     torch.testing.assert_close(images, again)
 
 
@@ -70,7 +70,7 @@ def test_a_generators_input_stays_fixed() -> None:
 
 
 def test_what_is_no_image_is_not_applicable_to_a_generator() -> None:
-    flat = replace(observed(LENET, batch(1)), space=InputSpace((192,), 10))
+    flat = replace(observed(LENET, batch(1)), space=ImageSpace((192,), 10))
     with pytest.raises(NotApplicable, match="images"):
         FedLeak().reconstruct(flat, rng())
 

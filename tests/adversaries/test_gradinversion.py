@@ -16,7 +16,7 @@ def test_recovers_an_undefended_example() -> None:
     share = batch(1)
     attack = GradInversion(iterations=300, restarts=2, matching=1.0)
     result = attack.reconstruct(observed(LENET, share), rng())
-    assert metrics.psnr(SPACE.to_pixels(result.inputs), SPACE.to_pixels(share.inputs)) > 18
+    assert metrics.psnr(SPACE.to_unit(result.inputs), SPACE.to_unit(share.inputs)) > 18
 
 
 def test_the_distance_is_half_the_squared_error_times_its_weight() -> None:

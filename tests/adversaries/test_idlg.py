@@ -15,7 +15,7 @@ def test_recovers_an_input_whose_label_it_infers() -> None:
     result = IDLG(iterations=400).reconstruct(observed(LENET, share), rng())
     assert result.targets is not None
     assert result.targets.equal(share.targets)
-    assert metrics.psnr(SPACE.to_pixels(result.inputs), SPACE.to_pixels(share.inputs)) > 40
+    assert metrics.psnr(SPACE.to_unit(result.inputs), SPACE.to_unit(share.inputs)) > 40
 
 
 def test_ends_at_its_tolerance() -> None:

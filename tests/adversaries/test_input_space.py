@@ -6,17 +6,17 @@ from leakfrontier.adversaries import InputSpace
 
 def test_pixels_and_inputs_are_inverse() -> None:
     pixels = torch.rand(2, *SPACE.shape, generator=rng())
-    torch.testing.assert_close(SPACE.to_pixels(SPACE.to_inputs(pixels)), pixels)
+    torch.testing.assert_close(SPACE.to_unit(SPACE.to_inputs(pixels)), pixels)
 
 
 def test_mean_and_deviation_are_per_channel() -> None:
-    space = InputSpace((2, 1, 1), 10, mean=(0.0, 0.5), std=(1.0, 0.25))
+    space = ImageSpace((2, 1, 1), 10, mean=(0.0, 0.5), std=(1.0, 0.25))
     assert space.to_inputs(torch.ones(1, 2, 1, 1)).flatten().tolist() == [1.0, 2.0]
 
 
 def test_clamp_keeps_to_the_range_of_the_data() -> None:
     inputs = 100 * torch.randn(4, *SPACE.shape, generator=rng())
-    pixels = SPACE.to_pixels(SPACE.clamp(inputs))
+    pixels = SPACE.to_unit(SPACE.clamp(inputs))
     assert pixels.min() >= -1e-6
     assert pixels.max() <= 1 + 1e-6
     inside = SPACE.to_inputs(torch.full((1, *SPACE.shape), 0.3))

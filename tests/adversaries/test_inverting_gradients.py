@@ -26,8 +26,8 @@ LENET = build_model("lenet", SPACE, rng())
 
 def quality(observation: Observation, truth: torch.Tensor, **options: float) -> torch.Tensor:
     attack = InvertingGradients(**{"iterations": 400, **options})  # type: ignore[arg-type]
-    guess = SPACE.to_pixels(attack.reconstruct(observation, rng()).inputs)
-    private = SPACE.to_pixels(truth)
+    guess = SPACE.to_unit(attack.reconstruct(observation, rng()).inputs)
+    private = SPACE.to_unit(truth)
     return metrics.psnr(guess[metrics.match(guess, private)], private)
 
 
@@ -120,7 +120,7 @@ def test_one_observation_that_is_not_applicable_does_not_stop_the_others() -> No
 
 def test_guesses_stay_in_the_range_of_the_data() -> None:
     guess = InvertingGradients(iterations=3).reconstruct(observed(mlp(), batch(2)), rng())
-    pixels = SPACE.to_pixels(guess.inputs)
+    pixels = SPACE.to_unit(guess.inputs)
     assert pixels.min() >= -1e-5
     assert pixels.max() <= 1 + 1e-5
 

@@ -84,7 +84,7 @@ def attack(
 
 
 def error(guess: Tensor, rows: Tensor) -> Tensor:
-    difference = SPACE.to_pixels(guess) - SPACE.to_pixels(PRIVATE.inputs[rows])
+    difference = SPACE.to_unit(guess) - SPACE.to_unit(PRIVATE.inputs[rows])
     return difference.flatten(1).square().mean(dim=1)
 
 
@@ -98,7 +98,7 @@ BLIND = float(error(PUBLIC.inputs.mean(dim=0, keepdim=True), VICTIMS).mean())
 
 def test_undefended_victims_are_identified() -> None:
     results = attack(uploads(VICTIMS.split(1)))
-    guess = SPACE.to_pixels(torch.cat([result.inputs for result in results]))
+    guess = SPACE.to_unit(torch.cat([result.inputs for result in results]))
     pixels, targets = DATA.train
     others = [metrics.distractors(int(i), targets, pixels, VICTIMS, 99, rng()) for i in VICTIMS]
     found = metrics.identified(guess, pixels[VICTIMS], pixels[torch.stack(others)])
@@ -163,7 +163,7 @@ def test_other_uploads_are_learned_as_well(
     guessed = attack(uploads(batches, defense, protocol, clients), few)
     matched = []
     for result, rows in zip(guessed, batches, strict=True):
-        guess, truth = SPACE.to_pixels(result.inputs), SPACE.to_pixels(PRIVATE.inputs[rows])
+        guess, truth = SPACE.to_unit(result.inputs), SPACE.to_unit(PRIVATE.inputs[rows])
         matched.append(result.inputs[metrics.match(guess, truth)])
     assert error(torch.cat(matched), VICTIMS).mean() < 0.7 * BLIND
 
@@ -208,7 +208,7 @@ def test_what_it_cannot_do_is_not_applicable() -> None:
     cases = {
         "no public data": replace(one, public=None),
         "no client is granted": replace(one, release=None),
-        "tokens": replace(one, space=InputSpace((4,), 2, vocabulary=9)),
+        "tokens": replace(one, space=ImageSpace((4,), 2, vocabulary=9)),
         "of 9 examples": replace(one, batch_size=9),
         "19 public examples are too few": replace(one, public=few),
     }

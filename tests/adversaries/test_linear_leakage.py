@@ -47,7 +47,7 @@ def test_finds_the_examples_that_activate_a_row_alone() -> None:
         model[1].bias.fill_(-1.0)  # type: ignore[index] # few rows are active at all
     guess = ATTACK.reconstruct(observed(model, truth), rng())
     assert guess.inputs.shape == truth.inputs.shape
-    pixels, private = SPACE.to_pixels(guess.inputs), SPACE.to_pixels(truth.inputs)
+    pixels, private = SPACE.to_unit(guess.inputs), SPACE.to_unit(truth.inputs)
     matched = pixels[metrics.match(pixels, private)]
     assert metrics.psnr(matched, private).max() > 60
 

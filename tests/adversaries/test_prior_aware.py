@@ -64,7 +64,7 @@ def successes(defense: Defense, candidates: int, trials: int) -> int:
     size, draws = max(candidates, 32), rng()
     basis = torch.linalg.qr(torch.randn(size, candidates, generator=draws)).Q.T.contiguous()
     pool = Candidates(basis.unsqueeze(1), torch.zeros(candidates, 1, dtype=torch.long))
-    model, space, threat = nn.Linear(size, 1, bias=False), InputSpace((size,), 1), ThreatModel()
+    model, space, threat = nn.Linear(size, 1, bias=False), ImageSpace((size,), 1), ThreatModel()
     threat = replace(threat, candidates=pool)
     replay = make_replay(model, outputs_mean, defense, FedSGD(), threat, 1, draws)
     right = 0
@@ -168,7 +168,7 @@ def test_small_differences_survive_large_updates() -> None:
         [Batch(pool.inputs[0], pool.targets[0])],
         defense,
         FedSGD(),
-        InputSpace((size,), 1),
+        ImageSpace((size,), 1),
         ThreatModel(candidates=pool),
         rng(),
     )

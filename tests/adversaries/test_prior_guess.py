@@ -23,7 +23,7 @@ def test_guesses_the_mean_of_the_class_if_labels_are_known() -> None:
 
 
 def test_without_public_data_guesses_the_centre() -> None:
-    torch.testing.assert_close(SPACE.to_pixels(guess()), torch.full((3, 3, 8, 8), 0.5))
+    torch.testing.assert_close(SPACE.to_unit(guess()), torch.full((3, 3, 8, 8), 0.5))
 
 
 def test_does_not_depend_on_the_update() -> None:

@@ -23,8 +23,8 @@ OBSERVATION = observed(
 
 
 def quality(attack: SME) -> float:
-    guess = SPACE.to_pixels(attack.reconstruct(OBSERVATION, rng()).inputs)
-    private = SPACE.to_pixels(SHARE.inputs)
+    guess = SPACE.to_unit(attack.reconstruct(OBSERVATION, rng()).inputs)
+    private = SPACE.to_unit(SHARE.inputs)
     return float(metrics.psnr(guess[metrics.match(guess, private)], private).mean())
 
 
@@ -77,7 +77,7 @@ def test_its_objective_takes_the_best_alpha_unless_that_is_fixed() -> None:
 
 
 def test_guesses_stay_in_the_range_of_the_data() -> None:
-    pixels = SPACE.to_pixels(SME(iterations=3).reconstruct(OBSERVATION, rng()).inputs)
+    pixels = SPACE.to_unit(SME(iterations=3).reconstruct(OBSERVATION, rng()).inputs)
     assert pixels.min() >= -1e-5
     assert pixels.max() <= 1 + 1e-5
 

@@ -37,8 +37,8 @@ def test_the_empty_policy_returns_the_very_batch() -> None:
 
 def test_transforms_pixels_and_not_normalised_inputs() -> None:
     data = batch(4)
-    result = SPACE.to_pixels(fitted("0").on_batch(data, rng()).inputs)
-    torch.testing.assert_close(result, 1 - SPACE.to_pixels(data.inputs))
+    result = SPACE.to_unit(fitted("0").on_batch(data, rng()).inputs)
+    torch.testing.assert_close(result, 1 - SPACE.to_unit(data.inputs))
 
 
 def test_statistics_may_differ_by_channel() -> None:
@@ -47,7 +47,7 @@ def test_statistics_may_differ_by_channel() -> None:
     pixels = torch.rand(2, *SPACE.shape, generator=rng())
     data = Batch(space.to_inputs(pixels), torch.zeros(2))
     result = ATS("0").for_space(mean, std).on_batch(data, rng())
-    torch.testing.assert_close(space.to_pixels(result.inputs), 1 - pixels)
+    torch.testing.assert_close(space.to_unit(result.inputs), 1 - pixels)
 
 
 def test_draws_come_from_the_generator() -> None:

@@ -122,7 +122,7 @@ def test_local_steps_are_replayed_as_they_are() -> None:
 
 def quality(observation: Observation, truth: Tensor) -> float:
     guess = InvertingGradients(iterations=300).reconstruct(observation, rng()).inputs
-    return float(metrics.psnr(SPACE.to_pixels(guess), SPACE.to_pixels(truth)))
+    return float(metrics.psnr(SPACE.to_unit(guess), SPACE.to_unit(truth)))
 
 
 def test_knowing_it_helps_where_weights_are_small_and_so_is_the_noise() -> None:

@@ -142,7 +142,7 @@ def test_a_first_linear_layer_still_leaks_exactly() -> None:
     share, defense = batch(1), PRECODE()
     observation = observed(defense.on_model(mlp()), share, defense)
     guess = LinearLeakage().reconstruct(observation, rng()).inputs
-    assert metrics.psnr(SPACE.to_pixels(guess), SPACE.to_pixels(share.inputs)) > 100
+    assert metrics.psnr(SPACE.to_unit(guess), SPACE.to_unit(share.inputs)) > 100
 
 
 def test_labels_are_still_read_off_the_classifier() -> None:
@@ -192,7 +192,7 @@ def test_can_be_replayed_through_local_steps(knows: bool) -> None:
 
 def quality(observation: Observation, truth: Tensor) -> float:
     guess = InvertingGradients(iterations=300).reconstruct(observation, rng()).inputs
-    return float(metrics.psnr(SPACE.to_pixels(guess), SPACE.to_pixels(truth)))
+    return float(metrics.psnr(SPACE.to_unit(guess), SPACE.to_unit(truth)))
 
 
 def test_stops_an_ignorant_adversary_and_an_informed_one_regains_much() -> None:

@@ -92,7 +92,7 @@ def test_statistics_are_of_the_training_split() -> None:
     assert space.mean == pytest.approx([pixels.mean()], rel=1e-5)
     assert space.std == pytest.approx([pixels.std()], rel=1e-5)
     inputs = space.to_inputs(dataset.train.inputs)
-    assert torch.allclose(space.to_pixels(inputs), dataset.train.inputs, atol=1e-6)
+    assert torch.allclose(space.to_unit(inputs), dataset.train.inputs, atol=1e-6)
 
 
 def test_loaded_once() -> None:

@@ -11,9 +11,9 @@ from leakfrontier.adversaries import InputSpace
 from leakfrontier.defenses import torchvision_ops
 from leakfrontier.evaluate.models import MODELS, build_model
 
-DIGITS = InputSpace((1, 8, 8), 10)
-FASHION = InputSpace((1, 28, 28), 10)
-CIFAR = InputSpace((3, 32, 32), 100)
+DIGITS = ImageSpace((1, 8, 8), 10)
+FASHION = ImageSpace((1, 28, 28), 10)
+CIFAR = ImageSpace((3, 32, 32), 100)
 SPACES = {"digits": DIGITS, "fashion": FASHION, "cifar": CIFAR}
 
 
@@ -68,7 +68,7 @@ def test_parameter_counts_are_those_of_the_papers() -> None:
     assert count("cnn", CIFAR) == cnn
     lenet = 3 * 25 * 12 + 12 + 2 * (12 * 25 * 12 + 12) + 768 * 100 + 100  # 768 features: DLG
     assert count("lenet", CIFAR) == lenet
-    assert count("resnet18", InputSpace((3, 32, 32), 1000)) == 11_689_512  # torchvision's
+    assert count("resnet18", ImageSpace((3, 32, 32), 1000)) == 11_689_512  # torchvision's
 
 
 def test_lenet_initialisation_of_deep_leakage() -> None:
@@ -104,14 +104,14 @@ def test_says_what_is_allowed(name: str, options: dict[str, object], message: st
 
 
 @pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18"])
-@pytest.mark.parametrize("space", [InputSpace((20,), 2), InputSpace((1, 8, 8), 2, vocabulary=50)])
+@pytest.mark.parametrize("space", [ImageSpace((20,), 2), ImageSpace((1, 8, 8), 2, vocabulary=50)])
 def test_convolutions_need_images(name: str, space: InputSpace) -> None:
     with pytest.raises(ValueError, match=rf"{name} needs images of shape \(channels"):
         build_model(name, space, rng())
 
 
 def test_mlp_takes_vectors() -> None:
-    assert build_model("mlp", InputSpace((20,), 2), rng())(torch.zeros(4, 20)).shape == (4, 2)
+    assert build_model("mlp", ImageSpace((20,), 2), rng())(torch.zeros(4, 20)).shape == (4, 2)
 
 
 OWN = """
@@ -163,7 +163,7 @@ def test_a_model_of_ones_own(own: Path) -> None:
 
 
 def test_a_model_of_ones_own_on_tokens(own: Path) -> None:
-    space = InputSpace((6,), 2, vocabulary=40)
+    space = ImageSpace((6,), 2, vocabulary=40)
     model = build_model(f"{own}:tokens", space, rng())
     assert model(torch.zeros(3, 6, dtype=torch.int64)).shape == (3, 2)
 

@@ -51,7 +51,7 @@ def test_the_papers_numbers_at_a_few_places() -> None:
 def test_letters_spread_as_femnist_does(data: dict[str, Dataset]) -> None:
     space = sme._FEMNIST_SPACE
     letters = draw_batch(data[FEMNIST].train, 500, rng())
-    pixels = space.to_pixels(sme._inputs(letters, space).inputs)
+    pixels = space.to_unit(sme._inputs(letters, space).inputs)
     assert pixels.std().item() == pytest.approx(0.158, abs=0.008)
     assert pixels.mean().item() == pytest.approx(0.964, abs=0.015)
     assert pixels.max().item() == pytest.approx(1, abs=1e-4)
@@ -122,7 +122,7 @@ def test_plane_shares_are_those_of_the_best_plane() -> None:
 
 
 def test_all_examples_are_looked_at_in_every_step() -> None:
-    space = InputSpace((1, 8, 8), 3)
+    space = ImageSpace((1, 8, 8), 3)
     model = build_model("mlp", space, rng(), width=8)
     batch = Batch(torch.rand(6, 1, 8, 8, generator=rng()), torch.arange(6) % 3)
     steps = local_steps(model, batch, FedAvg(2, 2, 1e-6), space, rng(), points=3)

@@ -142,7 +142,7 @@ def linear_game(
         Batch(population, targets),
         ClientDP(sigma),
         FedSGD(),
-        InputSpace((size,), 1),
+        ImageSpace((size,), 1),
         ThreatModel(public=PublicData(public, targets[: len(public)])),
         rng(),
         uploads=uploads,
