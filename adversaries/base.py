@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, NamedTuple
@@ -170,6 +170,30 @@ class Reconstruction:
     layer: str | None = None
 
 
+def in_groups(
+    count: int,
+    alike: Callable[[int], Hashable],
+    attack: Callable[[Sequence[int]], Sequence[Reconstruction]],
+) -> list[Reconstruction | NotApplicable]:
+    """Return the results of attacking observations together that have something in common.
+
+    Args:
+        count: Number of observations.
+        alike: From an observation's index to what a group shares; it may raise `NotApplicable`.
+        attack: From the indices of a group to its results.
+    """
+    results: dict[int, Reconstruction | NotApplicable] = {}
+    groups: dict[Hashable, list[int]] = {}
+    for index in range(count):
+        try:
+            groups.setdefault(alike(index), []).append(index)
+        except NotApplicable as reason:
+            results[index] = reason
+    for group in groups.values():
+        results |= zip(group, attack(group), strict=True)
+    return [results[index] for index in range(count)]
+
+
 @dataclass(frozen=True)
 class Adversary(ABC):
     """An attack; its fields are its hyper-parameters, defaulting to the published ones.
@@ -177,6 +201,7 @@ class Adversary(ABC):
     Attributes:
         threat: How far the server departs from the protocol.
         simulates: Whether the attack replays the client, so that knowing the defense matters.
+        pooled: Whether what it makes of an observation depends on which others it is given.
         baseline: Whether it ignores the update: what it reaches is not leakage.
         needs_candidates: Whether the attack chooses among candidates, which the harness then
             grants: each victim's look-alikes, and the victim among them.
@@ -184,6 +209,7 @@ class Adversary(ABC):
 
     threat: ClassVar[Threat] = Threat.PASSIVE
     simulates: ClassVar[bool] = False
+    pooled: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     needs_candidates: ClassVar[bool] = False
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 from torch.linalg import cholesky
 from torch.nn.functional import one_hot, pad
 
-from .base import Adversary, Observation, PublicData, Reconstruction
+from .base import Adversary, Observation, PublicData, Reconstruction, in_groups
 from .label_inference import infer_targets
 from .matching import vectorised
 from .spaces import NotApplicable
@@ -59,6 +59,7 @@ class LearningToInvert(Adversary):
     """
 
     simulates: ClassVar[bool] = True
+    pooled: ClassVar[bool] = True
 
     uploads: int = 5000
     features: int = 4096
@@ -80,23 +81,17 @@ class LearningToInvert(Adversary):
         self, observations: Sequence[Observation], rngs: Sequence[Generator]
     ) -> list[Reconstruction | NotApplicable]:
         """Train one network for all observations of one client's code, and apply it to each."""
-        results: list[Reconstruction | NotApplicable | None] = [None] * len(observations)
-        groups: dict[tuple[object, ...], list[int]] = {}
-        for index, observation in enumerate(observations):
-            try:
-                self._check(observation)
-            except NotApplicable as reason:
-                results[index] = reason
-            else:
-                granted = observation.targets is not None
-                alike = (observation.replay, observation.batch_size, granted)
-                groups.setdefault(alike, []).append(index)
-        for group in groups.values():
-            victims = [observations[i] for i in group]
-            guesses = self._attack(victims, [rngs[i] for i in group])
-            for index, guess in zip(group, guesses, strict=True):
-                results[index] = guess
-        return cast("list[Reconstruction | NotApplicable]", results)
+
+        def alike(index: int) -> tuple[object, ...]:
+            observation = observations[index]
+            self._check(observation)
+            return observation.replay, observation.batch_size, observation.targets is not None
+
+        return in_groups(
+            len(observations),
+            alike,
+            lambda group: self._attack([observations[i] for i in group], [rngs[i] for i in group]),
+        )
 
     def _check(self, observation: Observation) -> None:
         size = observation.batch_size

@@ -8,6 +8,7 @@ All functions of this module take such a stack of guesses, along the first axis.
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from torch.func import functional_call, vmap
 from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .base import Adversary, Observation, Reconstruction
+from .base import Adversary, Observation, Reconstruction, in_groups
 from .label_inference import infer_targets
 from .optimizers import Evaluate, Optimizer, Progress, Unknowns
 from .spaces import NotApplicable
@@ -121,31 +122,30 @@ class Matching(Adversary):
         progress: Progress | None = None,
     ) -> list[Reconstruction | NotApplicable]:
         """Attack observations together where they replay the same client on as many examples."""
-        results: list[Reconstruction | NotApplicable | None] = [None] * len(observations)
-        groups: dict[tuple[object, ...], list[int]] = {}
         targets: dict[int, Tensor] = {}
-        for index, (observation, rng) in enumerate(zip(observations, rngs, strict=True)):
-            try:
-                if not observation.space.continuous:
-                    raise NotApplicable("tokens cannot be optimised by gradient descent")
-                self.check(observation)
-                targets[index] = self.targets(observation, rng)
-            except NotApplicable as reason:
-                results[index] = reason
-            else:
-                groups.setdefault(self.alike(observation), []).append(index)
-        for group in groups.values():
+
+        def prepare(index: int) -> tuple[object, ...]:
+            observation = observations[index]
+            if not observation.space.continuous:
+                raise NotApplicable("tokens cannot be optimised by gradient descent")
+            self.check(observation)
+            targets[index] = self.targets(observation, rngs[index])
+            return self.alike(observation)
+
+        def attack(group: Sequence[int]) -> list[Reconstruction]:
             size = max(1, _guesses_at_once(observations[group[0]]) // self.restarts)
-            for part in (group[i : i + size] for i in range(0, len(group), size)):
-                guesses = self._search(
+            return [
+                guess
+                for part in (group[i : i + size] for i in range(0, len(group), size))
+                for guess in self._search(
                     [observations[i] for i in part],
                     torch.stack([targets[i] for i in part]),
                     [rngs[i] for i in part],
                     progress,
                 )
-                for index, guess in zip(part, guesses, strict=True):
-                    results[index] = guess
-        return cast("list[Reconstruction | NotApplicable]", results)
+            ]
+
+        return in_groups(len(observations), prepare, attack)
 
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
         """Return the distance and the priors at a guess."""
@@ -356,7 +356,8 @@ def batch_norm_statistics(model: nn.Module) -> Callable[[Tensor], Tensor] | None
 def vectorised(function: Callable[..., T]) -> Callable[..., T]:
     """Return a function of one guess as one of a stack: at once if its code allows it.
 
-    Arguments and result are tensors, or dictionaries of them.
+    Arguments and result are tensors, or dictionaries of them. Code that branches on values, or
+    takes them out of tensors, is run for one guess after the other, and a warning says so.
     """
     at_once = vmap(function, randomness="different")
     possible = True
@@ -368,8 +369,10 @@ def vectorised(function: Callable[..., T]) -> Callable[..., T]:
         if possible and length > 1:
             try:
                 return at_once(*stacks)
-            except RuntimeError:  # code that branches on values, or takes them out of tensors
+            except RuntimeError as error:  # one that is no fault of vmap comes again below
                 possible = False
+                reason = str(error).partition("\n")[0]
+                warnings.warn(f"one guess at a time, which is slow: {reason}", stacklevel=2)
         rows = [function(*(_row(stack, i) for stack in stacks)) for i in range(length)]
         return cast(T, torch.stack(rows) if isinstance(rows[0], Tensor) else _stack(rows))  # type: ignore[arg-type]
 

@@ -10,10 +10,10 @@ from torch import Generator, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import (
-    ImageSpace,
     DLG,
     IDLG,
     FedSGD,
+    ImageSpace,
     InvertingGradients,
     NotApplicable,
 )

@@ -17,7 +17,15 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, pad
 from torch.profiler import ProfilerActivity, profile
 
-from leakfrontier.adversaries import ImageSpace, DLFA, SME, FedAvg, InputSpace, Observation, Reconstruction
+from leakfrontier.adversaries import (
+    DLFA,
+    SME,
+    FedAvg,
+    ImageSpace,
+    InputSpace,
+    Observation,
+    Reconstruction,
+)
 from leakfrontier.adversaries.matching import Matching, cosine
 from leakfrontier.defenses import Batch, Defense
 
