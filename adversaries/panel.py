@@ -1,16 +1,29 @@
-"""The fixed panel: named, versioned, frozen. Never edited, only succeeded."""
+"""The fixed panel: named, versioned, frozen. Never edited, only succeeded.
+
+Every hyper-parameter is written out, so that a default that changes changes no panel; a test
+holds what each member reconstructs against what it did when the panel was made.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from .base import Adversary
+from .dlfa import DLFA
+from .dlg import DLG
+from .fedleak import FedLeak
+from .gradinversion import GradInversion
+from .idlg import IDLG
 from .inverting_gradients import InvertingGradients
 from .learning_to_invert import LearningToInvert
 from .linear_leakage import LinearLeakage
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
 from .sme import SME
+from .spear import SPEAR
 from .spearpp import SPEARPlusPlus
 
 
@@ -20,40 +33,136 @@ class Panel:
 
     Attributes:
         version: Recorded with every result.
-        members: The adversaries by name.
+        members: The adversaries by name, with budgets for CPUs: on 20 uploads of LeNet, a search
+            takes seconds.
+        published: The same with the budgets of their papers.
     """
 
     version: str
     members: Mapping[str, Adversary]
+    published: Mapping[str, Adversary]
 
 
-PANEL_2026_1 = Panel(
-    version="2026.1",
-    members=MappingProxyType(
-        {
-            "PriorGuess": PriorGuess(),
-            "LinearLeakage": LinearLeakage(),
-            "InvertingGradients": InvertingGradients(iterations=300),
-        }
+class Budget(NamedTuple):
+    """What a panel's members may spend: iterations, unless a name says otherwise."""
+
+    spear_samples: int
+    inverting_gradients: int
+    sme: int
+    learning_to_invert_uploads: int
+    dlg: int
+    dlg_patience: int
+    gradinversion: int
+    gradinversion_restarts: int
+    fedleak: int
+    fedleak_width: int
+    dlfa: int
+
+
+def _members_2026_4(budget: Budget) -> Mapping[str, Adversary]:
+    members: dict[str, Adversary] = {
+        "PriorGuess": PriorGuess(),
+        "LinearLeakage": LinearLeakage(),
+        "PriorAware": PriorAware(),
+        "SPEAR": SPEAR(layer=None, samples=budget.spear_samples),
+        "SPEARPlusPlus": SPEARPlusPlus(
+            layer=None,
+            loss="log-sum",
+            optimizer="adam",
+            starts="deflation",
+            initialisations=20_000,
+            steps=100,
+            patience=30,
+        ),
+        "InvertingGradients": InvertingGradients(
+            iterations=budget.inverting_gradients,
+            restarts=1,
+            lr=0.1,
+            total_variation=1e-4,
+            comparison="cosine",
+        ),
+        "SME": SME(
+            iterations=budget.sme,
+            restarts=1,
+            lr=1.0,
+            alpha=0.5,
+            alpha_lr=1e-3,
+            total_variation=0.01,
+        ),
+        "LearningToInvert": LearningToInvert(
+            uploads=budget.learning_to_invert_uploads, features=4096, max_examples=8
+        ),
+        "DLG": DLG(iterations=budget.dlg, restarts=1, patience=budget.dlg_patience),
+        "IDLG": IDLG(
+            iterations=budget.dlg, restarts=1, patience=budget.dlg_patience, tolerance=1e-6
+        ),
+        "GradInversion": GradInversion(
+            iterations=budget.gradinversion,
+            restarts=budget.gradinversion_restarts,
+            lr=0.1,
+            matching=1e-4,
+            total_variation=1e-4,
+            size=1e-6,
+            batch_norm=0.1,
+            consistency=0.01,
+            langevin=0.2,
+        ),
+        "FedLeak": FedLeak(
+            iterations=budget.fedleak,
+            restarts=1,
+            lr=0.01,
+            matched=0.5,
+            look_ahead=0.3,
+            total_variation=1e-5,
+            weight_decay=0.01,
+            width=budget.fedleak_width,
+        ),
+        "DLFA": DLFA(
+            iterations=budget.dlfa,
+            restarts=1,
+            lr=0.4,
+            decay=0.995,
+            total_variation=1e-3,
+            range_penalty=2.0,
+            order_prior=1000.0,
+        ),
+    }
+    return MappingProxyType(members)
+
+
+PANEL_2026_4 = Panel(
+    version="2026.4",
+    members=_members_2026_4(
+        Budget(
+            spear_samples=100_000,
+            inverting_gradients=300,
+            sme=300,
+            learning_to_invert_uploads=500,
+            dlg=60,
+            dlg_patience=20,
+            gradinversion=100,
+            gradinversion_restarts=1,
+            fedleak=60,
+            fedleak_width=16,
+            dlfa=100,
+        )
+    ),
+    published=_members_2026_4(
+        Budget(
+            spear_samples=1_000_000,
+            inverting_gradients=24_000,
+            sme=1000,
+            learning_to_invert_uploads=5000,
+            dlg=6000,
+            dlg_patience=100,
+            gradinversion=20_000,
+            gradinversion_restarts=4,
+            fedleak=10_000,
+            fedleak_width=256,
+            dlfa=400,
+        )
     ),
 )
 
-PANEL_2026_2 = Panel(
-    version="2026.2",
-    members=MappingProxyType({**PANEL_2026_1.members, "SPEARPlusPlus": SPEARPlusPlus()}),
-)
-
-PANEL_2026_3 = Panel(
-    version="2026.3",
-    members=MappingProxyType(
-        {
-            **PANEL_2026_2.members,
-            "PriorAware": PriorAware(),
-            "SME": SME(iterations=300),
-            "LearningToInvert": LearningToInvert(uploads=500),
-        }
-    ),
-)
-
-PANEL = PANEL_2026_3
+PANEL = PANEL_2026_4
 """The panel in force."""
