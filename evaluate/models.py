@@ -166,7 +166,7 @@ class _TokenMLP(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         # For each example its own: Opacus takes the first axis of every input for the batch.
-        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        places = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
         outputs: Tensor = self.perceptron(self.tokens(tokens) + self.places(places))
         return outputs
 

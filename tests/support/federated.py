@@ -6,13 +6,13 @@ import torch
 from torch import Generator, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedSGD, InputSpace, Observation, Protocol, Reconstruction
+from leakfrontier.adversaries import FedSGD, ImageSpace, Observation, Protocol, Reconstruction
 from leakfrontier.adversaries.relu_layer import Factors, factorise, find_layer
 from leakfrontier.defenses import Batch, Defense
 from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import ThreatModel, observe
+from leakfrontier.evaluate.client import Client, ThreatModel, observe
 
-SPACE = InputSpace(shape=(3, 8, 8), classes=10, mean=(0.5,), std=(0.25,))
+SPACE = ImageSpace(shape=(3, 8, 8), classes=10, mean=(0.5,), std=(0.25,))
 
 
 def rng(seed: int = 0) -> Generator:
@@ -58,16 +58,8 @@ def observed(
     protocol: Protocol | None = None,
     threat: ThreatModel | None = None,
 ) -> Observation:
-    (upload,) = observe(
-        model,
-        cross_entropy,
-        [share],
-        defense or Defense(),
-        protocol or FedSGD(),
-        SPACE,
-        threat or ThreatModel(),
-        rng(1),
-    )
+    client = Client(model, cross_entropy, defense or Defense(), protocol or FedSGD(), SPACE)
+    (upload,) = observe(client, [share], threat or ThreatModel(), rng(1))
     return upload.observation
 
 
@@ -92,6 +84,6 @@ def factors(observation: Observation, layer: str | None = None) -> Factors:
 
 def psnr(guess: Reconstruction, truth: torch.Tensor) -> torch.Tensor:
     """Return the PSNR of each example, without the cap of the report."""
-    pixels, private = SPACE.to_pixels(guess.inputs.double()), SPACE.to_pixels(truth.double())
+    pixels, private = SPACE.to_unit(guess.inputs.double()), SPACE.to_unit(truth.double())
     matched = pixels[metrics.match(pixels, private)]
     return -10 * (matched - private).square().flatten(1).mean(1).log10()
