@@ -135,7 +135,7 @@ def resnet18(space: InputSpace, groups: int = 32) -> nn.Module:
     return cast(nn.Module, model)
 
 
-def conv1d(space: InputSpace, channels: int = 16) -> nn.Module:
+def conv1d(space: InputSpace, channels: int = 32) -> nn.Module:
     """Return three convolutions over time, each with a stride of 4, and a linear layer."""
     if not channels >= 1:
         raise ValueError(f"channels must be at least 1, got {channels}")

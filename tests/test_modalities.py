@@ -22,6 +22,7 @@ from leakfrontier.adversaries import (
     PriorAware,
     Protocol,
     PublicData,
+    infer_targets,
 )
 from leakfrontier.defenses import DPSGD, Defense, Noise
 from leakfrontier.evaluate.client import Client, ThreatModel, Upload, observe
@@ -85,10 +86,10 @@ def test_linear_leakage_recovers_speech(digits: Dataset) -> None:
     assert scores(digits, upload(digits, "mlp"), LinearLeakage())["snr"] > 100
 
 
-@pytest.mark.parametrize(("model", "gain"), [("mlp", 5.0), ("conv1d", 0.1)])
+@pytest.mark.parametrize(("model", "gain"), [("mlp", 5.0), ("conv1d", 1.0)])
 def test_optimisation_gets_nearer_to_speech(digits: Dataset, model: str, gain: float) -> None:
     seen = upload(digits, model)
-    attack = InvertingGradients(iterations=100)
+    attack = InvertingGradients(total_variation=0.01)
     short, longer = (
         scores(digits, seen, replace(attack, iterations=count))["snr"] for count in (2, 100)
     )
@@ -139,8 +140,6 @@ def test_noise_hides_a_text(sentences: Dataset) -> None:
 
 
 def test_labels_of_several_texts_are_inferred(sentences: Dataset) -> None:
-    from leakfrontier.adversaries import infer_targets
-
     for public in (True, False):
         seen = upload(sentences, "token_mlp", examples=4, public=public)
         assert len(infer_targets(seen.observation, rng())) == 4
