@@ -157,6 +157,8 @@ class _TokenMLP(nn.Module):
         (length,) = space.shape
         self.tokens = nn.Embedding(space.vocabulary, width)
         self.places = nn.Embedding(length, width)
+        for embedding in (self.tokens, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
         self.perceptron = nn.Sequential(
             nn.Flatten(),
             nn.Linear(length * width, hidden),
@@ -173,6 +175,9 @@ class _TokenMLP(nn.Module):
 
 def token_mlp(space: InputSpace, width: int = 64, hidden: int = 64) -> nn.Module:
     """Return learned embeddings of tokens and of their places, and a perceptron.
+
+    Embeddings start as small as BERT's: at torch's own initialisation, the first steps of Adam
+    switch every hidden unit off for good, and nothing leaks from what is dead.
 
     Args:
         space: Tokens.

@@ -164,6 +164,21 @@ def test_token_mlp_tells_places_apart() -> None:
     assert not torch.allclose(model(forwards), model(forwards.flip(1)))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_token_mlp_survives_the_first_steps_of_adam(seed: int) -> None:
+    space, draws = TokenSpace((120,), 2, vocabulary=50, padding=0), rng(seed)
+    inputs, targets = torch.randint(50, (64, 120), generator=draws), torch.arange(64) % 2
+    inputs[:, 40:] = 0
+    model = build_model("token_mlp", space, draws)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.001
+
+
 def test_conv1d_is_small() -> None:
     model = build_model("conv1d", WaveSpace((1, 8000), 10), rng())
     assert layers(model) == [*["Conv1d", "ReLU"] * 3, "Flatten", "Linear"]
