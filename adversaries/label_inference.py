@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .base import Observation
-from .spaces import NotApplicable
+from .spaces import NotApplicable, TokenSpace
 
 _EXAMPLES = 500  # on which the mean prediction is estimated
 
@@ -57,6 +57,9 @@ def _mean_prediction(observation: Observation, rng: Generator) -> Tensor:
     """Return the mean of the model's predictions, on public data or else on noise."""
     if observation.public is not None:
         inputs = observation.public.inputs[:_EXAMPLES]
+    elif isinstance(observation.space, TokenSpace):
+        shape = (_EXAMPLES, *observation.space.shape)
+        inputs = torch.randint(observation.space.vocabulary, shape, generator=rng)
     else:
         inputs = torch.randn((_EXAMPLES, *observation.space.shape), generator=rng)
     outputs: Tensor = observation.model(inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -16,10 +16,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Generator, Tensor
 
-from leakfrontier.adversaries import ImageSpace, InputSpace
+from leakfrontier.adversaries import ContinuousSpace, ImageSpace, InputSpace, TokenSpace, WaveSpace
 from leakfrontier.defenses import Batch, torchvision_ops  # noqa: F401 (or torchvision may fail)
 
+from .audio import WAVE_SUFFIXES, read_waves
 from .modality import Modality, modality_of
+from .text import (
+    CharacterTokenizer,
+    LabelledText,
+    common_length,
+    label_ids,
+    read_texts,
+    tokenise,
+)
 
 Indices = NDArray[np.int64]
 """Positions of examples in a batch."""
@@ -38,6 +47,10 @@ FASHION_CLASSES = (
 )
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 DOWNLOADS = Path("~/.cache/leakfrontier")
+_BY_PATH = (
+    "a folder with one subfolder of images or WAV files per class (or such folders train/ and "
+    "test/), or texts with labels: a .jsonl file, or a folder with train.jsonl and test.jsonl"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +77,11 @@ class Dataset:
     def __post_init__(self) -> None:
         if not self.classes:
             raise ValueError(f"{self.name} has no classes")
+        if isinstance(self.space, TokenSpace) and self.space.vocabulary != len(self.vocabulary):
+            raise ValueError(
+                f"the vocabulary of {self.name} must hold {self.space.vocabulary} tokens, got "
+                f"{len(self.vocabulary)}"
+            )
         for split, (inputs, targets) in (("train", self.train), ("test", self.test)):
             if not len(inputs) == len(targets) >= 1:
                 raise ValueError(
@@ -103,27 +121,35 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     """Return a dataset; a process reads it once, so its tensors must not be modified.
 
     Args:
-        name: One of `DATASETS`, or the path of a folder of images: one subfolder per class,
-            either directly (a fifth of each class is held out for testing) or within `train/`
-            and `test/` (or `val/`). Grey images have one channel, all others three.
+        name: One of `DATASETS`, or a path.
+            A folder of images or of WAV files has one subfolder per class, either directly (a
+            fifth of each class is held out for testing) or within `train/` and `test/` (or
+            `val/`). Grey images have one channel, all others three; for sound see `read_waves`.
+            Texts are `.jsonl` files of {"text", "label"}: one file, or a folder with
+            `train.jsonl` and `test.jsonl` (or `val.jsonl`). Their tokens are characters.
         folder: Where downloaded files are kept; `~/.cache/leakfrontier` by default.
     """
     path = Path(name).expanduser()
     if name in DATASETS:
         return _load(name, (folder or DOWNLOADS).expanduser().resolve())
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == ".jsonl"):
         return _load(str(path.resolve()), DOWNLOADS)
+    if path.is_file():
+        raise ValueError(f"{path} must be a folder or a .jsonl file")
     if os.sep in name or "/" in name:
-        raise ValueError(f"there is no folder {path}")
+        raise ValueError(f"there is no folder or file {path}")
     raise ValueError(
-        f"dataset must be one of {', '.join(DATASETS)}, or the path of a folder with one "
-        f"subfolder of images per class, got {name!r}"
+        f"dataset must be one of {', '.join(DATASETS)}, or the path of {_BY_PATH}, got {name!r}"
     )
 
 
 @lru_cache(maxsize=4)
 def _load(name: str, folder: Path) -> Dataset:
-    return DATASETS[name](folder) if name in DATASETS else _image_folder(Path(name))
+    if name in DATASETS:
+        return DATASETS[name](folder)
+    path = Path(name)
+    is_text = path.is_file() or (path / "train.jsonl").is_file()
+    return _texts(path) if is_text else _class_folders(path)
 
 
 def partition(
@@ -324,53 +350,101 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
 """Every dataset by name, given the folder of downloads. Add a line here to add a dataset."""
 
 
-def _image_folder(folder: Path) -> Dataset:
-    train = folder / "train"
-    test = next((folder / part for part in ("test", "val") if (folder / part).is_dir()), None)
-    if test is None or not train.is_dir():
-        classes = _class_names(folder)
-        everything = _read_images(_labelled_files(folder, classes))
-        return _measured(str(folder), *_split(everything), classes)
-    classes = _class_names(train)
-    train_files, test_files = _labelled_files(train, classes), _labelled_files(test, classes)
-    inputs, targets = _read_images(train_files + test_files)  # together: sizes must agree
-    first = len(train_files)
-    return _measured(
-        str(folder),
-        Batch(inputs[:first], targets[:first]),
-        Batch(inputs[first:], targets[first:]),
-        classes,
-    )
+def _class_folders(folder: Path) -> Dataset:
+    train, test = folder / "train", _held_out(folder)
+    parts = [train, test] if test is not None and train.is_dir() else [folder]
+    classes = _class_names(parts[0])
+    files = [_labelled_files(part, classes) for part in parts]
+    paths = [path for part in files for path, _ in part]
+    inputs, space = _read_media(folder, paths)
+    everything = Batch(inputs, torch.tensor([label for part in files for _, label in part]))
+    cut = len(files[0])
+    if len(parts) == 1:
+        splits = _split(everything)
+    else:  # read together, because sizes must agree
+        splits = everything.at(slice(cut)), everything.at(slice(cut, None))
+    return _measured(str(folder), *splits, classes, space)
+
+
+def _read_media(
+    folder: Path, paths: Sequence[Path]
+) -> tuple[Tensor, Callable[..., ContinuousSpace]]:
+    """Return images or sounds, and the space that they are in."""
+    is_sound = {path.suffix.lower() in WAVE_SUFFIXES: path for path in paths}
+    if len(is_sound) == 2:
+        both = f"{is_sound[False]} and {is_sound[True]}"
+        raise ValueError(f"{folder} must hold images or sounds, got both: {both}")
+    if False in is_sound:
+        return _read_images(paths), ImageSpace
+    inputs, rate = read_waves(paths)
+    return inputs, partial(WaveSpace, rate=rate)
+
+
+def _held_out(folder: Path, suffix: str = "") -> Path | None:
+    """Return where a folder keeps its test examples, if it keeps them apart."""
+    found = (folder / f"{name}{suffix}" for name in ("test", "val"))
+    return next((path for path in found if path.exists()), None)
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
     names = (path.name for path in folder.iterdir() if path.is_dir())
     classes = tuple(sorted(name for name in names if not name.startswith(".")))
     if not classes:
-        raise ValueError(f"{folder} has no classes; it must hold one subfolder of images per class")
+        raise ValueError(f"{folder} has no classes; it must be {_BY_PATH}")
     return classes
 
 
 def _labelled_files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     unknown = set(_class_names(folder)) - set(classes)
     if unknown:
-        raise ValueError(f"{folder} has classes without training images: {', '.join(unknown)}")
+        raise ValueError(f"{folder} has classes without training data: {', '.join(unknown)}")
     files = []
     for label, name in enumerate(classes):
         found = [
-            path for path in (folder / name).glob("*") if path.suffix.lower() in IMAGE_SUFFIXES
+            path
+            for path in (folder / name).glob("*")
+            if path.suffix.lower() in IMAGE_SUFFIXES | WAVE_SUFFIXES
         ]
         if not found:
             raise ValueError(
-                f"the class folder {folder / name} holds no images; a dataset is a folder with "
-                "one subfolder of images per class, or with such folders train/ and test/"
+                f"the class folder {folder / name} holds no images or WAV files; a dataset must "
+                f"be {_BY_PATH}"
             )
         files += [(path, label) for path in sorted(found)]
     return files
 
 
-def _read_images(files: Iterable[tuple[Path, int]]) -> Batch:
-    paths, labels = zip(*files, strict=True)
+def _texts(path: Path) -> Dataset:
+    if path.is_file():
+        train, test = _split_texts(read_texts(path))
+    else:
+        held_out = _held_out(path, ".jsonl")
+        if held_out is None:
+            raise ValueError(f"{path} has a train.jsonl, but no test.jsonl or val.jsonl")
+        train, test = read_texts(path / "train.jsonl"), read_texts(held_out)
+    classes = _labels(train)
+    tokenizer = CharacterTokenizer.of(line.text for line in train)
+    length = common_length(train, tokenizer)
+    splits = [
+        Batch(tokenise(lines, tokenizer, length), label_ids(lines, classes))
+        for lines in (train, test)
+    ]
+    vocabulary = tokenizer.vocabulary
+    space = TokenSpace((length,), len(classes), len(vocabulary), tokenizer.padding)
+    return Dataset(str(path), splits[0], splits[1], classes, space, vocabulary)
+
+
+def _split_texts(lines: list[LabelledText]) -> tuple[list[LabelledText], list[LabelledText]]:
+    rows = Batch(torch.arange(len(lines)), label_ids(lines, _labels(lines)))
+    train, test = ([lines[row] for row in part.inputs] for part in _split(rows))
+    return train, test
+
+
+def _labels(lines: list[LabelledText]) -> tuple[str, ...]:
+    return tuple(sorted({line.label for line in lines}))
+
+
+def _read_images(paths: Sequence[Path]) -> Tensor:
     images = [_read_image(path) for path in paths]
     for path, image in zip(paths, images, strict=True):
         if image.shape[:2] != images[0].shape[:2]:
@@ -380,7 +454,7 @@ def _read_images(files: Iterable[tuple[Path, int]]) -> Batch:
             )
     channels = max(image.shape[2] for image in images)  # grey among colours: as colours
     pixels = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
-    return Batch(_to_pixels(pixels), torch.tensor(labels))
+    return _to_pixels(pixels)
 
 
 def _read_image(path: Path) -> NDArray[np.uint8]:
@@ -418,9 +492,17 @@ def _split(batch: Batch) -> tuple[Batch, Batch]:
     return batch.at(~held_out), batch.at(held_out)
 
 
-def _measured(name: str, train: Batch, test: Batch, classes: tuple[str, ...]) -> Dataset:
-    std, mean = torch.std_mean(train.inputs, dim=(0, 2, 3), correction=0)
+def _measured(
+    name: str,
+    train: Batch,
+    test: Batch,
+    classes: tuple[str, ...],
+    space: Callable[..., ContinuousSpace] = ImageSpace,
+) -> Dataset:
+    """Return a dataset that is normalised by the mean and deviation of its training examples."""
+    axes = [axis for axis in range(train.inputs.dim()) if axis != 1]
+    std, mean = torch.std_mean(train.inputs, dim=axes, correction=0)
     std = torch.where(std > 0, std, 1.0)  # a constant channel is centred only
     shape = tuple(train.inputs.shape[1:])
-    space = ImageSpace(shape, len(classes), tuple(mean.tolist()), tuple(std.tolist()))
-    return Dataset(name, train, test, classes, space)
+    known = space(shape, len(classes), tuple(mean.tolist()), tuple(std.tolist()))
+    return Dataset(name, train, test, classes, known)

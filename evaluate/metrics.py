@@ -1,8 +1,8 @@
-"""Scores per victim, and the matching of guesses to truths.
+"""Scores per victim, and the matching of guesses to truths, stacked along the first axis.
 
-Images are on the pixel scale, where values lie in [0, 1], stacked along the first axis. Every
-score clamps both sides to that range, reads NaN as 0, and is computed in double precision: a
-broken guess gets the score of what it would look like, never NaN.
+Images and sound are on the scale of the data, where values lie in [0, 1]. Scores clamp both
+sides to that range, read NaN as 0, and are computed in double precision: a broken guess gets the
+score of what it would look like, never NaN. Tokens are compared place by place.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def psnr(guess: Tensor, truth: Tensor) -> Tensor:
 def snr(guess: Tensor, truth: Tensor) -> Tensor:
     """Return the signal-to-noise ratio of each guess in dB; NaN for a truth of nothing but zeros.
 
-    The squared error is floored as in `psnr`.
+    Signals are amplitudes in [-1, 1], and clamped to that range. The squared error is floored as
+    in `psnr`.
     """
     _check_same_shape(guess, truth)
-    values = truth.double().flatten(1)
-    error = (guess.double().flatten(1) - values).square().mean(1).clamp(min=LEAST_ERROR)
-    power = values.square().mean(1)
-    return torch.where(power > 0, 10 * (power / error).log10(), torch.nan)
+    error = (_amplitudes(guess) - _amplitudes(truth)).flatten(1).square().mean(1)
+    power = _amplitudes(truth).flatten(1).square().mean(1)
+    ratio = 10 * (power / error.clamp(min=LEAST_ERROR)).log10()
+    return torch.where(power > 0, ratio, torch.nan)
 
 
 def ssim(guess: Tensor, truth: Tensor) -> Tensor:
@@ -88,6 +89,22 @@ def ssim(guess: Tensor, truth: Tensor) -> Tensor:
     return similarity.mean((1, 2, 3)).view(truth.shape[:2]).mean(1)
 
 
+def token_accuracy(guess: Tensor, truth: Tensor, padding: int | None = None) -> Tensor:
+    """Return the share of each truth's tokens that are guessed at their places.
+
+    Places where the truth is padding do not count; NaN for a truth of nothing else.
+    """
+    _check_same_shape(guess, truth)
+    counts = torch.ones_like(truth, dtype=torch.bool) if padding is None else truth != padding
+    return ((guess == truth) & counts).sum(dim=1).double() / counts.sum(dim=1)
+
+
+def exact_match(guess: Tensor, truth: Tensor) -> Tensor:
+    """Return 1 for each guess that is the truth, padding included, or else 0."""
+    _check_same_shape(guess, truth)
+    return (guess == truth).all(dim=1).double()
+
+
 def match(guess: Tensor, truth: Tensor) -> Tensor:
     """Return, for each truth, the index of the guess assigned to it, or -1 if none is left.
 
@@ -98,17 +115,19 @@ def match(guess: Tensor, truth: Tensor) -> Tensor:
         guess: Guesses, in no particular order; there may be fewer or more than truths.
         truth: Private examples.
     """
-    if guess.shape[1:] != truth.shape[1:]:
-        raise ValueError(
-            f"guesses must have the truths' shape {tuple(truth.shape[1:])}, "
-            f"got {tuple(guess.shape[1:])}"
-        )
+    _check_same_example_shape(guess, truth)
     distance = torch.cdist(
         _pixels(guess).flatten(1),
         _pixels(truth).flatten(1),
         compute_mode="donot_use_mm_for_euclid_dist",  # the faster way cancels for near-copies
     )
     return assign(distance.square())
+
+
+def match_tokens(guess: Tensor, truth: Tensor) -> Tensor:
+    """Return, as `match`, the assignment with the fewest wrong tokens."""
+    _check_same_example_shape(guess, truth)
+    return assign((guess[:, None] != truth).sum(dim=-1))
 
 
 def assign(costs: Tensor) -> Tensor:
@@ -135,12 +154,7 @@ def identified(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
         https://arxiv.org/abs/2104.07586 (image identifiability precision).
     """
     _check_same_shape(guess, truth)
-    expected = (len(truth), *truth.shape[1:])
-    if not (pool.dim() >= 2 and pool.shape[1] >= 1 and (len(pool), *pool.shape[2:]) == expected):
-        raise ValueError(
-            f"pool must hold at least one distractor of shape {tuple(truth.shape[1:])} for each "
-            f"of {len(truth)} examples, got shape {tuple(pool.shape)}"
-        )
+    _check_pool(pool, truth)
     own = _distance(guess, truth)
     # One victim at a time: the pools together may not fit into memory in double precision.
     pairs = zip(guess, pool, strict=True)
@@ -148,8 +162,24 @@ def identified(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
     return own + TIE < torch.stack(nearest) if nearest else own < 0
 
 
+def identified_tokens(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
+    """Return whether each guess differs from its truth in fewer places than from all distractors.
+
+    Chance is as in `identified`, and ties are failures: with ties, a blind guess succeeds less
+    often than 1/N.
+    """
+    _check_same_shape(guess, truth)
+    _check_pool(pool, truth)
+    own = (guess != truth).sum(dim=1)
+    return own < (guess[:, None] != pool).sum(dim=-1).amin(dim=1)
+
+
 def _pixels(values: Tensor) -> Tensor:
     return values.double().nan_to_num(nan=0.0, posinf=1.0, neginf=0.0).clamp(0, 1)
+
+
+def _amplitudes(values: Tensor) -> Tensor:
+    return values.double().nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0).clamp(-1, 1)
 
 
 def _distance(x: Tensor, y: Tensor) -> Tensor:
@@ -167,4 +197,21 @@ def _check_same_shape(guess: Tensor, truth: Tensor) -> None:
     if guess.shape != truth.shape:
         raise ValueError(
             f"guess must have the truth's shape {tuple(truth.shape)}, got {tuple(guess.shape)}"
+        )
+
+
+def _check_same_example_shape(guess: Tensor, truth: Tensor) -> None:
+    if guess.shape[1:] != truth.shape[1:]:
+        raise ValueError(
+            f"guesses must have the truths' shape {tuple(truth.shape[1:])}, "
+            f"got {tuple(guess.shape[1:])}"
+        )
+
+
+def _check_pool(pool: Tensor, truth: Tensor) -> None:
+    expected = (len(truth), *truth.shape[1:])
+    if not (pool.dim() >= 2 and pool.shape[1] >= 1 and (len(pool), *pool.shape[2:]) == expected):
+        raise ValueError(
+            f"pool must hold at least one distractor of shape {tuple(truth.shape[1:])} for each "
+            f"of {len(truth)} examples, got shape {tuple(pool.shape)}"
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import InputSpace, TokenSpace, WaveSpace
+from leakfrontier.adversaries import ContinuousSpace, InputSpace, TokenSpace, WaveSpace
 from leakfrontier.defenses import Batch, Loss
 
 from . import metrics
@@ -131,6 +131,8 @@ class Modality(ABC):
 class _Continuous(Modality):
     """Data in [0, 1], compared by the Euclidean distance."""
 
+    space: ContinuousSpace
+
     def values(self, inputs: Tensor) -> Tensor:
         return self.space.to_unit(inputs)
 
@@ -158,7 +160,7 @@ class Images(_Continuous):
 
     def nothing(self, like: Tensor) -> Tensor:
         """Return black."""
-        return torch.zeros_like(like[:1]) if len(like) else like.new_zeros(1, *like.shape[1:])
+        return like.new_zeros(1, *like.shape[1:])
 
     def scores(self, guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
         """Return PSNR and SSIM."""
@@ -177,19 +179,29 @@ class Waves(_Continuous):
     metrics: ClassVar[Mapping[str, str]] = {"psnr": "dB", "snr": "dB"}
     media: ClassVar[Media] = "audio/wav"
 
+    space: WaveSpace
+
     def nothing(self, like: Tensor) -> Tensor:
         """Return silence."""
         return like.new_full((1, *like.shape[1:]), 0.5)
 
     def scores(self, guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
         """Return PSNR and SNR."""
-        amplitudes = (2 * guess - 1, 2 * truth - 1)
-        return {"psnr": metrics.psnr(guess, truth), "snr": metrics.snr(*amplitudes)}
+        snr = metrics.snr(_amplitudes(guess), _amplitudes(truth))
+        return {"psnr": metrics.psnr(guess, truth), "snr": snr}
+
+    def differ(self, example: Tensor, others: Tensor) -> Tensor:
+        """Return which differ by more than a thousandth of its loudness, and by a 16-bit step.
+
+        Unlike that of images, the scale of sound says little: whole datasets are quiet.
+        """
+        loudness = (example - 0.5).square().mean()
+        error = (others - example).flatten(1).square().mean(1)
+        return error > (1e-6 * loudness).clamp(min=2.0**-32)
 
     def render(self, values: Tensor) -> bytes:
         """Return a WAV file."""
-        rate = self.space.rate if isinstance(self.space, WaveSpace) else 16_000
-        return wave_file(2 * values - 1, rate)
+        return wave_file(_amplitudes(values), self.space.rate)
 
 
 @dataclass(frozen=True)
@@ -205,6 +217,7 @@ class Text(Modality):
     metrics: ClassVar[Mapping[str, str]] = {"token_accuracy": "", "exact": ""}
     media: ClassVar[Media] = "tokens"
 
+    space: TokenSpace
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
 
     def values(self, inputs: Tensor) -> Tensor:
@@ -221,34 +234,27 @@ class Text(Modality):
 
     def match(self, guess: Tensor, truth: Tensor) -> Tensor:
         """Assign guesses so that the fewest tokens are wrong."""
-        wrong = (guess[:, None] != truth[None]).sum(dim=-1)
-        return metrics.assign(wrong.double())
+        return metrics.match_tokens(guess, truth)
 
     def scores(self, guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
-        """Return the share of right tokens, padding left out, and whether all are right."""
-        right, known = guess == truth, self._known(truth)
-        share = (right & known).sum(dim=1) / known.sum(dim=1)  # NaN where there is nothing
-        return {"token_accuracy": share, "exact": (right | ~known).all(dim=1).double()}
+        """Return the share of the truth's tokens that are right, and whether all places are."""
+        accuracy = metrics.token_accuracy(guess, truth, self.space.padding)
+        return {"token_accuracy": accuracy, "exact": metrics.exact_match(guess, truth)}
 
     def identified(self, guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
         """Return whether fewer tokens differ from the truth than from any other."""
-        own = (guess != truth).sum(dim=1)
-        others = (guess[:, None] != pool).sum(dim=-1)
-        return own < others.amin(dim=1)
+        return metrics.identified_tokens(guess, truth, pool)
 
     def differ(self, example: Tensor, others: Tensor) -> Tensor:
         """Return which are not the same sequence."""
         return (others != example).any(dim=1)
 
     def render(self, values: Tensor) -> bytes:
-        """Return the tokens' texts."""
-        kept = values[self._known(values)] if bool(self._known(values).any()) else values[:0]
-        return token_texts([self._text(int(token)) for token in kept])
-
-    def _known(self, tokens: Tensor) -> Tensor:
-        """Return which places hold a token rather than padding."""
-        padding = self.space.padding if isinstance(self.space, TokenSpace) else None
-        return torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
+        """Return the tokens' texts, place by place, without the padding at the end."""
+        tokens = [int(token) for token in values]
+        while tokens and tokens[-1] == self.space.padding:
+            tokens.pop()
+        return token_texts([self._text(token) for token in tokens])
 
     def _text(self, token: int) -> str:
         return self.vocabulary[token] if 0 <= token < len(self.vocabulary) else "\N{WHITE SQUARE}"
@@ -258,4 +264,13 @@ def modality_of(space: InputSpace, vocabulary: tuple[str, ...] = ()) -> Modality
     """Return the modality of a space."""
     if isinstance(space, TokenSpace):
         return Text(space, vocabulary)
-    return Waves(space) if isinstance(space, WaveSpace) else Images(space)
+    if isinstance(space, WaveSpace):
+        return Waves(space)
+    if isinstance(space, ContinuousSpace):
+        return Images(space)
+    raise ValueError(f"space must be one of images, sound or tokens, got {space}")
+
+
+def _amplitudes(values: Tensor) -> Tensor:
+    """Return sound on the scale from -1 to 1."""
+    return 2 * values - 1

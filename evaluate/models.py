@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from leakfrontier.adversaries import InputSpace
+from leakfrontier.adversaries import ImageSpace, InputSpace, TokenSpace, WaveSpace
 from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or torchvision may fail)
 
 from .plugins import load_attribute
@@ -59,6 +59,8 @@ def mlp(space: InputSpace, width: int = 200) -> nn.Module:
     """Return a perceptron with three hidden ReLU layers."""
     if not width >= 1:
         raise ValueError(f"width must be at least 1, got {width}")
+    if not space.continuous:
+        raise ValueError(f"mlp needs real-valued inputs, got {_kind(space)}")
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(math.prod(space.shape), width),
@@ -133,11 +135,70 @@ def resnet18(space: InputSpace, groups: int = 32) -> nn.Module:
     return cast(nn.Module, model)
 
 
+def conv1d(space: InputSpace, channels: int = 32) -> nn.Module:
+    """Return three convolutions over time, each with a stride of 4, and a linear layer."""
+    if not channels >= 1:
+        raise ValueError(f"channels must be at least 1, got {channels}")
+    if not isinstance(space, WaveSpace):
+        raise ValueError(f"conv1d needs sound of shape (channels, samples), got {_kind(space)}")
+    seen, samples = space.shape
+    layers: list[nn.Module] = []
+    for made in (channels, 2 * channels, 2 * channels):
+        layers += [nn.Conv1d(seen, made, kernel_size=9, padding=4, stride=4), nn.ReLU()]
+        seen, samples = made, math.ceil(samples / 4)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(seen * samples, space.classes))
+
+
+class _TokenMLP(nn.Module):
+    """Embeddings of tokens and of their places, added, and a perceptron with a hidden layer."""
+
+    def __init__(self, space: TokenSpace, width: int, hidden: int) -> None:
+        super().__init__()
+        (length,) = space.shape
+        self.tokens = nn.Embedding(space.vocabulary, width)
+        self.places = nn.Embedding(length, width)
+        for embedding in (self.tokens, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
+        self.perceptron = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(length * width, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, space.classes),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # For each example its own: Opacus takes the first axis of every input for the batch.
+        places = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+        outputs: Tensor = self.perceptron(self.tokens(tokens) + self.places(places))
+        return outputs
+
+
+def token_mlp(space: InputSpace, width: int = 64, hidden: int = 64) -> nn.Module:
+    """Return learned embeddings of tokens and of their places, and a perceptron.
+
+    Embeddings start as small as BERT's: at torch's own initialisation, the first steps of Adam
+    switch every hidden unit off for good, and nothing leaks from what is dead.
+
+    Args:
+        space: Tokens.
+        width: Size of an embedding.
+        hidden: Width of the hidden ReLU layer.
+    """
+    for name, value in (("width", width), ("hidden", hidden)):
+        if not value >= 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not isinstance(space, TokenSpace):
+        raise ValueError(f"token_mlp needs tokens, got {_kind(space)}")
+    return _TokenMLP(space, width, hidden)
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "lenet": lenet,
     "resnet18": resnet18,
+    "conv1d": conv1d,
+    "token_mlp": token_mlp,
 }
 """Every model by name, as `factory(space, **options)`. Add a line here to add a model."""
 
@@ -206,10 +267,18 @@ def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
 
 
 def _image_shape(name: str, space: InputSpace) -> tuple[int, int, int]:
-    if len(space.shape) != 3 or not space.continuous:
+    if not isinstance(space, ImageSpace) or len(space.shape) != 3:
         raise ValueError(
-            f"{name} needs images of shape (channels, height, width), got inputs of shape "
-            f"{space.shape}; use mlp or a model of your own"
+            f"{name} needs images of shape (channels, height, width), got {_kind(space)}"
         )
     channels, height, width = space.shape
     return channels, height, width
+
+
+def _kind(space: InputSpace) -> str:
+    """Return what a space holds, and the models for it."""
+    if isinstance(space, TokenSpace):
+        return f"sequences of {space.shape[0]} tokens; use token_mlp or a model of your own"
+    if isinstance(space, WaveSpace):
+        return f"sound of shape {space.shape}; use conv1d, mlp or a model of your own"
+    return f"inputs of shape {space.shape}; use mlp or a model of your own"

@@ -30,8 +30,12 @@ def image_png(pixels: Tensor) -> bytes:
 
 
 def wave_file(amplitudes: Tensor, rate: int) -> bytes:
-    """Return sound of shape (channels, samples) with amplitudes in [-1, 1] as 16-bit WAV."""
-    values = amplitudes.detach().cpu().clamp(-1, 1).mul(32767).round().to(int16)
+    """Return sound of shape (channels, samples) with amplitudes in [-1, 1] as 16-bit WAV.
+
+    Louder values are cut off. Sound that came from 16 bits gets the same values again.
+    """
+    steps = amplitudes.detach().cpu().double().mul(2**15).round()
+    values = steps.clamp(-(2**15), 2**15 - 1).to(int16)
     buffer = io.BytesIO()
     wavfile.write(buffer, rate, values.T.contiguous().numpy())
     return buffer.getvalue()

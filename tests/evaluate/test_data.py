@@ -12,6 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
+from leakfrontier.adversaries import ImageSpace, TokenSpace
 from leakfrontier.defenses import Batch
 from leakfrontier.evaluate import data
 from leakfrontier.evaluate.data import DATASETS, PARTITIONS, Dataset, load_dataset, partition
@@ -23,6 +24,9 @@ def datasets_folder() -> Path:
     if not folder:
         pytest.skip("LEAKFRONTIER_DATA does not name a folder of datasets")
     return Path(folder)
+
+
+SPACE = ImageSpace((1, 2, 2), 2)
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -115,8 +119,8 @@ def test_mnist_through_torchvision(datasets_folder: Path, tmp_path: Path) -> Non
     check_pixels(dataset.train, (60_000, 1, 28, 28))
     check_pixels(dataset.test, (10_000, 1, 28, 28))
     assert dataset.train.targets[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    assert dataset.mean == pytest.approx([0.1307], abs=5e-5)  # the well-known constants
-    assert dataset.std == pytest.approx([0.3081], abs=5e-5)
+    assert dataset.space.mean == pytest.approx([0.1307], abs=5e-5)  # the well-known constants
+    assert dataset.space.std == pytest.approx([0.3081], abs=5e-5)
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
@@ -159,7 +163,7 @@ def test_cifar_from_the_reader_is_channels_first(
     dataset = load_dataset("cifar10", tmp_path)
     expected = np.moveaxis(images, 3, 1) / 255
     assert np.allclose(dataset.train.inputs.numpy(), expected)
-    assert dataset.mean == pytest.approx(expected.mean(axis=(0, 2, 3)), rel=1e-5)
+    assert dataset.space.mean == pytest.approx(expected.mean(axis=(0, 2, 3)), rel=1e-5)
     assert dataset.test.targets.tolist() == [0, 1]
 
 
@@ -188,8 +192,8 @@ def test_folder_of_colour_images(datasets_folder: Path) -> None:
     check_pixels(dataset.test, (1000, 3, 32, 32))
     assert dataset.classes[0] == "airplane"
     assert dataset.train.targets.bincount().tolist() == [500] * 10
-    assert dataset.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=0.01)
-    assert dataset.std == pytest.approx((0.2470, 0.2435, 0.2616), abs=0.01)
+    assert dataset.space.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=0.01)
+    assert dataset.space.std == pytest.approx((0.2470, 0.2435, 0.2616), abs=0.01)
     first = min((datasets_folder / "cifar10" / "train" / "airplane").iterdir())
     with Image.open(first) as image:
         assert image.getpixel((5, 9)) == tuple((dataset.train.inputs[0, :, 9, 5] * 255).int())
@@ -232,7 +236,7 @@ def test_constant_channel_is_only_centred(tmp_path: Path) -> None:
     for index in range(5):
         Image.new("RGB", (4, 4), (index * 20, 0, 0)).save(tmp_path / "red" / f"{index}.png")
     dataset = load_dataset(str(tmp_path))
-    assert dataset.std[1:] == (1.0, 1.0)
+    assert dataset.space.std[1:] == (1.0, 1.0)
     assert dataset.space.to_inputs(dataset.train.inputs).isfinite().all()
 
 
@@ -245,20 +249,20 @@ def test_known_names_come_before_folders(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_unknown_name_lists_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match=r"path of a folder.*got 'imagnet'") as caught:
+    with pytest.raises(ValueError, match=r"path of a folder with.*got 'imagnet'") as caught:
         load_dataset("imagnet")
     assert all(name in str(caught.value) for name in DATASETS)
 
 
 def test_unusable_folders(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no folder .*absent"):
+    with pytest.raises(ValueError, match=r"no folder or file .*absent"):
         load_dataset(str(tmp_path / "absent"))
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="none has no classes"):
         load_dataset(str(tmp_path / "none"))
     write_images(tmp_path / "pets" / "cat")
     (tmp_path / "pets" / "dog").mkdir()
-    with pytest.raises(ValueError, match="dog holds no images"):
+    with pytest.raises(ValueError, match="dog holds no images or WAV files"):
         load_dataset(str(tmp_path / "pets"))
     write_images(tmp_path / "few" / "cat", count=4)
     with pytest.raises(ValueError, match=r"test split of .*few.*at least one example"):
@@ -266,7 +270,7 @@ def test_unusable_folders(tmp_path: Path) -> None:
     write_images(tmp_path / "new" / "train" / "cat")
     write_images(tmp_path / "new" / "test" / "cat")
     write_images(tmp_path / "new" / "test" / "fox")
-    with pytest.raises(ValueError, match="without training images: fox"):
+    with pytest.raises(ValueError, match="without training data: fox"):
         load_dataset(str(tmp_path / "new"))
 
 
@@ -291,16 +295,27 @@ def test_images_outside_the_unit_range(value: float) -> None:
     good = Batch(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
     bad = Batch(good.inputs.clone(), good.targets)
     bad.inputs[1, 0, 1, 1] = value
-    with pytest.raises(ValueError, match=r"test images of mine must lie in \[0, 1\]"):
-        Dataset("mine", good, bad, ("a", "b"), (0.0,), (1.0,))
+    with pytest.raises(ValueError, match=r"test examples of mine must lie in \[0, 1\]"):
+        Dataset("mine", good, bad, ("a", "b"), SPACE)
 
 
 def test_labels_must_match() -> None:
     batch = Batch(torch.zeros(2, 1, 2, 2), torch.tensor([0, 2]))
     with pytest.raises(ValueError, match="labels of mine must be from 0 to 1, got 0 to 2"):
-        Dataset("mine", batch, batch, ("a", "b"), (0.0,), (1.0,))
+        Dataset("mine", batch, batch, ("a", "b"), SPACE)
     with pytest.raises(ValueError, match="mine has no classes"):
-        Dataset("mine", batch, batch, (), (0.0,), (1.0,))
+        Dataset("mine", batch, batch, (), SPACE)
+
+
+def test_tokens_must_be_in_the_vocabulary() -> None:
+    batch = Batch(torch.tensor([[0, 3]]), torch.tensor([0]))
+    space = TokenSpace((2,), 1, vocabulary=3, padding=0)
+    with pytest.raises(
+        ValueError, match=r"train examples of mine must lie in \[0, 2\], got 0 to 3"
+    ):
+        Dataset("mine", batch, batch, ("a",), space, ("[PAD]", "[UNK]", "a"))
+    with pytest.raises(ValueError, match="vocabulary of mine must hold 3 tokens, got 2"):
+        Dataset("mine", batch, batch, ("a",), space, ("[PAD]", "[UNK]"))
 
 
 def rows(batch: Batch) -> list[tuple[float, ...]]:
@@ -324,6 +339,16 @@ def test_every_example_is_used_once(scheme: str, clients: int) -> None:
         torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
     )
     assert rows(whole) == rows(batch)
+
+
+@pytest.mark.parametrize("scheme", PARTITIONS)
+def test_tokens_are_spread_like_images(scheme: str) -> None:
+    tokens = torch.randint(30, (60, 12), generator=rng())
+    batch = Batch(tokens, torch.arange(60) % 2)
+    parts = partition(batch, 4, scheme, rng())
+    assert {part.inputs.dtype for part in parts} == {torch.int64}
+    assert [len(part.targets) for part in parts] == [15] * 4
+    assert rows(Batch.joined(parts)) == rows(batch)
 
 
 @pytest.mark.parametrize("scheme", PARTITIONS)

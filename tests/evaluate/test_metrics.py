@@ -113,7 +113,7 @@ def test_ssim_is_nan_for_what_is_not_an_image(shape: tuple[int, ...]) -> None:
 
 
 def test_scores_refuse_to_broadcast() -> None:
-    for score in (metrics.psnr, metrics.ssim):
+    for score in (metrics.psnr, metrics.ssim, metrics.snr, metrics.exact_match):
         with pytest.raises(ValueError, match=r"guess must have the truth's shape \(2, 1, 8, 8\)"):
             score(images(1, 1, 8, 8), images(2, 1, 8, 8))
     with pytest.raises(ValueError, match="guesses must have the truths' shape"):
@@ -193,36 +193,74 @@ def test_identified_of_an_empty_batch() -> None:
     assert metrics.identified(images(0, 4), images(0, 4), images(0, 5, 4)).shape == (0,)
 
 
-def test_distractors_are_allowed_look_alikes() -> None:
-    inputs, targets = images(60, 4), torch.arange(60) % 3
-    inputs[9] = inputs[0] + 5e-4  # a near-duplicate of the example, as 12 is not
-    inputs[12] = inputs[0] + 5e-3
-    exclude = torch.tensor([3, 6, 7])
-    drawn = metrics.distractors(0, targets, inputs, exclude, 16, seeded())
-    assert sorted(drawn.tolist()) == list(range(12, 60, 3))
-    again = metrics.distractors(0, targets, inputs, exclude, 16, seeded())
-    assert torch.equal(drawn, again)
-    assert not torch.equal(drawn, drawn.sort().values)
-    with pytest.raises(ValueError, match=r"\[1, 16\]"):  # the near-duplicate is not the 17th
-        metrics.distractors(0, targets, inputs, exclude, 17, seeded())
-
-
-def test_distractors_are_drawn_uniformly() -> None:
-    inputs, targets, rng = images(6, 4), torch.zeros(6, dtype=torch.long), seeded()
-    drawn = [
-        metrics.distractors(2, targets, inputs, torch.tensor([], dtype=torch.long), 2, rng)
-        for _ in range(2_000)
+def test_snr_agrees_with_the_ratio_of_energies() -> None:
+    truth = 2 * images(3, 1, 400) - 1
+    guess = noisy(truth, 0.1).clamp(-1, 1)
+    signal, noise = truth.double().numpy(), (guess.double() - truth.double()).numpy()
+    expected = [
+        20 * np.log10(np.linalg.norm(s) / np.linalg.norm(n))
+        for s, n in zip(signal, noise, strict=True)
     ]
-    share = torch.bincount(torch.cat(drawn), minlength=6) / 2_000
-    assert share[2] == 0
-    assert (share[[0, 1, 3, 4, 5]] - 0.4).abs().max() < 4 * (0.4 * 0.6 / 2_000) ** 0.5
+    assert metrics.snr(guess, truth).tolist() == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("count", [0, 20])
-def test_distractors_name_the_class_that_is_too_small(count: int) -> None:
-    inputs, targets = images(60, 4), torch.arange(60) % 3
-    with pytest.raises(ValueError, match=rf"in \[1, 19\], .* class 2 .*got {count}"):
-        metrics.distractors(2, targets, inputs, torch.tensor([2]), count, seeded())
+def test_snr_knows_silence_from_noise() -> None:
+    truth = torch.tensor([[[0.5, -0.5]], [[0.5, -0.5]], [[0.0, 0.0]], [[0.5, -0.5]]])
+    guess = torch.tensor([[[0.0, 0.0]], [[0.5, -0.5]], [[0.1, 0.0]], [[torch.nan, 9.0]]])
+    silent, exact, undefined, broken = metrics.snr(guess, truth).tolist()
+    assert silent == 0.0
+    assert exact == pytest.approx(10 * np.log10(0.25 / metrics.LEAST_ERROR))
+    assert np.isnan(undefined)
+    assert broken == pytest.approx(10 * np.log10(0.5 / (0.5**2 + 1.5**2)))  # as silence, then 1
+
+
+PAD = 0
+
+
+def test_token_accuracy_counts_the_tokens_of_the_truth() -> None:
+    truth = torch.tensor([[5, 6, 7, PAD], [5, 6, 7, 8], [PAD] * 4])
+    guess = torch.tensor([[5, 9, 7, 9], [-1, -1, -1, -1], [5, PAD, PAD, PAD]])
+    first, second, undefined = metrics.token_accuracy(guess, truth, PAD).tolist()
+    assert (first, second) == (pytest.approx(2 / 3), 0.0)
+    assert np.isnan(undefined)
+    assert metrics.token_accuracy(guess, truth).tolist() == [0.5, 0.0, 0.75]
+
+
+def test_an_exact_match_ends_where_the_truth_ends() -> None:
+    truth = torch.tensor([[5, 6, PAD]] * 3)
+    guess = torch.tensor([[5, 6, PAD], [5, 6, 7], [5, PAD, PAD]])
+    assert metrics.exact_match(guess, truth).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_tokens_are_matched_by_the_fewest_wrong_ones() -> None:
+    truth = torch.randint(50, (6, 20), generator=seeded())
+    order = torch.randperm(6, generator=seeded(1))
+    guess = truth.clone()
+    guess[:, ::3] = -1
+    assert torch.equal(order[metrics.match_tokens(guess[order], truth)], torch.arange(6))
+    assert sorted(metrics.match_tokens(guess[:2], truth).tolist()) == [-1, -1, -1, -1, 0, 1]
+    assert metrics.match_tokens(truth[:0], truth[:2]).tolist() == [-1, -1]
+    with pytest.raises(ValueError, match="guesses must have the truths' shape"):
+        metrics.match_tokens(truth[:, :5], truth)
+
+
+def test_tokens_are_identified_unless_there_is_a_tie() -> None:
+    truth = torch.tensor([[1, 2, 3, 4]] * 3)
+    pool = torch.tensor([[[1, 2, 9, 9], [8, 8, 8, 8]]] * 3)
+    guess = torch.tensor([[1, 7, 3, 7], [1, 2, 7, 7], [-1, -1, -1, -1]])
+    assert metrics.identified_tokens(guess, truth, pool).tolist() == [True, False, False]
+    with pytest.raises(ValueError, match="pool must hold at least one distractor"):
+        metrics.identified_tokens(guess, truth, pool[:, :0])
+
+
+@pytest.mark.parametrize("length", [3, 40])
+def test_identification_of_tokens_by_a_blind_guess_is_at_most_chance(length: int) -> None:
+    trials, candidates = 20_000, 8
+    drawn = torch.randint(5, (trials, candidates, length), generator=seeded())
+    guess = torch.randint(5, (1, length), generator=seeded(1)).expand(trials, length)
+    hits = metrics.identified_tokens(guess, drawn[:, 0], drawn[:, 1:]).double().mean().item()
+    chance = 1 / candidates
+    assert 0 < hits < chance + 4 * (chance * (1 - chance) / trials) ** 0.5
 
 
 def test_tiers_ascend() -> None:

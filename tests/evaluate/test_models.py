@@ -7,14 +7,25 @@ import pytest
 import torch
 from torch import nn
 
-from leakfrontier.adversaries import InputSpace
+from leakfrontier.adversaries import ContinuousSpace, ImageSpace, InputSpace, TokenSpace, WaveSpace
 from leakfrontier.defenses import torchvision_ops
 from leakfrontier.evaluate.models import MODELS, build_model
 
 DIGITS = ImageSpace((1, 8, 8), 10)
 FASHION = ImageSpace((1, 28, 28), 10)
 CIFAR = ImageSpace((3, 32, 32), 100)
-SPACES = {"digits": DIGITS, "fashion": FASHION, "cifar": CIFAR}
+SOUND = WaveSpace((1, 1000), 10, rate=8000)
+TEXT = TokenSpace((6,), 2, vocabulary=40, padding=0)
+VECTORS = ContinuousSpace((20,), 2)
+IMAGES = {"digits": DIGITS, "fashion": FASHION, "cifar": CIFAR}
+ON_IMAGES = ("mlp", "cnn", "lenet", "resnet18")
+CASES = {
+    **{f"{name}-{on}": (name, space) for name in ON_IMAGES for on, space in IMAGES.items()},
+    "mlp-sound": ("mlp", SOUND),
+    "conv1d-sound": ("conv1d", SOUND),
+    "conv1d-shortest": ("conv1d", WaveSpace((2, 1), 3)),
+    "token_mlp-text": ("token_mlp", TEXT),
+}
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -25,11 +36,21 @@ def layers(model: nn.Module) -> list[str]:
     return [type(module).__name__ for module in model.children()]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def examples(space: InputSpace, count: int) -> torch.Tensor:
+    shape = (count, *space.shape)
+    if isinstance(space, TokenSpace):
+        return torch.randint(space.vocabulary, shape, generator=rng(1))
+    return torch.rand(shape, generator=rng(1))
+
+
+def test_every_model_is_tested() -> None:
+    assert {name for name, _ in CASES.values()} == set(MODELS)
+
+
+@pytest.mark.parametrize(("name", "space"), CASES.values(), ids=CASES)
 def test_scores_every_class_and_all_parameters_matter(name: str, space: InputSpace) -> None:
     model = build_model(name, space, rng())
-    inputs = torch.rand((3, *space.shape), generator=rng(1))
+    inputs = examples(space, 3)
     outputs = model(inputs)
     assert outputs.shape == (3, space.classes)
     outputs.square().sum().backward()
@@ -38,14 +59,16 @@ def test_scores_every_class_and_all_parameters_matter(name: str, space: InputSpa
     assert torch.allclose(outputs, alone, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_initialised_from_the_generator_alone(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "space"), {name: (name, space) for name, space in CASES.values()}.values(), ids=MODELS
+)
+def test_initialised_from_the_generator_alone(name: str, space: InputSpace) -> None:
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    models = [build_model(name, DIGITS, rng(seed)) for seed in (3, 3, 4)]
+    models = [build_model(name, space, rng(seed)) for seed in (3, 3, 4)]
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(6)
-    models.append(build_model(name, DIGITS, rng(3)))
+    models.append(build_model(name, space, rng(3)))
     first, same, other, again = (nn.utils.parameters_to_vector(m.parameters()) for m in models)
     assert torch.equal(first, same)
     assert torch.equal(first, again)
@@ -104,14 +127,62 @@ def test_says_what_is_allowed(name: str, options: dict[str, object], message: st
 
 
 @pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18"])
-@pytest.mark.parametrize("space", [ImageSpace((20,), 2), ImageSpace((1, 8, 8), 2, vocabulary=50)])
-def test_convolutions_need_images(name: str, space: InputSpace) -> None:
-    with pytest.raises(ValueError, match=rf"{name} needs images of shape \(channels"):
+@pytest.mark.parametrize(
+    ("space", "advice"),
+    [
+        (VECTORS, r"inputs of shape \(20,\); use mlp or"),
+        (SOUND, r"sound of shape \(1, 1000\); use conv1d, mlp or"),
+        (TEXT, "sequences of 6 tokens; use token_mlp or"),
+    ],
+)
+def test_convolutions_need_images(name: str, space: InputSpace, advice: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} needs images of shape \(channels.*got {advice}"):
+        build_model(name, space, rng())
+
+
+@pytest.mark.parametrize(
+    ("name", "space", "message"),
+    [
+        ("conv1d", DIGITS, "conv1d needs sound.*use mlp"),
+        ("conv1d", TEXT, "conv1d needs sound.*use token_mlp"),
+        ("mlp", TEXT, "mlp needs real-valued inputs.*use token_mlp"),
+        ("token_mlp", SOUND, "token_mlp needs tokens.*use conv1d"),
+    ],
+)
+def test_models_need_their_kind_of_data(name: str, space: InputSpace, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         build_model(name, space, rng())
 
 
 def test_mlp_takes_vectors() -> None:
-    assert build_model("mlp", ImageSpace((20,), 2), rng())(torch.zeros(4, 20)).shape == (4, 2)
+    assert build_model("mlp", VECTORS, rng())(torch.zeros(4, 20)).shape == (4, 2)
+
+
+def test_token_mlp_tells_places_apart() -> None:
+    model = build_model("token_mlp", TEXT, rng())
+    forwards = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    assert not torch.allclose(model(forwards), model(forwards.flip(1)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_token_mlp_survives_the_first_steps_of_adam(seed: int) -> None:
+    space, draws = TokenSpace((120,), 2, vocabulary=50, padding=0), rng(seed)
+    inputs, targets = torch.randint(50, (64, 120), generator=draws), torch.arange(64) % 2
+    inputs[:, 40:] = 0
+    model = build_model("token_mlp", space, draws)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.001
+
+
+def test_conv1d_is_small() -> None:
+    model = build_model("conv1d", WaveSpace((1, 8000), 10), rng())
+    assert layers(model) == [*["Conv1d", "ReLU"] * 3, "Flatten", "Linear"]
+    assert sum(p.numel() for p in model.parameters()) < 150_000
 
 
 OWN = """
@@ -163,7 +234,7 @@ def test_a_model_of_ones_own(own: Path) -> None:
 
 
 def test_a_model_of_ones_own_on_tokens(own: Path) -> None:
-    space = ImageSpace((6,), 2, vocabulary=40)
+    space = TEXT
     model = build_model(f"{own}:tokens", space, rng())
     assert model(torch.zeros(3, 6, dtype=torch.int64)).shape == (3, 2)
 
