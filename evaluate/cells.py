@@ -14,11 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leakfrontier.adversaries import (
-    PANEL,
     Adversary,
     Candidates,
     NotApplicable,
-    PriorGuess,
     Reconstruction,
 )
 from leakfrontier.defenses import Batch, Defense
@@ -29,7 +27,17 @@ from .federation import Federation, evaluate
 from .methods import Method, build_adversary, build_defense
 from .privacy.claims import claim_of, guarantee_row, proven_bound
 from .rows import Cell, GuaranteeRow, Outcome, UtilityRow
-from .scenario import Scenario, World, generator, label, load_world, loss
+from .scenario import (
+    Scenario,
+    World,
+    adversary_label,
+    family,
+    generator,
+    label,
+    load_world,
+    loss,
+    options,
+)
 from .scoring import Scoring, look_alikes
 
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
@@ -178,17 +186,28 @@ class AttackTrial:
 
         start = time.perf_counter()
         uploads = self._observe(world, defense, adversary, model, victims)
-        rngs = [generator("adversary", *self._identity, i) for i in range(len(uploads))]
+        rngs = [generator("adversary", *self._identity, i) for i in self.observations]
         found = adversary.reconstruct_all([upload.observation for upload in uploads], rngs)
         results = [_examples(result) for result in found]
         busy = time.perf_counter() - start
 
         claim = claim_of(defense)
         bound = None if claim is None else proven_bound(claim, world, self.checkpoint)
-        scores = Scoring(world, defense, adversary, self.seed, victims, uploads, results, bound)
+        scores = Scoring(
+            world,
+            defense,
+            adversary,
+            self.seed,
+            victims,
+            uploads,
+            results,
+            bound,
+            self.observations,
+        )
         return Outcome(
             attacks=tuple(scores.rows(seconds=busy / len(uploads))),
-            pictures=tuple(scores.pictures(self.pictures)),
+            scores=tuple(scores.scores()),
+            renderings=tuple(scores.renderings(self.pictures)),
             busy=busy,
         )
 
@@ -212,14 +231,16 @@ class AttackTrial:
 
     def _victims(self, world: World) -> list[Tensor]:
         """Return the indices of each observation's private examples: disjoint, at random."""
-        needed, available = self.observations * self.scenario.batch_size, len(world.train.targets)
+        count = max(self.observations) + 1
+        needed, available = count * self.scenario.batch_size, len(world.train.targets)
         if needed > available:
             raise ValueError(
-                f"{self.observations} observations of {self.scenario.batch_size} examples need "
+                f"{count} observations of {self.scenario.batch_size} examples need "
                 f"{needed} training examples, {self.scenario.dataset} has {available}"
             )
         rng = generator("victims", self.scenario.dataset, self.scenario.batch_size, self.seed)
-        return list(torch.randperm(available, generator=rng)[:needed].view(self.observations, -1))
+        drawn = torch.randperm(available, generator=rng)[:needed].view(count, -1)
+        return list(drawn[list(self.observations)])
 
     def _observe(
         self,
@@ -233,7 +254,7 @@ class AttackTrial:
         threat, protocol = world.threat(self.knows_defense), world.protocol
         replays: dict[nn.Module, Replay] = {}
         uploads = []
-        for index, rows in enumerate(victims):
+        for index, rows in zip(self.observations, victims, strict=True):
             rng = generator("craft", *self._identity, index)
             sent = adversary.craft(model, world.space, index, rng)
             if sent not in replays:

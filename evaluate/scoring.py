@@ -14,7 +14,8 @@ from leakfrontier.defenses import Batch, Defense
 
 from . import metrics
 from .client import Upload
-from .rows import AttackRow, Picture
+from .rendering import image_png
+from .rows import AttackRow, Rendering, Score
 from .scenario import World, generator
 
 
@@ -43,6 +44,7 @@ class Scoring:
     uploads: Sequence[Upload]
     results: Sequence[Reconstruction | NotApplicable]
     bound: Callable[[float], float] | None = None
+    numbers: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         name = type(self.adversary).__name__
@@ -62,26 +64,38 @@ class Scoring:
         for index, result in enumerate(self.results):
             if isinstance(result, NotApplicable):
                 for victim in range(len(self.victims[index])):
-                    yield AttackRow(index, victim, reason=str(result))
+                    yield AttackRow(
+                        self.numbers[index], victim, outcome="not applicable", reason=str(result)
+                    )
             else:
                 for row in self._score(index, result):
                     yield replace(row, seconds=seconds)
 
-    def pictures(self, count: int) -> Iterator[Picture]:
-        """Yield the first victim of the first observations, and its reconstruction."""
-        for index, result in list(enumerate(self.results))[:count]:
+    def scores(self) -> Iterator[Score]:
+        """Yield the metrics of every victim."""
+        for index, result in enumerate(self.results):
             if isinstance(result, Reconstruction):
+                count, upload = len(self.victims[index]), self.uploads[index]
+                truth = self._pixels(upload.truth.inputs)[:count]
+                guess = self._guesses(result, upload.truth)[:count]
+                found = {"psnr": metrics.psnr(guess, truth), "ssim": metrics.ssim(guess, truth)}
+                for name, values in found.items():
+                    for victim, value in enumerate(values.tolist()):
+                        if not isnan(value):
+                            yield Score(self.numbers[index], victim, name, value)
+
+    def renderings(self, count: int) -> Iterator[Rendering]:
+        """Yield the first victim of the first observations, and its reconstruction."""
+        for index, result in enumerate(self.results):
+            if isinstance(result, Reconstruction) and self.numbers[index] < count:
                 private = self.uploads[index].truth
                 truth, guess = self._pixels(private.inputs), self._guesses(result, private)
-                shape = tuple(truth.shape[1:])
-                yield Picture(index, 0, shape, _bytes(truth[0]), _bytes(guess[0]))
+                pair = image_png(truth[0]), image_png(guess[0])
+                yield Rendering(self.numbers[index], 0, "image/png", *pair)
 
     def _score(self, index: int, result: Reconstruction) -> Iterator[AttackRow]:
         upload, victims = self.uploads[index], len(self.victims[index])
-        truth = self._pixels(upload.truth.inputs)[:victims]
-        guess = self._guesses(result, upload.truth)[:victims]
         pool = self._look_alikes(index)
-        psnr, ssim = metrics.psnr(guess, truth), metrics.ssim(guess, truth)
         identified = self._identified(result, upload.truth, pool)
         psnr_transformed, identified_transformed = self._against_transformed(index, result, pool)
         counterfactual = self._counterfactual(index, pool)
@@ -90,11 +104,9 @@ class Scoring:
         for victim in range(victims):
             transformed = _number(psnr_transformed[victim])
             yield AttackRow(
-                observation=index,
+                observation=self.numbers[index],
                 victim=victim,
-                psnr=float(psnr[victim]),
-                ssim=_number(ssim[victim]),
-                psnr_transformed=transformed,
+                transformed=transformed is not None,
                 identified=bool(identified[victim] | identified_transformed[victim]),
                 identified_original=bool(identified[victim]),
                 counterfactual=None if counterfactual is None else bool(counterfactual[victim]),
@@ -152,7 +164,8 @@ class Scoring:
             seen.inputs, upload.truth.inputs
         ):
             return torch.full((count,), torch.nan), torch.zeros(count, dtype=torch.bool)
-        rng = generator("transformed look-alikes", self.world.scenario.dataset, self.seed, index)
+        number = self.numbers[index]
+        rng = generator("transformed look-alikes", self.world.scenario.dataset, self.seed, number)
         labels = seen.targets[:count].repeat_interleave(pool.shape[1], 0)
         inputs = self.world.space.to_inputs(pool.flatten(0, 1))
         transformed = self.defense.on_batch(Batch(inputs, labels), rng).inputs
@@ -161,7 +174,7 @@ class Scoring:
 
     def _look_alikes(self, index: int) -> Tensor:
         """Return the pixels of the examples that each victim has to be told apart from."""
-        rows = look_alikes(self.world, self.victims[index], self.seed, index)
+        rows = look_alikes(self.world, self.victims[index], self.seed, self.numbers[index])
         return self.world.train_pixels[rows]
 
     def _counterfactual(self, index: int, pool: Tensor) -> Tensor | None:
@@ -203,10 +216,6 @@ def candidates(world: World) -> int:
             f"batches of {batch_size} and their look-alikes need at least {batch_size + 1}"
         )
     return min(world.scenario.candidates, allowed)
-
-
-def _bytes(pixels: Tensor) -> bytes:
-    return pixels.clamp(0, 1).mul(255).round().to(torch.uint8).numpy().tobytes()
 
 
 def _number(value: Tensor | float | None) -> float | None:
