@@ -47,6 +47,7 @@ class DLFA(Matching):
     """
 
     simulates: ClassVar[bool] = False
+    cost: ClassVar[int] = 2
 
     iterations: int = 400
     lr: float = 0.4

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -71,7 +72,7 @@ class TrainTrial:
         """Train, evaluating along the way and saving the checkpoints."""
         world = load_world(self.scenario)
         defense, training = world.defense(self.defense), self.scenario.training
-        rng = generator("training", self.cell.key)
+        rng = generator("training", self.cell.identity)
         shares = partition(
             world.train,
             training.clients,
@@ -114,7 +115,7 @@ class TrainTrial:
         claim = claim_of(defense)
         if claim is None:
             return ()
-        rng = generator("audit", self.cell.key)
+        rng = generator("audit", self.cell.identity)
         return (guarantee_row(claim, world, world.model(defense, self.seed), rounds, rng),)
 
     def checkpoint(self, folder: Path, after: int) -> Path:
@@ -306,7 +307,18 @@ class AttackTrial:
         return (self.scenario.description, self.defense.config())
 
 
-Trial = TrainTrial | AttackTrial
+class Trial(Protocol):
+    """A dataclass that knows its cell and does its work."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def cell(self) -> Cell:
+        """Return the cell, by which the outcome is stored."""
+
+    def run(self, folder: Path) -> Outcome:
+        """Do the work, in the folder of the run."""
+
 
 _ATTACK_FIELDS = ("knows_defense", "seed", "checkpoint", "observations", "pictures")
 
@@ -317,7 +329,7 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
     if replace(trial).cell.key != trial.cell.key:
         raise ValueError("a source file has changed since the run began: start the run again")
     # All draws of ours come from generators of their own; this is for dropout in users' models.
-    torch.manual_seed(generator("global", trial.cell.key).initial_seed())
+    torch.manual_seed(generator("global", trial.cell.identity).initial_seed())
     return trial.run(folder)
 
 

@@ -34,13 +34,14 @@ from torch.func import functional_call, grad, vmap
 from leakfrontier.defenses import Defense
 
 from ..analysis import attack_rates, worst_case
-from ..cells import TrainTrial
+from ..cells import AttackTrial, TrainTrial, Trial
+from ..config import RunConfig
 from ..methods import Method
-from ..run import RunConfig, check_scenario, plan, run_trials
+from ..results import Results
+from ..run import check_scenario, plan, run_trials
 from ..scenario import Scenario, World, label, load_world, loss
 from ..scoring import candidates
 from ..statistics import Interval, accuracy_interval, clopper_pearson
-from ..store import Results
 from .question import Question, Row, proven
 
 NORM_SAMPLE = 256
@@ -159,13 +160,8 @@ class Experiment:
         """Train every setting with every seed, by default for all rounds."""
         trials = {one: self._trials(one, seeds, rounds) for one in settings}
         self._say(f"training of {len(settings)} settings, {rounds or self.question.rounds} rounds")
-        results = run_trials(
-            [trial for several in trials.values() for trial in several],
-            self.config(settings[:1]),
-            self.out,
-            workers=self.workers,
-            retry_failed=True,
-            console=self.console,
+        results = self._run(
+            [trial for several in trials.values() for trial in several], self.config(settings[:1])
         )
         return _trained(results, trials)
 
@@ -181,25 +177,32 @@ class Experiment:
         first = SEED_STRIDE * (self.seed if repetition is None else repetition) + 1
         seeds = range(first, first + self.effort.seeds)
         self._say(f"training and attacks of {len(settings)} settings, with {len(seeds)} new seeds")
-        results = run_trials(
-            [
-                trial
-                for one in settings
-                for trial in plan(self.config([one]), first)
-                if isinstance(trial, TrainTrial) or trial.knows_defense
-            ],
-            self.config(settings),
-            self.out,
-            workers=self.workers,
-            retry_failed=True,
-            console=self.console,
-        )
+        trials = [
+            trial
+            for one in settings
+            for trial in plan(self.config([one]), first)
+            if not isinstance(trial, AttackTrial) or trial.knows_defense
+        ]
+        results = self._run(trials, self.config(settings))
         trained = _trained(results, {one: self._trials(one, seeds) for one in settings})
         attacked = _attacked(results)
         return [
             replace(self.row(one, trained[one]), **attacked[label(self.defense(one))])
             for one in settings
         ]
+
+    def _run(self, trials: Sequence[Trial], config: RunConfig) -> Results:
+        """Run cells, each attack on every upload: the rate of the strongest is reported."""
+        return run_trials(
+            trials,
+            self.out,
+            panel=config.panel,
+            config=config.model_dump(mode="json"),
+            time_limit=config.time_limit,
+            workers=self.workers,
+            retry_failed=True,
+            console=self.console,
+        )
 
     def config(self, settings: Sequence[Setting]) -> RunConfig:
         """Return the run of settings that differ in their noise; with the first's step size."""
@@ -209,6 +212,7 @@ class Experiment:
             adversaries=self.effort.adversaries,
             seeds=self.effort.seeds,
             observations=self.effort.observations,
+            individual=True,
         )
 
     def row(self, setting: Setting, trained: Trained, *, searched: bool = False) -> Row:
