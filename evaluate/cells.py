@@ -25,6 +25,7 @@ from leakfrontier.defenses import Batch, Defense
 from .client import Replay, Upload, make_replay, observe
 from .data import partition
 from .federation import Federation, evaluate
+from .identity import ATTACK, TRAINING, source
 from .methods import Method, build_adversary, build_defense
 from .privacy.claims import claim_of, guarantee_row, proven_bound
 from .rows import Cell, GuaranteeRow, Outcome, UtilityRow
@@ -66,7 +67,9 @@ class TrainTrial:
             "defense": self.defense.config(),
             "seed": self.seed,
         }
-        return Cell("train", config, {**_labels(self.scenario, self.defense), "seed": self.seed})
+        labels = {**_labels(self.scenario, self.defense), "seed": self.seed}
+        code = source(TRAINING, build_defense(self.defense))
+        return Cell("train", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
         """Train, evaluating along the way and saving the checkpoints."""
@@ -176,7 +179,9 @@ class AttackTrial:
             "candidates_granted": adversary.needs_candidates,
             "knows_defense": self.knows_defense,
         }
-        return Cell("attack", config, labels)
+        path = {*ATTACK, *(TRAINING if self.checkpoint else ())}
+        code = source(path, build_defense(self.defense), adversary)
+        return Cell("attack", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
         """Observe uploads, attack them, and score what came out."""

@@ -1,0 +1,129 @@
+"""The code that a cell runs, as a hash: an edited attack is another attack.
+
+A cell's code is that of its methods and of the one path for its kind, with all modules of ours
+that these import. Imports are read, not executed. A name that a package only passes on is
+followed to the module that defines it, so that an attack does not depend on all others; hence
+what only lists methods, `__init__` and the panel, does not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from leakfrontier.defenses import Chain
+
+ROOT = Path(__file__).parents[1]
+"""Where the folders of the package `leakfrontier` are."""
+
+PACKAGE = "leakfrontier"
+LISTS = ("__init__.py", "panel.py")
+
+JOINT = "evaluate/cells.py"
+"""What joins the paths: it counts for all kinds of cells, what it imports is told apart here."""
+
+TRAINING = (JOINT, "evaluate/federation.py", "evaluate/privacy/claims.py")
+ATTACK = (JOINT, "evaluate/client.py", "evaluate/scoring.py", "evaluate/privacy/claims.py")
+
+
+def source(path: Iterable[str], *methods: object, root: Path = ROOT) -> str:
+    """Return a hash of the code of a cell.
+
+    Args:
+        path: Files where its path begins, relative to the root.
+        methods: Its defense, adversary or function; a chain of defenses is its links.
+        root: Where the package is.
+    """
+    files = [root / name for name in path]
+    return _source(frozenset([*files, *(file for one in methods for file in _files(one))]), root)
+
+
+def _files(method: object) -> Iterator[Path]:
+    """Yield the files in which an object's class, or a function, is defined."""
+    if isinstance(method, Chain):
+        for link in method.links:
+            yield from _files(link)
+    module = sys.modules[getattr(method, "__module__", type(method).__module__)]
+    if module.__file__ is not None:
+        yield Path(module.__file__)
+
+
+@cache
+def _source(files: frozenset[Path], root: Path) -> str:
+    found = {path for file in files for path in closure(file, root)}
+    content = hashlib.sha256()
+    for digest in sorted(map(_digest, found)):
+        content.update(digest)
+    return content.hexdigest()[:20]
+
+
+@cache
+def closure(file: Path, root: Path = ROOT) -> frozenset[Path]:
+    """Return a file and those of ours that it imports, directly or not."""
+    found, waiting = {file}, [] if file == root / JOINT else [file]
+    while waiting:
+        new = imported(waiting.pop(), root) - found
+        found |= new
+        waiting += new
+    return frozenset(found)
+
+
+@cache
+def imported(file: Path, root: Path = ROOT) -> frozenset[Path]:
+    """Return the files of ours that define what a file imports."""
+    found: set[Path] = set()
+    for node in ast.walk(_parsed(file)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == PACKAGE:
+                    found.update(_whole(root.joinpath(*alias.name.split(".")[1:])))
+        elif isinstance(node, ast.ImportFrom):
+            module = _module(node, file, root)
+            if module is not None:
+                found.update(*(_defining(module, alias.name, root) for alias in node.names))
+    return frozenset(path for path in found if path.name not in LISTS)
+
+
+def _module(node: ast.ImportFrom, file: Path, root: Path) -> Path | None:
+    """Return the place of a module of ours, without a suffix."""
+    parts = node.module.split(".") if node.module else []
+    if node.level:
+        return file.parents[node.level - 1].joinpath(*parts)
+    return root.joinpath(*parts[1:]) if parts[:1] == [PACKAGE] else None
+
+
+def _defining(module: Path, name: str, root: Path) -> Iterator[Path]:
+    """Yield the files that define a name of a module, through what packages pass on."""
+    if not module.is_dir():
+        yield from _whole(module)
+    elif name == "*" or (module / name).is_dir() or (module / f"{name}.py").is_file():
+        yield from _whole(module if name == "*" else module / name)
+    elif (module / "__init__.py").is_file():
+        for node in _parsed(module / "__init__.py").body:
+            if isinstance(node, ast.ImportFrom):
+                origin = _module(node, module / "__init__.py", root)
+                for alias in node.names:
+                    if origin is not None and name == (alias.asname or alias.name):
+                        yield from _defining(origin, alias.name, root)
+
+
+def _whole(module: Path) -> Iterator[Path]:
+    """Yield the file of a module; of a package, all its modules."""
+    if module.is_dir():
+        yield from module.glob("*.py")
+    elif module.with_suffix(".py").is_file():
+        yield module.with_suffix(".py")
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_bytes())
+
+
+@cache
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()
