@@ -38,25 +38,23 @@ def source(path: Iterable[str], *methods: object, root: Path = ROOT) -> str:
         methods: Its defense, adversary or function; a chain of defenses is its links.
         root: Where the package is.
     """
-    files = [root / name for name in path]
-    return _source(frozenset([*files, *(file for one in methods for file in _files(one))]), root)
+    return _source(frozenset(path), frozenset(_modules(methods)), root)
 
 
-def _files(method: object) -> Iterator[Path]:
-    """Yield the files in which an object's class, or a function, is defined."""
-    if isinstance(method, Chain):
-        for link in method.links:
-            yield from _files(link)
-    module = sys.modules[getattr(method, "__module__", type(method).__module__)]
-    if module.__file__ is not None:
-        yield Path(module.__file__)
+def _modules(methods: Iterable[object]) -> Iterator[str]:
+    """Yield the names of the modules in which classes of objects, or functions, are defined."""
+    for method in methods:
+        yield getattr(method, "__module__", type(method).__module__)
+        if isinstance(method, Chain):
+            yield from _modules(method.links)
 
 
 @cache
-def _source(files: frozenset[Path], root: Path) -> str:
-    found = {path for file in files for path in closure(file, root)}
+def _source(path: frozenset[str], modules: frozenset[str], root: Path) -> str:
+    own = (getattr(sys.modules[name], "__file__", None) for name in modules)
+    files = [*(root / name for name in path), *(Path(file) for file in own if file is not None)]
     content = hashlib.sha256()
-    for digest in sorted(map(_digest, found)):
+    for digest in sorted(map(_digest, {path for file in files for path in closure(file, root)})):
         content.update(digest)
     return content.hexdigest()[:20]
 

@@ -48,6 +48,7 @@ _NUMBERS = [
     "noise_multiplier",
     "measured_noise",
     "audited_epsilon",
+    "value",
 ]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Generator
 
 from leakfrontier.evaluate.data import Dataset
-from leakfrontier.evaluate.papers.reproduce import Scores, Setting
+from leakfrontier.evaluate.papers.table import Scores, Setting
 
 
 def draw(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
