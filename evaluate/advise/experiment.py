@@ -36,6 +36,7 @@ from leakfrontier.defenses import Defense
 from ..analysis import attack_rates, worst_case
 from ..cells import AttackTrial, TrainTrial, Trial
 from ..config import RunConfig
+from ..errors import UserError
 from ..methods import Method
 from ..results import Results
 from ..run import check_scenario, plan, run_trials
@@ -320,7 +321,7 @@ def _trained(
         failed = cells.loc[keys].query("status != 'ok'")
         if len(failed):
             reason = failed["error"].iloc[0].partition("\n")[0]
-            raise ValueError(f"training under {setting} failed: {reason}")
+            raise UserError(f"training under {setting} failed: {reason}")
         rows = results.utility[results.utility["cell"].isin(keys)]
         last = rows[rows["round"] == rows["round"].max()]
         accuracy = predicted_accuracy(last["correct"].tolist(), last["total"].tolist())
@@ -339,7 +340,7 @@ def _attacked(results: Results) -> dict[str, dict[str, Any]]:
     for arm, attacks in rates[~rates["baseline"]].groupby("defense"):
         ran = attacks[attacks["rate"].notna()]
         if ran.empty:
-            raise ValueError(f"no attack on {arm} ran")
+            raise UserError(f"no attack on {arm} ran")
         best = ran.sort_values("rate", kind="stable").iloc[-1]
         n = int(best["observations"])
         union = worst[worst["defense"] == arm].iloc[0]

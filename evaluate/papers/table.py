@@ -99,7 +99,8 @@ class Table:
         title: What it is about.
         reference: The paper.
         datasets: Names of `DATASETS`, each with the shape of an example, to refuse other data,
-            or None where shapes say nothing. A row's problem names its own as `dataset`, unless there is only one.
+            or None where shapes say nothing. A row's problem names its own as `dataset`, unless
+            there is only one.
         metrics: The columns, by name; the paper need not have all of them.
         rows: The rows, in the paper's order.
         trial: Does one trial of a problem, with what a procedure makes of the row's method.

@@ -35,6 +35,7 @@ from leakfrontier.adversaries.prior_aware import cosine, fits, likelihood
 from leakfrontier.defenses import Batch, Defense, Loss, Plan
 
 from ..client import ThreatModel, fork, make_replay, observe
+from ..errors import UserError
 from ..statistics import Floats, Interval, clopper_pearson, paired_difference
 from .accounting import Segment
 from .bounds import Bounds
@@ -259,7 +260,7 @@ def membership(
     """
     behind = defense.cohort * batch_size
     if not 1 <= behind < len(data.inputs):
-        raise ValueError(
+        raise UserError(
             f"data must have more than the {behind} examples behind an upload, "
             f"got {len(data.inputs)}"
         )
