@@ -25,7 +25,7 @@ from leakfrontier.defenses import Batch, Defense
 from .client import Replay, Upload, make_replay, observe
 from .data import partition
 from .federation import Federation, evaluate
-from .identity import ATTACK, TRAINING, source
+from .identity import ATTACK, TRAINING, factories, source
 from .methods import Method, build_adversary, build_defense
 from .privacy.claims import claim_of, guarantee_row, proven_bound
 from .rows import Cell, GuaranteeRow, Outcome, UtilityRow
@@ -68,7 +68,7 @@ class TrainTrial:
             "seed": self.seed,
         }
         labels = {**_labels(self.scenario, self.defense), "seed": self.seed}
-        code = source(TRAINING, build_defense(self.defense))
+        code = source(TRAINING, build_defense(self.defense), *factories(self.scenario.model))
         return Cell("train", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
@@ -180,7 +180,8 @@ class AttackTrial:
             "knows_defense": self.knows_defense,
         }
         path = {*ATTACK, *(TRAINING if self.checkpoint else ())}
-        code = source(path, build_defense(self.defense), adversary)
+        made_by = factories(self.scenario.model)
+        code = source(path, build_defense(self.defense), adversary, *made_by)
         return Cell("attack", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from leakfrontier.defenses import Chain
 
+from .methods import Method
+from .plugins import load_attribute
+
 ROOT = Path(__file__).parents[1]
 """Where the folders of the package `leakfrontier` are."""
 
@@ -30,15 +33,19 @@ TRAINING = (JOINT, "evaluate/federation.py", "evaluate/privacy/claims.py")
 ATTACK = (JOINT, "evaluate/client.py", "evaluate/scoring.py", "evaluate/privacy/claims.py")
 
 
-def source(path: Iterable[str], *methods: object, root: Path = ROOT) -> str:
+def source(path: Iterable[str], *methods: object) -> str:
     """Return a hash of the code of a cell.
 
     Args:
-        path: Files where its path begins, relative to the root.
-        methods: Its defense, adversary or function; a chain of defenses is its links.
-        root: Where the package is.
+        path: Files where its path begins, relative to `ROOT`.
+        methods: Its defense, adversary or function; a chain stands for its links.
     """
-    return _source(frozenset(path), frozenset(_modules(methods)), root)
+    return _source(frozenset(path), frozenset(_modules(methods)))
+
+
+def factories(model: Method) -> list[object]:
+    """Return the function that makes a model, if it is none of the registered ones."""
+    return [load_attribute(model.name)] if ":" in model.name else []
 
 
 def _modules(methods: Iterable[object]) -> Iterator[str]:
@@ -50,51 +57,51 @@ def _modules(methods: Iterable[object]) -> Iterator[str]:
 
 
 @cache
-def _source(path: frozenset[str], modules: frozenset[str], root: Path) -> str:
+def _source(path: frozenset[str], modules: frozenset[str]) -> str:
     own = (getattr(sys.modules[name], "__file__", None) for name in modules)
-    files = [*(root / name for name in path), *(Path(file) for file in own if file is not None)]
-    content = hashlib.sha256()
-    for digest in sorted(map(_digest, {path for file in files for path in closure(file, root)})):
-        content.update(digest)
-    return content.hexdigest()[:20]
+    files = [*(ROOT / name for name in path), *(Path(file) for file in own if file is not None)]
+    digests = {_digest(found) for file in files for found in closure(file)}
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:20]
 
 
 @cache
-def closure(file: Path, root: Path = ROOT) -> frozenset[Path]:
+def closure(file: Path) -> frozenset[Path]:
     """Return a file and those of ours that it imports, directly or not."""
-    found, waiting = {file}, [] if file == root / JOINT else [file]
+    found, waiting = {file}, [] if file == ROOT / JOINT else [file]
     while waiting:
-        new = imported(waiting.pop(), root) - found
+        new = imported(waiting.pop()) - found
         found |= new
         waiting += new
     return frozenset(found)
 
 
 @cache
-def imported(file: Path, root: Path = ROOT) -> frozenset[Path]:
+def imported(file: Path) -> frozenset[Path]:
     """Return the files of ours that define what a file imports."""
     found: set[Path] = set()
+    if file.suffix != ".py":
+        return frozenset()
     for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == PACKAGE:
-                    found.update(_whole(root.joinpath(*alias.name.split(".")[1:])))
+                    found.update(_whole(ROOT.joinpath(*alias.name.split(".")[1:])))
         elif isinstance(node, ast.ImportFrom):
-            module = _module(node, file, root)
+            module = _module(node, file)
             if module is not None:
-                found.update(*(_defining(module, alias.name, root) for alias in node.names))
+                found.update(*(_defining(module, alias.name) for alias in node.names))
     return frozenset(path for path in found if path.name not in LISTS)
 
 
-def _module(node: ast.ImportFrom, file: Path, root: Path) -> Path | None:
+def _module(node: ast.ImportFrom, file: Path) -> Path | None:
     """Return the place of a module of ours, without a suffix."""
     parts = node.module.split(".") if node.module else []
     if node.level:
         return file.parents[node.level - 1].joinpath(*parts)
-    return root.joinpath(*parts[1:]) if parts[:1] == [PACKAGE] else None
+    return ROOT.joinpath(*parts[1:]) if parts[:1] == [PACKAGE] else None
 
 
-def _defining(module: Path, name: str, root: Path) -> Iterator[Path]:
+def _defining(module: Path, name: str) -> Iterator[Path]:
     """Yield the files that define a name of a module, through what packages pass on."""
     if not module.is_dir():
         yield from _whole(module)
@@ -103,10 +110,10 @@ def _defining(module: Path, name: str, root: Path) -> Iterator[Path]:
     elif (module / "__init__.py").is_file():
         for node in _parsed(module / "__init__.py").body:
             if isinstance(node, ast.ImportFrom):
-                origin = _module(node, module / "__init__.py", root)
+                origin = _module(node, module / "__init__.py")
                 for alias in node.names:
                     if origin is not None and name == (alias.asname or alias.name):
-                        yield from _defining(origin, alias.name, root)
+                        yield from _defining(origin, alias.name)
 
 
 def _whole(module: Path) -> Iterator[Path]:
