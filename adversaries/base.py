@@ -205,6 +205,8 @@ class Adversary(ABC):
         baseline: Whether it ignores the update: what it reaches is not leakage.
         needs_candidates: Whether the attack chooses among candidates, which the harness then
             grants: each victim's look-alikes, and the victim among them.
+        cost: 0 if it is exact or cheap, 1 for one search, 2 for several or long ones: costly
+            attacks run only where cheaper ones left something to find.
     """
 
     threat: ClassVar[Threat] = Threat.PASSIVE
@@ -212,6 +214,7 @@ class Adversary(ABC):
     pooled: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     needs_candidates: ClassVar[bool] = False
+    cost: ClassVar[int] = 1
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
         """Return the model that the server sends to each client; all the same if it is honest.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -42,6 +43,8 @@ class DLFA(Matching):
         Dimitrov, Balunovic, Konstantinov, Vechev. "Data Leakage in Federated Averaging." TMLR
         2022. https://arxiv.org/abs/2206.12395
     """
+
+    cost: ClassVar[int] = 2
 
     iterations: int = 400
     lr: float = 0.4

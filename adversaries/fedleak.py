@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -45,6 +46,8 @@ class FedLeak(Matching):
         Fan, Wang, Chen, Zhou. "Boosting Gradient Leakage Attacks: Data Reconstruction in
         Realistic FL Settings." USENIX Security 2025. https://arxiv.org/abs/2506.08435
     """
+
+    cost: ClassVar[int] = 2
 
     iterations: int = 10_000
     lr: float = 0.01

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -50,6 +51,8 @@ class GradInversion(Matching):
         Yin, Mallya, Vahdat, Alvarez, Kautz, Molchanov. "See through Gradients: Image Batch
         Recovery via GradInversion." CVPR 2021. https://arxiv.org/abs/2104.07586
     """
+
+    cost: ClassVar[int] = 2
 
     iterations: int = 20_000
     restarts: int = 4

@@ -30,6 +30,7 @@ class IDLG(Matching):
     """
 
     precision: ClassVar[torch.dtype] = torch.float64  # single ends the search early
+    cost: ClassVar[int] = 2
 
     iterations: int = 6000
     patience: int = 100

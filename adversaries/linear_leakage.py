@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, nn
@@ -28,6 +29,8 @@ class LinearLeakage(Adversary):
             break privacy in federated learning?" NeurIPS 2020.
             https://arxiv.org/abs/2003.14053
     """
+
+    cost: ClassVar[int] = 0
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return at most one candidate per example; a candidate without signal is all zero."""

@@ -43,6 +43,7 @@ class PriorAware(Adversary):
 
     simulates: ClassVar[bool] = True
     needs_candidates: ClassVar[bool] = True
+    cost: ClassVar[int] = 0
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the best candidate."""

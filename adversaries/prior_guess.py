@@ -21,6 +21,7 @@ class PriorGuess(Adversary):
     """
 
     baseline: ClassVar[bool] = True
+    cost: ClassVar[int] = 0
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return one typical example per private example."""

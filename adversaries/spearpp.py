@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -70,6 +71,8 @@ class SPEARPlusPlus(Adversary):
         [1] Bakarsky, Dimitrov, Baader, Vechev. "SPEAR++: Scaling Gradient Inversion via
             Sparsely-Used Dictionary Learning." 2025. https://arxiv.org/abs/2510.24200
     """
+
+    cost: ClassVar[int] = 0
 
     layer: str | None = None
     loss: str = "log-sum"

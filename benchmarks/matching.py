@@ -39,8 +39,8 @@ from leakfrontier.defenses import DPSGD, Batch, Defense, Noise, Quantization, Si
 from leakfrontier.evaluate.client import ThreatModel, Upload, make_replay, observe
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.papers.reproduce import matched_psnr
 from leakfrontier.evaluate.papers.sme import build_attack, path, sme_upload
+from leakfrontier.evaluate.papers.table import matched_psnr
 from leakfrontier.evaluate.papers.tables import TABLES
 from leakfrontier.evaluate.scenario import generator
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import Field, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors.torch import load_model, save_model
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from leakfrontier.adversaries import (
     Adversary,
     NotApplicable,
-    Protocol,
     Reconstruction,
     Replay,
     Round,
+)
+from leakfrontier.adversaries import (
+    Protocol as TrainingProtocol,
 )
 from leakfrontier.defenses import Defense, Refused
 
@@ -27,6 +30,7 @@ from .client import Upload, make_replay, observe
 from .contract import Checked
 from .data import partition
 from .federation import Federation
+from .identity import ATTACK, TRAINING, factories, source
 from .methods import Method, build_adversary, build_defense
 from .privacy.claims import claim_of, guarantee_row, proven_bound
 from .rows import Cell, GuaranteeRow, Outcome, UtilityRow
@@ -68,7 +72,9 @@ class TrainTrial:
             "defense": self.defense.config(),
             "seed": self.seed,
         }
-        return Cell("train", config, {**_labels(self.scenario, self.defense), "seed": self.seed})
+        labels = {**_labels(self.scenario, self.defense), "seed": self.seed}
+        code = source(TRAINING, build_defense(self.defense), *factories(self.scenario.model))
+        return Cell("train", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
         """Train, evaluating along the way and saving the checkpoints."""
@@ -178,7 +184,10 @@ class AttackTrial:
             "candidates_granted": adversary.needs_candidates,
             "knows_defense": self.knows_defense,
         }
-        return Cell("attack", config, labels)
+        path = {*ATTACK, *(TRAINING if self.checkpoint else ())}
+        made_by = factories(self.scenario.model)
+        code = source(path, build_defense(self.defense), adversary, *made_by)
+        return Cell("attack", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
         """Observe uploads, attack them, and score what came out."""
@@ -314,7 +323,18 @@ class _Server:
         return model
 
 
-Trial = TrainTrial | AttackTrial
+class Trial(Protocol):
+    """A dataclass that knows its cell and does its work."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def cell(self) -> Cell:
+        """Return the cell, by which the outcome is stored."""
+
+    def run(self, folder: Path) -> Outcome:
+        """Do the work, in the folder of the run."""
+
 
 _ATTACK_FIELDS = ("knows_defense", "seed", "checkpoint", "observations", "pictures")
 
@@ -329,7 +349,7 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
     return trial.run(folder)
 
 
-def attackable(checkpoints: Iterable[int], protocol: Protocol) -> set[int]:
+def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[int]:
     """Return the rounds whose models clients may have when those of some rounds are attacked."""
     oldest = protocol.max_staleness
     return {c - age for c in checkpoints for age in range(oldest + 1) if c > age}

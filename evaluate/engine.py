@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -66,7 +66,7 @@ class Done(Generic[T, R]):
 
 
 def execute(
-    function: Callable[[T], R], tasks: Sequence[T], *, workers: int, time_limit: float
+    function: Callable[[T], R], tasks: Iterable[T], *, workers: int, time_limit: float
 ) -> Generator[Done[T, R], None, None]:
     """Apply a function to tasks in parallel and yield them as they are finished.
 
@@ -75,7 +75,8 @@ def execute(
 
     Args:
         function: A function at the top level of a module.
-        tasks: Its arguments: small values that can be pickled, as must be the results.
+        tasks: Its arguments: small values that can be pickled, as must be the results. A deque is
+            a queue, to which more can be added whenever a result has been yielded.
         workers: The largest number of processes.
         time_limit: Seconds after which a task is stopped; `math.inf` for none.
 
@@ -87,19 +88,20 @@ def execute(
         raise ValueError(f"workers must be at least 1, got {workers}")
     if not time_limit > 0:
         raise ValueError(f"time_limit must be positive, got {time_limit}")
-    waiting = deque((task, pickle.dumps(task)) for task in tasks)
+    waiting = tasks if isinstance(tasks, deque) else deque(tasks)
     return _results(pickle.dumps(function), waiting, workers, time_limit)
 
 
 def _results(
-    function: bytes, waiting: deque[tuple[T, bytes]], workers: int, time_limit: float
+    function: bytes, waiting: deque[T], workers: int, time_limit: float
 ) -> Generator[Done[T, R], None, None]:
-    unfinished = len(waiting)
     pool: list[_Worker[T, R]] = []
     try:
-        for _ in range(min(workers, unfinished)):
-            pool.append(_Worker(function, time_limit))
-        while unfinished:
+        while waiting or any(worker.busy for worker in pool):
+            _assign(pool, waiting)
+            wanted = sum(worker.busy for worker in pool) + len(waiting)
+            while len(pool) < min(workers, wanted):
+                pool.append(_Worker(function, time_limit))
             sources = [source for worker in pool for source in worker.sources]
             seconds = min(worker.deadline for worker in pool) - time.monotonic()
             wait(sources, timeout=min(max(seconds, 0), 3600))  # the system takes no infinity
@@ -108,23 +110,26 @@ def _results(
                 if report is None:
                     continue
                 done = worker.conclude(report)
-                if waiting and isinstance(report, bytes):
-                    worker.hand_over(*waiting.popleft())
-                else:
+                if isinstance(report, Failure):
                     pool.remove(worker)
                     worker.stop()
-                    if waiting:
-                        pool.append(_Worker(function, time_limit))
                 if done is not None:
-                    unfinished -= 1
+                    _assign(pool, waiting)
                     yield done
     finally:
         for worker in pool:
             worker.stop()
 
 
+def _assign(pool: Iterable[_Worker[T, R]], waiting: deque[T]) -> None:
+    """Give the next tasks to workers that are free."""
+    for worker in pool:
+        if waiting and worker.free:
+            worker.hand_over(waiting.popleft())
+
+
 class _Worker(Generic[T, R]):
-    """A process as its parent sees it: first starting, then busy with one task after another."""
+    """A process as its parent sees it: first starting, then free or busy with a task."""
 
     def __init__(self, function: bytes, time_limit: float) -> None:
         # Forking is not safe once torch has started threads.
@@ -135,6 +140,7 @@ class _Worker(Generic[T, R]):
             self._process.start()
         theirs.close()
         self._time_limit = time_limit
+        self._ready = False
         self._task: tuple[T] | None = None
         self._handed_over = self.deadline = math.inf
 
@@ -143,8 +149,19 @@ class _Worker(Generic[T, R]):
         """Return what to wait on: its messages and its death."""
         return self._connection, self._process.sentinel
 
-    def hand_over(self, task: T, message: bytes) -> None:
+    @property
+    def busy(self) -> bool:
+        """Return whether it has a task."""
+        return self._task is not None
+
+    @property
+    def free(self) -> bool:
+        """Return whether it waits for a task."""
+        return self._ready and self._task is None
+
+    def hand_over(self, task: T) -> None:
         """Give it a task and start the clock."""
+        message = pickle.dumps(task)
         self._task = (task,)
         self._handed_over = time.monotonic()
         self.deadline = self._handed_over + self._time_limit
@@ -165,20 +182,27 @@ class _Worker(Generic[T, R]):
         return Failure("crash", f"worker died with {_exit_reason(self._process.exitcode)}")
 
     def conclude(self, report: bytes | Failure) -> Done[T, R] | None:
-        """Return the task that a report ends; None if it only says that the worker is ready."""
+        """Return the task that a report ends, if it ends one; the worker is free then."""
         if self._task is None:
-            problem = report if isinstance(report, Failure) else pickle.loads(report)
-            if problem is not None:
-                reason = f"{problem.message}\n{problem.details or 'see its output above'}"
-                raise RuntimeError(f"a worker could not start: {reason}")
-            return None
+            if not self._ready:
+                self._start(report)
+            return None  # else it died while it was free
+        (task,), self._task = self._task, None
         seconds = min(time.monotonic() - self._handed_over, self._time_limit)
+        self.deadline = math.inf
         if isinstance(report, Failure):
-            return Done(*self._task, report, seconds)
+            return Done(task, report, seconds)
         try:
-            return Done(*self._task, *pickle.loads(report))
+            return Done(task, *pickle.loads(report))
         except Exception as error:  # a class may be pickled well and yet not be restored
-            return Done(*self._task, _failure(error), seconds)
+            return Done(task, _failure(error), seconds)
+
+    def _start(self, report: bytes | Failure) -> None:
+        problem = report if isinstance(report, Failure) else pickle.loads(report)
+        if problem is not None:
+            reason = f"{problem.message}\n{problem.details or 'see its output above'}"
+            raise RuntimeError(f"a worker could not start: {reason}")
+        self._ready = True
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""

@@ -2,131 +2,33 @@
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from leakfrontier.adversaries import PANEL
 from leakfrontier.defenses import Defense
 
+from .cascade import Schedule, Step, Victim, undefended
 from .cells import AttackTrial, TrainTrial, Trial, run_trial
+from .config import ConfigError, RunConfig, load_config
 from .engine import Done, Failure, execute
-from .methods import Method, Strict, build_adversary, build_defense
+from .methods import Method, build_adversary
+from .progress import Progress, cores
 from .results import Results
 from .rows import Outcome
-from .scenario import SCENARIOS, Scenario, label, load_world
+from .scenario import Scenario, load_world
 from .store import Store
 from .victims import candidate_count
 
-PRESETS = ("quick", "full")
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be run; the message says what is allowed."""
-
-
-class RunConfig(Strict):
-    """What to evaluate.
-
-    Attributes:
-        scenarios: Names of `SCENARIOS`, or scenarios spelled out.
-        defenses: Defenses; an option that is a list stands for one defense per value.
-        adversaries: `panel`, or the adversaries to take instead (then not comparable).
-        seeds: Repetitions of everything, with other weights, victims and noise.
-        observations: Attacked uploads per seed: the independent units of all intervals.
-        time_limit: Seconds after which one cell is given up and recorded as such.
-    """
-
-    scenarios: tuple[Scenario, ...]
-    defenses: tuple[Method, ...]
-    adversaries: Literal["panel"] | tuple[Method, ...] = "panel"
-    seeds: int = Field(default=1, ge=1)
-    observations: int = Field(default=20, ge=1)
-    time_limit: float = Field(default=600, gt=0)
-
-    @field_validator("scenarios", mode="before")
-    @classmethod
-    def _named_scenarios(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
-        return [_scenario(item) for item in value] if isinstance(value, list | tuple) else value
-
-    @field_validator("defenses")
-    @classmethod
-    def _valid_defenses(cls, value: tuple[Method, ...]) -> tuple[Method, ...]:
-        expanded = tuple(method for item in value for method in item.grid())
-        for method in expanded:
-            build_defense(method)
-        return expanded
-
-    @field_validator("adversaries")
-    @classmethod
-    def _valid_adversaries(
-        cls, value: Literal["panel"] | tuple[Method, ...]
-    ) -> Literal["panel"] | tuple[Method, ...]:
-        for method in () if value == "panel" else value:
-            build_adversary(method)
-        return value
-
-    @model_validator(mode="after")
-    def _different_names(self) -> RunConfig:
-        named = {
-            "scenarios": [scenario.name for scenario in self.scenarios],
-            "defenses": [label(defense) for defense in self.defenses],
-            "adversaries": [member.name.rpartition(":")[2] for member in self.members()],
-        }
-        for kind, names in named.items():
-            if not names:
-                raise ValueError(f"{kind} must hold at least one, got none")
-            for name in names:
-                if names.count(name) > 1:
-                    advice = "give one a `title`" if kind == "scenarios" else "leave one out"
-                    raise ValueError(f"two {kind} are called {name!r}: {advice}")
-        return self
-
-    @property
-    def panel(self) -> str:
-        """Return the version that results carry."""
-        return PANEL.version if self.adversaries == "panel" else f"custom ({PANEL.version})"
-
-    def members(self) -> list[Method]:
-        """Return the adversaries, with all their hyper-parameters."""
-        if self.adversaries != "panel":
-            return list(self.adversaries)
-        return [
-            Method(name=name, options=dict(vars(adversary)))
-            for name, adversary in PANEL.members.items()
-        ]
-
-
-def load_config(
-    source: Path | str | Mapping[str, Any], extra_defenses: Sequence[object] = ()
-) -> RunConfig:
-    """Return a configuration from a YAML file, the name of a preset, or a mapping.
-
-    Args:
-        source: The configuration.
-        extra_defenses: More defenses, each a name or a mapping as in a file.
-    """
-    content = dict(source if isinstance(source, Mapping) else _read_yaml(source))
-    defenses = content.get("defenses") or []
-    if isinstance(defenses, list | tuple):
-        content["defenses"] = [*defenses, *extra_defenses]
-    try:
-        return RunConfig.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(_explain(error)) from error
+__all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials"]
 
 
 def plan(config: RunConfig, first_seed: int = 0) -> list[Trial]:
-    """Return the cells of a run: training first, since attacks on checkpoints need it."""
+    """Return the cells of a run, with all uploads; a cascade leaves out what is not needed."""
     training: list[Trial] = []
     attacks: list[Trial] = []
     for scenario in config.scenarios:
@@ -158,8 +60,11 @@ def run(
         check_scenario(scenario)
     return run_trials(
         plan(config),
-        config,
         out,
+        panel=config.panel,
+        config=config.model_dump(mode="json"),
+        cascade=not config.individual,
+        time_limit=config.time_limit,
         workers=workers,
         retry_failed=retry_failed,
         console=console,
@@ -168,9 +73,12 @@ def run(
 
 def run_trials(
     trials: Sequence[Trial],
-    config: RunConfig,
     out: Path,
     *,
+    panel: str,
+    config: Mapping[str, Any],
+    cascade: bool = False,
+    time_limit: float = math.inf,
     workers: int | None = None,
     retry_failed: bool = False,
     console: Console | None = None,
@@ -179,26 +87,69 @@ def run_trials(
 
     Args:
         trials: The cells; what `plan` returns, or a choice of one's own.
-        config: What the folder records as their configuration; it sets panel and time limit.
-        out: As for `run`, and so are the others.
-        workers: See `run`.
-        retry_failed: See `run`.
-        console: See `run`.
+        out: As for `run`.
+        panel: Version of the panel, which all cells of a folder must share.
+        config: What the folder records as their configuration.
+        cascade: Whether attacks leave out the uploads that others have broken (`cascade`).
+        time_limit: Seconds after which one cell is given up.
+        workers: As for `run`.
+        retry_failed: As for `run`.
+        console: As for `run`.
     """
     store = Store(out, create=True)
-    store.begin(config.panel, config.model_dump(mode="json"), [trial.cell for trial in trials])
-    finished = store.finished(failed=not retry_failed)
-    waiting = [trial for trial in trials if trial.cell.key not in finished]
-    with _Progress(waiting, len(trials), workers or _cores(), console) as progress:
-        for wave in _waves(waiting):
-            tasks = [(trial, out.resolve()) for trial in wave]
-            for done in execute(
-                run_trial, tasks, workers=workers or _cores(), time_limit=config.time_limit
-            ):
-                trial = done.task[0]
-                store.write(trial.cell.key, _outcome(done), done.seconds)
-                progress.advance(trial, done)
+    cells = [trial.cell for trial in trials]
+    store.begin(panel, config, cells)
+    workers = workers or cores()
+    with Progress(cells, workers=workers, console=console) as progress:
+        agenda = _Agenda(trials, store, progress, cascade=cascade, retry_failed=retry_failed)
+        if agenda.tasks:
+            for done in execute(run_trial, agenda.tasks, workers=workers, time_limit=time_limit):
+                agenda.conclude(done)
     return store.results()
+
+
+class _Agenda:
+    """The cells that can run now, in the order of their turn, and what follows from each."""
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        store: Store,
+        progress: Progress,
+        *,
+        cascade: bool,
+        retry_failed: bool,
+    ) -> None:
+        self.tasks: deque[tuple[Trial, Path]] = deque()
+        self._store, self._progress = store, progress
+        self._finished = store.finished(failed=not retry_failed)
+        self._victims = store.victims() if cascade else {}
+        self._schedule = Schedule(trials, cascade=cascade)
+        self._admit(self._schedule.start())
+
+    def conclude(self, done: Done[tuple[Trial, Path], Outcome]) -> None:
+        """Keep what a cell has left behind, and see what it has made possible."""
+        trial, outcome = done.task[0], _outcome(done)
+        self._store.write(trial.cell.key, outcome, done.seconds)
+        self._progress.advance(trial.cell, outcome.status, done.seconds)
+        self._admit(self._schedule.after(trial, _victims(outcome)))
+
+    def _admit(self, steps: Iterable[Step]) -> None:
+        """Take cells up; those that are in the store may make others possible at once."""
+        possible = deque(steps)
+        while possible:
+            trial, planned = possible.popleft()
+            key = trial.cell.key
+            if key != planned.key:
+                self._store.replace(planned, trial.cell)
+            if key not in self._finished and _nothing_left(trial):
+                self._store.write(key, Outcome(status="not needed"), 0.0)
+                self._finished.add(key)
+            if key in self._finished:
+                self._progress.advance(trial.cell)
+                possible += self._schedule.after(trial, self._victims.get(key, ()))
+            else:
+                self.tasks.append((trial, self._store.folder))
 
 
 def check_scenario(scenario: Scenario) -> None:
@@ -222,25 +173,17 @@ def _attacks(
     """
     for checkpoint in scenario.checkpoints:
         for adversary in config.members():
-            both = build_adversary(adversary).simulates and defense.name != "none"
+            both = build_adversary(adversary).simulates and not undefended(defense)
             for knows_defense in (True, False) if both else (True,):
                 yield AttackTrial(
-                    scenario,
-                    defense,
-                    adversary,
-                    knows_defense,
-                    seed,
-                    checkpoint,
-                    tuple(range(config.observations)),
+                    scenario=scenario,
+                    defense=defense,
+                    adversary=adversary,
+                    knows_defense=knows_defense,
+                    seed=seed,
+                    checkpoint=checkpoint,
+                    observations=tuple(range(config.observations)),
                 )
-
-
-def _waves(trials: Sequence[Trial]) -> Iterator[list[Trial]]:
-    """Yield groups of cells of which each needs only what earlier groups left behind."""
-    waves: tuple[list[Trial], list[Trial]] = ([], [])
-    for trial in trials:
-        waves[isinstance(trial, AttackTrial) and trial.checkpoint > 0].append(trial)
-    yield from (wave for wave in waves if wave)
 
 
 def _outcome(done: Done[tuple[Trial, Path], Outcome]) -> Outcome:
@@ -250,101 +193,9 @@ def _outcome(done: Done[tuple[Trial, Path], Outcome]) -> Outcome:
     return done.result
 
 
-class _Progress:
-    """A bar over cells, with the time left estimated from like cells that are done."""
-
-    def __init__(
-        self, waiting: Sequence[Trial], total: int, workers: int, console: Console | None
-    ) -> None:
-        self._workers = workers
-        self._left = list(waiting)
-        self._seconds: dict[object, list[float]] = defaultdict(list)
-        self._failures = 0
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-        )
-        done = total - len(waiting)
-        self._task = self._bar.add_task("cells", total=total, completed=done, left="")
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self, trial: Trial, done: Done[tuple[Trial, Path], Outcome]) -> None:
-        """Count a cell as done."""
-        self._left.remove(trial)
-        self._seconds[_alike(trial)].append(done.seconds)
-        self._failures += isinstance(done.result, Failure)
-        text = f"about {_duration(self._estimate())} left" if self._left else ""
-        if self._failures:
-            text += f"  ({self._failures} failed)"
-        self._bar.update(self._task, advance=1, left=text)
-
-    def _estimate(self) -> float:
-        known = [value for values in self._seconds.values() for value in values]
-        overall = sum(known) / len(known)
-        means = {key: sum(values) / len(values) for key, values in self._seconds.items()}
-        return sum(means.get(_alike(trial), overall) for trial in self._left) / self._workers
+def _victims(outcome: Outcome) -> list[Victim]:
+    return [(row.observation, row.victim, bool(row.identified)) for row in outcome.attacks]
 
 
-def _alike(trial: Trial) -> object:
-    """Return what the duration of a cell mostly depends on."""
-    adversary = trial.adversary.name if isinstance(trial, AttackTrial) else "training"
-    return trial.scenario.name, adversary
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _scenario(item: Any) -> Any:  # noqa: ANN401 - whatever the file holds
-    if not isinstance(item, str):
-        return item
-    if item not in SCENARIOS:
-        raise ValueError(f"unknown scenario {item!r}: choose one of {', '.join(SCENARIOS)}")
-    return SCENARIOS[item]
-
-
-def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - whatever the file holds
-    if source in PRESETS:
-        text = files(__package__).joinpath("presets", f"{source}.yaml").read_text()
-    else:
-        try:
-            text = Path(source).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the configuration {source}: {error}") from error
-    try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: the 13th month
-        raise ConfigError(f"{source} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{source} must hold a mapping with the keys {[*RunConfig.model_fields]}")
-    return content
-
-
-def _explain(error: ValidationError) -> str:
-    """Return pydantic's findings, one line each, with the place in the file."""
-    lines = []
-    for finding in error.errors():
-        place = ".".join(str(part) for part in finding["loc"])
-        lines.append(f"{place}: {_message(finding)}" if place else _message(finding))
-    return "\n".join(lines)
-
-
-def _message(finding: ErrorDetails) -> str:
-    if finding["type"] == "value_error":
-        return str(finding["ctx"]["error"])
-    message = finding["msg"].replace("valid tuple", "list")
-    return message if finding["type"] == "missing" else f"{message}, got {finding['input']!r}"
+def _nothing_left(trial: Trial) -> bool:
+    return isinstance(trial, AttackTrial) and not trial.observations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from .errors import UserError
 from .older_formats import older_frames
 from .results import Results
 from .rows import AttackRow, Cell, GuaranteeRow, Outcome, Rendering, Score, UtilityRow
@@ -46,10 +48,11 @@ _NUMBERS = [
     "noise_multiplier",
     "measured_noise",
     "audited_epsilon",
+    "value",
 ]
 
 
-class StoreError(ValueError):
+class StoreError(UserError):
     """The results file cannot be used; the message says why and what to do."""
 
 
@@ -61,6 +64,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
+        self.folder = folder.resolve()
         self.path = folder / FILE_NAME
         if create:
             _make(folder)
@@ -80,17 +84,25 @@ class Store:
                     f"{self.path} was made with panel {known!r}, this is panel {panel!r}: "
                     "rates of different panels cannot be mixed; choose another --out folder"
                 )
-            meta = {"panel": panel, "config": config, "plan": [cell.key for cell in cells]}
+            meta = {"panel": panel, "config": config}
             database.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)",
                 [(name, json.dumps(value)) for name, value in meta.items()],
             )
+            database.execute("UPDATE plan SET place = NULL")
             database.executemany(
-                "INSERT OR REPLACE INTO plan VALUES (?, ?, ?, ?)",
-                [
-                    (cell.key, cell.kind, json.dumps(cell.config), json.dumps(cell.labels))
-                    for cell in cells
-                ],
+                "INSERT OR REPLACE INTO plan VALUES (?, ?, ?, ?, ?)",
+                [_planned(cell, place) for place, cell in enumerate(cells)],
+            )
+
+    def replace(self, planned: Cell, cell: Cell) -> None:
+        """Put another cell in the place of a planned one."""
+        with self._connect() as database:
+            query = "SELECT place FROM plan WHERE cell = ?"
+            (place,) = database.execute(query, (planned.key,)).fetchone()
+            database.execute("UPDATE plan SET place = NULL WHERE cell = ?", (planned.key,))
+            database.execute(
+                "INSERT OR REPLACE INTO plan VALUES (?, ?, ?, ?, ?)", _planned(cell, place)
             )
 
     def finished(self, *, failed: bool = True) -> set[str]:
@@ -100,8 +112,18 @@ class Store:
             failed: Whether cells that ended in an error, a crash or a time-out count.
         """
         with self._connect() as database:
-            query = "SELECT cell FROM outcomes" + ("" if failed else " WHERE status = 'ok'")
+            which = "" if failed else " WHERE status IN ('ok', 'not needed')"
+            query = f"SELECT cell FROM outcomes{which}"
             return {key for (key,) in database.execute(query)}
+
+    def victims(self) -> dict[str, list[tuple[int, int, bool]]]:
+        """Return, for every cell, the uploads and victims attacked, and whether identified."""
+        found: dict[str, list[tuple[int, int, bool]]] = defaultdict(list)
+        query = "SELECT cell, observation, victim, identified FROM attacks"
+        with self._connect() as database:
+            for key, observation, victim, identified in database.execute(query):
+                found[key].append((observation, victim, bool(identified)))
+        return found
 
     def write(self, key: str, outcome: Outcome, seconds: float) -> None:
         """Write all rows of a cell, in place of those of an earlier failure."""
@@ -119,9 +141,9 @@ class Store:
         """Return the rows of the cells that the last run planned, with their labels."""
         with self._connect() as database:
             meta = self._meta(database)
-            if "plan" not in meta:
+            if "panel" not in meta:
                 raise StoreError(f"{self.path} holds no run yet: start one with `leakfrontier run`")
-            labels = self._labels(database, meta["plan"])
+            labels = self._labels(database, meta.get("plan"))
             outcomes = pd.read_sql_query("SELECT * FROM outcomes", database)
             cells = labels.merge(outcomes, on="cell", how="left")
             cells["status"] = cells["status"].fillna("missing")
@@ -135,12 +157,16 @@ class Store:
         return Results(meta["config"], meta["panel"], cells, **frames)
 
     @staticmethod
-    def _labels(database: sqlite3.Connection, plan: Iterable[str]) -> pd.DataFrame:
+    def _labels(database: sqlite3.Connection, plan: Sequence[str] | None) -> pd.DataFrame:
+        """Return the labels of the planned cells; older formats list these apart."""
+        if plan is None:
+            query = "SELECT cell FROM plan WHERE place IS NOT NULL ORDER BY place"
+            plan = [key for (key,) in database.execute(query)]
         found = {
             key: {"cell": key, "kind": kind, **json.loads(labels)}
             for key, kind, labels in database.execute("SELECT cell, kind, labels FROM plan")
         }
-        return pd.DataFrame([found[key] for key in plan])
+        return pd.DataFrame([found[key] for key in plan], columns=None if plan else ["cell"])
 
     @staticmethod
     def _frame(database: sqlite3.Connection, table: str, row_type: type) -> pd.DataFrame:
@@ -189,7 +215,8 @@ class Store:
         database.execute(f"PRAGMA user_version = {_FORMAT}")
         database.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT)")
         database.execute(
-            "CREATE TABLE plan (cell TEXT PRIMARY KEY, kind TEXT, config TEXT, labels TEXT)"
+            "CREATE TABLE plan"
+            " (cell TEXT PRIMARY KEY, kind TEXT, config TEXT, labels TEXT, place INTEGER)"
         )
         database.execute(
             "CREATE TABLE outcomes"
@@ -225,6 +252,10 @@ class Store:
     @staticmethod
     def _meta(database: sqlite3.Connection) -> dict[str, Any]:
         return {name: json.loads(value) for name, value in database.execute("SELECT * FROM meta")}
+
+
+def _planned(cell: Cell, place: int) -> tuple[str, str, str, str, int]:
+    return cell.key, cell.kind, json.dumps(cell.config), json.dumps(cell.labels), place
 
 
 def _make(folder: Path) -> None:

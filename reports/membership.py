@@ -14,6 +14,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from leakfrontier.evaluate.errors import UserError
 from leakfrontier.evaluate.privacy.bounds import Bounds
 from leakfrontier.evaluate.privacy.membership import ROC
 
@@ -36,12 +37,12 @@ def membership_figure(
         title: What the figure is of.
 
     Raises:
-        ValueError: If no attack was applicable.
+        UserError: If no attack was applicable.
     """
     curves = {name: roc for name, roc in found.items() if isinstance(roc, ROC)}
     if not curves:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
-        raise ValueError(f"no attack was applicable: {reasons}")
+        raise UserError(f"no attack was applicable: {reasons}")
     least = min(roc.least_rate for roc in curves.values())
     data = pd.concat([roc.table().assign(attack=name) for name, roc in curves.items()])
     for column in ("tpr", "tpr_low", "tpr_high"):

@@ -34,10 +34,12 @@ from torch.func import functional_call, grad, vmap
 from leakfrontier.defenses import Defense
 
 from ..analysis import attack_rates, worst_case
-from ..cells import TrainTrial
+from ..cells import AttackTrial, TrainTrial, Trial
+from ..config import RunConfig
+from ..errors import UserError
 from ..methods import Method
 from ..results import Results
-from ..run import RunConfig, check_scenario, plan, run_trials
+from ..run import check_scenario, plan, run_trials
 from ..scenario import Scenario, World, label, load_world
 from ..statistics import Interval, accuracy_interval, clopper_pearson
 from ..victims import candidate_count
@@ -159,13 +161,8 @@ class Experiment:
         """Train every setting with every seed, by default for all rounds."""
         trials = {one: self._trials(one, seeds, rounds) for one in settings}
         self._say(f"training of {len(settings)} settings, {rounds or self.question.rounds} rounds")
-        results = run_trials(
-            [trial for several in trials.values() for trial in several],
-            self.config(settings[:1]),
-            self.out,
-            workers=self.workers,
-            retry_failed=True,
-            console=self.console,
+        results = self._run(
+            [trial for several in trials.values() for trial in several], self.config(settings[:1])
         )
         return _trained(results, trials)
 
@@ -181,25 +178,32 @@ class Experiment:
         first = SEED_STRIDE * (self.seed if repetition is None else repetition) + 1
         seeds = range(first, first + self.effort.seeds)
         self._say(f"training and attacks of {len(settings)} settings, with {len(seeds)} new seeds")
-        results = run_trials(
-            [
-                trial
-                for one in settings
-                for trial in plan(self.config([one]), first)
-                if isinstance(trial, TrainTrial) or trial.knows_defense
-            ],
-            self.config(settings),
-            self.out,
-            workers=self.workers,
-            retry_failed=True,
-            console=self.console,
-        )
+        trials = [
+            trial
+            for one in settings
+            for trial in plan(self.config([one]), first)
+            if not isinstance(trial, AttackTrial) or trial.knows_defense
+        ]
+        results = self._run(trials, self.config(settings))
         trained = _trained(results, {one: self._trials(one, seeds) for one in settings})
         attacked = _attacked(results)
         return [
             replace(self.row(one, trained[one]), **attacked[label(self.defense(one))])
             for one in settings
         ]
+
+    def _run(self, trials: Sequence[Trial], config: RunConfig) -> Results:
+        """Run cells, each attack on every upload: the rate of the strongest is reported."""
+        return run_trials(
+            trials,
+            self.out,
+            panel=config.panel,
+            config=config.model_dump(mode="json"),
+            time_limit=config.time_limit,
+            workers=self.workers,
+            retry_failed=True,
+            console=self.console,
+        )
 
     def config(self, settings: Sequence[Setting]) -> RunConfig:
         """Return the run of settings that differ in their noise; with the first's step size."""
@@ -209,6 +213,7 @@ class Experiment:
             adversaries=self.effort.adversaries,
             seeds=self.effort.seeds,
             observations=self.effort.observations,
+            individual=True,
         )
 
     def row(self, setting: Setting, trained: Trained, *, searched: bool = False) -> Row:
@@ -316,7 +321,7 @@ def _trained(
         failed = cells.loc[keys].query("status != 'ok'")
         if len(failed):
             reason = failed["error"].iloc[0].partition("\n")[0]
-            raise ValueError(f"training under {setting} failed: {reason}")
+            raise UserError(f"training under {setting} failed: {reason}")
         rows = results.utility[results.utility["cell"].isin(keys)]
         last = rows[rows["round"] == rows["round"].max()]
         accuracy = predicted_accuracy(last["correct"].tolist(), last["total"].tolist())
@@ -335,7 +340,7 @@ def _attacked(results: Results) -> dict[str, dict[str, Any]]:
     for arm, attacks in rates[~rates["baseline"]].groupby("defense"):
         ran = attacks[attacks["rate"].notna()]
         if ran.empty:
-            raise ValueError(f"no attack on {arm} ran")
+            raise UserError(f"no attack on {arm} ran")
         best = ran.sort_values("rate", kind="stable").iloc[-1]
         n = int(best["observations"])
         union = worst[worst["defense"] == arm].iloc[0]

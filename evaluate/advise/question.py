@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from ..errors import UserError
 from ..privacy.accounting import (
     ACCOUNTANTS,
     Schedule,
@@ -169,7 +170,7 @@ class Question:
         if self.epsilon is not None:
             return self.noise_for(self.epsilon)
         if self.reconstruction_success is None:
-            raise ValueError("an accuracy can only be kept where it can be measured: give a model")
+            raise UserError("an accuracy can only be kept where it can be measured: give a model")
         return least_noise("a reconstruction success of", self.reconstruction_success, self.bound)
 
 

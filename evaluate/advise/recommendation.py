@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
+from ..errors import UserError, given_by_user
 from ..scenario import Scenario, load_world
 from .advice import Advice, proven_reasons
 from .experiment import Effort, Experiment, Setting, fitting
@@ -67,15 +68,16 @@ def advise(
                 console=console,
             )
     check_sizes(question, scenario)
-    fitted = fitting(question, scenario)
+    with given_by_user():
+        fitted = fitting(question, scenario)
     experiment = Experiment(
-        fitted,
-        scenario,
-        out,
-        effort or Effort(),
-        seed,
-        workers,
-        console or Console(quiet=True),
+        question=fitted,
+        scenario=scenario,
+        out=out,
+        effort=effort or Effort(),
+        seed=seed,
+        workers=workers,
+        console=console or Console(quiet=True),
     )
     advice = _measurements(experiment)
     return replace(advice, asked_candidates=question.candidates)
@@ -85,7 +87,7 @@ def check_sizes(question: Question, scenario: Scenario) -> None:
     """Raise if a scenario has too few examples for a question's clients and batches."""
     found = len(load_world(scenario).train.targets)
     if not question.batch_size <= found // question.clients:
-        raise ValueError(
+        raise UserError(
             f"the dataset has {found} training examples, {found // question.clients} for each of "
             f"{question.clients} clients, where a batch takes {question.batch_size}: give fewer "
             "clients, a smaller batch or a larger dataset"

@@ -16,8 +16,9 @@ from rich.table import Table
 from ..advise.advice import Advice, number
 from ..advise.question import Question
 from ..advise.recommendation import advise as answer
+from ..errors import UserError, given_by_user
 from ..privacy.accounting import Unreachable
-from ..scenario import Scenario, load_world
+from ..scenario import load_world
 from .options import AsJson, Data, Workers, print_path, scenario_from
 
 BATCH, ROUNDS = 128, 100
@@ -81,24 +82,32 @@ def advise(
     Sizes alone answer from accountants and proofs, in seconds. With --dataset or --model,
     settings are trained and attacked as well, in minutes; the same command continues.
     """
-    scenario = scenario_from(dataset, model, data)
-    found = None if scenario is None else len(load_world(scenario).train.targets)
-    if examples is None:
-        examples = found
-    examples, batch, rounds = _sizes(examples, batch, rounds, epochs, clients, scenario)
-    question = Question(
-        examples,
-        batch,
-        rounds,
-        clients,
-        unit.value,
-        delta,
-        candidates,
-        not shuffled,
-        epsilon,
-        reconstruction_success,
-        min_accuracy,
-    )
+    measured = dataset is not None or model is not None
+    scenario = scenario_from(dataset, model, data) if measured else None
+    with given_by_user():
+        if examples is None and scenario is not None:
+            examples = len(load_world(scenario).train.targets)
+        examples, batch, rounds = _sizes(
+            examples=examples,
+            batch=batch,
+            rounds=rounds,
+            epochs=epochs,
+            clients=clients,
+            measured=measured,
+        )
+        question = Question(
+            examples=examples,
+            batch_size=batch,
+            rounds=rounds,
+            clients=clients,
+            unit=unit.value,
+            delta=delta,
+            candidates=candidates,
+            poisson_sampling=not shuffled,
+            epsilon=epsilon,
+            reconstruction_success=reconstruction_success,
+            min_accuracy=min_accuracy,
+        )
     folder = out or (None if scenario is None else Path("runs") / "advise")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,28 +135,29 @@ def advise(
 
 
 def _sizes(
+    *,
     examples: int | None,
     batch: int | None,
     rounds: int | None,
     epochs: float | None,
     clients: int,
-    scenario: Scenario | None,
+    measured: bool,
 ) -> tuple[int, int, int]:
     """Return examples, batch size and rounds; defaults only where there is data."""
     if rounds is not None and epochs is not None:
-        raise ValueError("give --rounds or --epochs, not both")
+        raise UserError("give --rounds or --epochs, not both")
     steps = rounds if epochs is None else epochs
-    if scenario is None and None in (examples, batch, steps):
-        raise ValueError(
+    if not measured and None in (examples, batch, steps):
+        raise UserError(
             "give --examples, --batch and --rounds (or --epochs), or a --dataset to measure on"
         )
     total = 0 if examples is None else examples
     if not 1 <= clients <= total:
-        raise ValueError(f"clients must be between 1 and the {total} examples, got {clients}")
+        raise UserError(f"clients must be between 1 and the {total} examples, got {clients}")
     size = min(BATCH, total // clients) if batch is None else batch
     if epochs is not None:
         if not (0 < epochs < math.inf and size >= 1):
-            raise ValueError(f"epochs and batch must be positive, got {epochs} and {size}")
+            raise UserError(f"epochs and batch must be positive, got {epochs} and {size}")
         rounds = math.ceil(epochs * (total // clients) / size)
     return total, size, ROUNDS if rounds is None else rounds
 

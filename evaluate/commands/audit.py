@@ -20,6 +20,7 @@ from leakfrontier.defenses import Plan
 
 from ..advise.advice import number
 from ..advise.question import finite
+from ..errors import UserError, given_by_user
 from ..privacy.audit import Audit, most_damning
 from ..privacy.audit import audit as run_audits
 from ..privacy.canaries import NoClaim
@@ -62,15 +63,14 @@ def audit(
 
     An audit can refute a claim, or fail to; it never proves one.
     """
-    method_ = defense_from(defense)
+    scenario, claimant = scenario_from(dataset, model, data), defense_from(defense)
     torch.set_num_threads(1)  # uploads are small: several threads wait for each other
-    scenario = scenario_from(dataset, model, data)
-    if scenario is None:
-        raise ValueError("a dataset and a model must be given")
-    world = load_world(scenario)
-    audited = world.defense(method_)
+    with given_by_user():
+        world = load_world(scenario)
+        audited = world.defense(claimant)
+        world.model(audited, seed)
+        plan = Plan(steps, sample_rate, delta)
     examples = world.train.at(slice(AUDITED_EXAMPLES))
-    plan = Plan(steps, sample_rate, delta)
     names = [one.value.replace("-", " ") for one in method or AuditMethod]
     reports = []
     for name in names:
@@ -144,8 +144,8 @@ def _refuse_if_none_applies(reports: Sequence[_Report]) -> None:
     last = [one.findings[-1] for one in reports]
     reasons = "; ".join(dict.fromkeys(map(str, last)))
     if any(isinstance(reason, NoClaim) for reason in last):
-        raise ValueError(f"{reasons}: there is nothing to audit")
-    raise ValueError(f"none of the audits applies: {reasons}")
+        raise UserError(f"{reasons}: there is nothing to audit")
+    raise UserError(f"none of the audits applies: {reasons}")
 
 
 def _print_audits(console: Console, reports: Sequence[_Report]) -> None:

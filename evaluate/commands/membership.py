@@ -18,6 +18,7 @@ from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
 
+from ..errors import UserError, given_by_user
 from ..privacy.bounds import Bounds
 from ..privacy.membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds
 from ..privacy.membership import membership as play
@@ -46,20 +47,20 @@ def membership(
     """Tell members of a batch from others by its upload, beside what the defense permits."""
     from leakfrontier.reports.membership import write_membership
 
-    scenario = scenario_from(dataset, model, data)
-    if scenario is None:
-        raise ValueError("a dataset and a model must be given")
-    scenario = scenario.model_copy(update={"batch_size": batch})
-    method, world = defense_from(defense), load_world(scenario)
-    defended = world.defense(method)
+    scenario = scenario_from(dataset, model, data).model_copy(update={"batch_size": batch})
+    method = defense_from(defense)
+    with given_by_user():
+        world = load_world(scenario)
+        defended = world.defense(method)
+        attacked = world.model(defended, seed)
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK):
-        raise ValueError(f"--out {out} cannot be written to")
+        raise UserError(f"--out {out} cannot be written to")
     torch.set_num_threads(1)  # uploads are small: several threads wait for each other
     progress = Console(stderr=True)
     try:
         found = play(
-            world.client(defended, world.model(defended, seed)),
+            world.client(defended, attacked),
             world.train,
             world.threat(knows_defense=True),
             generator("membership", scenario.config(), method.config(), seed),

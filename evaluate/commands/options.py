@@ -10,6 +10,7 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from ..errors import UserError, given_by_user
 from ..methods import Method
 from ..scenario import Scenario
 
@@ -28,13 +29,12 @@ DefenseText = Annotated[
 ]
 
 
-def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> Scenario | None:
-    """Return what to measure with; None if neither a dataset nor a model is named.
+@given_by_user()
+def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> Scenario:
+    """Return what to measure with.
 
     BatchNorm becomes GroupNorm, without which no example's gradient can be clipped by itself.
     """
-    if dataset is None and model is None:
-        return None
     given: dict[str, Any] = {"dataset": dataset, "data_folder": data}
     if model is not None:
         given["model"] = Method.model_validate(method_from(model, "--model"))
@@ -47,14 +47,15 @@ def method_from(text: str, option: str) -> object:
     try:
         return yaml.safe_load(text) if text.lstrip().startswith("{") else text
     except yaml.YAMLError as error:
-        raise ValueError(f"{option} {text!r} is not a valid YAML mapping: {error}") from error
+        raise UserError(f"{option} {text!r} is not a valid YAML mapping: {error}") from error
 
 
+@given_by_user()
 def defense_from(text: str) -> Method:
     """Return the one configuration of a defense that a command is about."""
     configurations = Method.model_validate(method_from(text, "the defense")).grid()
     if len(configurations) != 1:
-        raise ValueError(
+        raise UserError(
             f"one configuration is asked about, and the lists in {text} make "
             f"{len(configurations)}: give single values"
         )

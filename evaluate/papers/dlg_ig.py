@@ -26,7 +26,7 @@ from ..federation import Federation
 from ..models import build_model
 from ..seeds import fork, generator
 from ..statistics import mean_interval, rate
-from .reproduce import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
+from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 
 ATTACKS: dict[str, Matching] = {
     "DLG": DLG(),

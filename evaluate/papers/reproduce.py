@@ -1,181 +1,27 @@
-"""A paper's table, measured again: ours beside the paper's.
-
-What a table is, the runner that fills it in, and what trials have in common; the tables
-themselves are in `tables.py`.
-"""
+"""A paper's table, measured again: ours beside the paper's."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import Generator, Tensor
 
-from leakfrontier.adversaries import InputSpace
-from leakfrontier.defenses import Batch
-
-from .. import metrics
-from ..data import Dataset, load_dataset
-from ..engine import Failure, execute
-from ..seeds import generator
+from ..data import load_dataset
+from ..errors import UserError, given_by_user
+from ..results import Results
+from ..run import run_trials
 from ..statistics import Interval
-
-Setting = Mapping[str, Any]
-"""What distinguishes a row, in the paper's notation: plain JSON values."""
-
-Scores = Mapping[str, Sequence[float]]
-"""What one trial measured: by metric, a value per batch or one per victim; and `seconds`."""
-
-TrialFunction = Callable[[Setting, Setting, Dataset, Generator], Scores]
-"""From a problem, a method, data and a source of randomness to scores: one trial.
-
-A function at the top level of a module, or a `partial` of one: workers import it.
-"""
+from ..store import Store
+from .table import Row, Scores, Table, TableTrial, find_data
 
 QUICK_TRIALS = 2
 """Batches per row of a smoke test."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A column of a table.
-
-    Attributes:
-        definition: What is measured, in a sentence.
-        interval: From values and the trial that each belongs to, to an estimate:
-            `statistics.rate` or `statistics.mean_interval`.
-        percent: Whether it prints as a percentage; values are shares all the same.
-        digits: Decimals in print, if it is no percentage.
-    """
-
-    definition: str
-    interval: Callable[[Sequence[float], Sequence[int]], Interval]
-    percent: bool = False
-    digits: int = 1
-
-    def text(self, value: float) -> str:
-        """Return a value as it is printed."""
-        if math.isnan(value):
-            return "n/a"
-        if self.percent:
-            return f"{100 * value:.0f} %"
-        text = f"{value:.{self.digits}f}"
-        return text.removeprefix("0") if self.digits >= 3 else text  # .996, as in papers
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a paper's table.
-
-    Attributes:
-        problem: What is attacked. Trials of one problem draw the same batches and weights.
-        paper: The paper's numbers, by metric.
-        method: How the paper attacked it, where rows differ in that.
-        trials: Batches attacked by default.
-    """
-
-    problem: Setting
-    paper: Mapping[str, float]
-    method: Setting = field(default_factory=dict)
-    trials: int = 20
-
-    @property
-    def setting(self) -> Setting:
-        """Return what distinguishes the row in the paper."""
-        return {**self.method, **self.problem}
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of a paper, and how to measure it.
-
-    Attributes:
-        name: What `leakfrontier reproduce` finds it by.
-        title: What it is about.
-        reference: The paper.
-        datasets: Names of `DATASETS`, each with the shape of its images, to refuse other data. A
-            row's problem names its own as `dataset`, unless there is only one.
-        metrics: The columns, by name; the paper need not have all of them.
-        rows: The rows, in the paper's order.
-        trial: Does one trial of a problem, with what a procedure makes of the row's method.
-        procedures: By name, from a row's method to the method that is run; the first is the
-            default. Rows of one problem with the same method are run once.
-        quick: Number of first rows that make a smoke test.
-        notes: What else a reader must know.
-    """
-
-    name: str
-    title: str
-    reference: str
-    datasets: Mapping[str, tuple[int, ...]]
-    metrics: Mapping[str, Metric]
-    rows: Sequence[Row]
-    trial: TrialFunction
-    procedures: Mapping[str, Callable[[Setting], Setting]]
-    quick: int = 1
-    notes: str = ""
-
-    def dataset(self, row: Row) -> str:
-        """Return the name of a row's dataset."""
-        return str(row.problem.get("dataset", next(iter(self.datasets))))
-
-    def select(self, text: str) -> list[int]:
-        """Return the indices of rows picked by number, from 1, and by range, as in `1,3-5`."""
-        chosen: set[int] = set()
-        for part in text.split(","):
-            found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-            if not 1 <= first <= last <= len(self.rows):
-                raise ValueError(
-                    f"rows must be numbers from 1 to {len(self.rows)} or ranges of them, as in "
-                    f"1,3-5, got {text!r}"
-                )
-            chosen.update(range(first - 1, last))
-        return sorted(chosen)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One batch to attack; all that the result depends on, but for the data.
-
-    Attributes:
-        table: Name of the table.
-        run: Does it.
-        dataset: Name of the dataset.
-        problem: What is attacked.
-        method: How it is attacked.
-        seed: Repetition of the whole table.
-        index: Number of the batch, from 0.
-    """
-
-    table: str
-    run: TrialFunction
-    dataset: str
-    problem: Setting
-    method: Setting
-    seed: int
-    index: int
-
-    @property
-    def alike(self) -> str:
-        """Return what trials have in common that differ only in the batch."""
-        return json.dumps([self.problem, self.method], sort_keys=True)
-
-    def scores(self, data: Dataset) -> Scores:
-        """Attack the batch; other methods see the same one."""
-        rng = generator("reproduce", self.table, self.problem, self.seed, self.index)
-        return self.run(self.problem, self.method, data, rng)
 
 
 @dataclass(frozen=True)
@@ -203,6 +49,7 @@ def reproduce(
     table: Table,
     rows: Sequence[int] | None = None,
     *,
+    out: Path | None = None,
     trials: int | None = None,
     procedure: str | None = None,
     seed: int = 0,
@@ -215,6 +62,8 @@ def reproduce(
     Args:
         table: The table.
         rows: Indices of its rows; all by default.
+        out: Folder in which what is measured is kept, so that an interrupted call is continued;
+            `default_folder` by default.
         trials: Batches attacked per row; by default as many as the row says.
         procedure: One of the table's procedures; the first by default.
         seed: Repetition. Trials depend on it, their number and their problem alone.
@@ -223,61 +72,54 @@ def reproduce(
         console: Where progress is shown; by default the terminal.
     """
     if trials is not None and not trials >= 1:
-        raise ValueError(f"trials must be at least 1, got {trials}")
+        raise UserError(f"trials must be at least 1, got {trials}")
     procedure = procedure or next(iter(table.procedures))
     if procedure not in table.procedures:
-        raise ValueError(
+        raise UserError(
             f"procedure of {table.name} must be one of {', '.join(table.procedures)}, "
             f"got {procedure!r}"
         )
+    method = table.procedures[procedure]
     planned = {
-        index: _trials(table, table.rows[index], trials, procedure, seed)
+        index: [
+            TableTrial(
+                table=table.name,
+                function=table.trial,
+                dataset=table.dataset(row),
+                problem=row.problem,
+                method=method(row.method),
+                seed=seed,
+                index=number,
+                data=data,
+            )
+            for number in range(trials or row.trials)
+        ]
         for index in (range(len(table.rows)) if rows is None else rows)
+        for row in [table.rows[index]]
     }
+    out = out or default_folder(table)
+    Store(out, create=True)  # before the data is loaded, which may take long
     for dataset in {trial.dataset: None for row in planned.values() for trial in row}:
         _check_data(table, dataset, data)
-    scored = _execute(_interleaved(planned.values()), data, workers or _cores(), console)
+    results = run_trials(
+        _interleaved(planned.values()),
+        out,
+        panel=f"table {table.name}",
+        config={"table": table.name, "procedure": procedure, "seed": seed},
+        workers=workers,
+        retry_failed=True,
+        console=console,
+    )
+    found = _scores(results)
     return [
-        _result(table, index, {trial.index: scored[trial.alike, trial.index] for trial in wanted})
+        _result(table, index, {trial.index: found[trial.cell.key] for trial in wanted})
         for index, wanted in planned.items()
     ]
 
 
-def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
-    """Return a table's dataset as arguments of `load_dataset`.
-
-    Args:
-        dataset: Its name.
-        folder: A folder of images in `train/` and `test/`, or one that holds such a folder under
-            the dataset's name, or one of torchvision's downloads. None for the default download.
-    """
-    if folder is None:
-        return dataset, None
-    if not folder.is_dir():
-        raise ValueError(
-            f"there is no folder {folder}: --data must name a folder with {dataset} as "
-            "images in train/ and test/, or one for torchvision's download; without --data it is "
-            "downloaded"
-        )
-    for images in (folder, folder / dataset, folder / dataset.replace("-", "_")):
-        if (images / "train").is_dir():
-            return str(images), None
-    return dataset, folder
-
-
-def matched_psnr(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:
-    """Return the PSNR of each example; one without a guess gets the dataset's mean colour."""
-    mean = torch.zeros_like(truth[:1])  # inputs are centred
-    pixels, private = (space.to_unit(part) for part in (torch.cat([guess, mean]), truth))
-    return metrics.psnr(pixels[metrics.match(pixels[:-1], private)], private)
-
-
-def draw_batch(data: Batch, size: int, rng: Generator) -> Batch:
-    """Return some examples at random."""
-    if not size <= len(data.targets):
-        raise ValueError(f"a batch of {size} needs as many images, got {len(data.targets)}")
-    chosen = torch.randperm(len(data.targets), generator=rng)[:size]
-    return Batch(data.inputs[chosen], data.targets[chosen])
+def default_folder(table: Table) -> Path:
+    """Return where a table's results are kept."""
+    return Path("runs") / "tables" / table.name
 
 
 def document(table: Table, results: Sequence[Result]) -> dict[str, Any]:
@@ -309,45 +151,28 @@ def trial_rows(table: Table, results: Sequence[Result]) -> list[dict[str, Any]]:
     ]
 
 
-def _trials(table: Table, row: Row, trials: int | None, procedure: str, seed: int) -> list[Trial]:
-    method = table.procedures[procedure](row.method)
-    return [
-        Trial(table.name, table.trial, table.dataset(row), row.problem, method, seed, index)
-        for index in range(trials or row.trials)
-    ]
-
-
-def _interleaved(planned: Collection[Sequence[Trial]]) -> list[Trial]:
+def _interleaved(planned: Collection[Sequence[TableTrial]]) -> list[TableTrial]:
     """Return different trials, all rows' first ones first, so that the time left is soon known."""
-    different = {(trial.index, trial.alike): trial for row in planned for trial in row}
+    different = {trial.cell.key: trial for row in planned for trial in row}
     return sorted(different.values(), key=lambda trial: trial.index)
 
 
-def _execute(
-    trials: Sequence[Trial],
-    data: Path | None,
-    workers: int,
-    console: Console | None,
-) -> dict[tuple[str, int], Scores | Failure]:
-    """Return what came out of each trial."""
-    scored: dict[tuple[str, int], Scores | Failure] = {}
-    with _Progress(trials, workers, console) as progress:
-        tasks = [(trial, data) for trial in trials]
-        for done in execute(_run, tasks, workers=workers, time_limit=math.inf):
-            trial = done.task[0]
-            scored[trial.alike, trial.index] = done.result
-            progress.advance(trial, done.seconds)
-    return scored
+def _scores(results: Results) -> dict[str, Scores | str]:
+    """Return what each trial measured, or why it did not, by the key of its cell."""
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    rows = results.scores.sort_values(["cell", "metric", "victim"])
+    for key, metric, value in zip(rows["cell"], rows["metric"], rows["value"], strict=True):
+        values[key][metric].append(value)
+    cells = results.cells
+    return {
+        key: values[key] if status == "ok" else error.partition("\n")[0]
+        for key, status, error in zip(cells["cell"], cells["status"], cells["error"], strict=True)
+    }
 
 
-def _run(task: tuple[Trial, Path | None]) -> Scores:
-    trial, data = task
-    return trial.scores(load_dataset(*find_data(trial.dataset, data)))
-
-
-def _result(table: Table, index: int, found: Mapping[int, Scores | Failure]) -> Result:
-    ended = {i: scores for i, scores in found.items() if not isinstance(scores, Failure)}
-    failures = {i: each.message for i, each in found.items() if isinstance(each, Failure)}
+def _result(table: Table, index: int, found: Mapping[int, Scores | str]) -> Result:
+    ended = {i: scores for i, scores in found.items() if not isinstance(scores, str)}
+    failures = {i: reason for i, reason in found.items() if isinstance(reason, str)}
     ours = {}
     for name, metric in table.metrics.items():
         values = [value for scores in ended.values() for value in scores[name]]
@@ -359,60 +184,23 @@ def _result(table: Table, index: int, found: Mapping[int, Scores | Failure]) -> 
 
 def _check_data(table: Table, dataset: str, folder: Path | None) -> None:
     """Load the data once, before all workers would download it, and refuse what is not it."""
+    shape = table.datasets[dataset]
+    kind = "images" if shape is not None and len(shape) == 3 else "examples"
     try:
-        data = load_dataset(*find_data(dataset, folder))
-    except ValueError as error:
-        raise ValueError(
-            f"{error}\n{table.name} needs {dataset}: give a folder with its images in "
+        with given_by_user():
+            data = load_dataset(*find_data(dataset, folder))
+    except UserError as error:
+        raise UserError(
+            f"{error}\n{table.name} needs {dataset}: give a folder with its {kind} in "
             "train/ and test/ by --data"
         ) from error
-    found, shape = tuple(data.train.inputs.shape[1:]), table.datasets[dataset]
-    if found != shape:
-        raise ValueError(
-            f"{table.name} is about {dataset}, with images of shape {shape}; those of "
+    found = tuple(data.train.inputs.shape[1:])
+    if shape is not None and found != shape:
+        raise UserError(
+            f"{table.name} is about {dataset}, with {kind} of shape {shape}; those of "
             f"{data.name} have shape {found}"
         )
 
 
-class _Progress:
-    """A bar over trials, with the time left estimated from like trials that are done."""
-
-    def __init__(self, trials: Sequence[Trial], workers: int, console: Console | None) -> None:
-        self._left = [trial.alike for trial in trials]
-        self._workers = workers
-        self._seconds: dict[str, list[float]] = defaultdict(list)
-        self._bar = Progress(
-            TextColumn("batches"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-        )
-        self._task = self._bar.add_task("", total=len(trials), left="")
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self, trial: Trial, seconds: float) -> None:
-        """Count a trial as done."""
-        self._left.remove(trial.alike)
-        self._seconds[trial.alike].append(seconds)
-        means = {alike: mean(values) for alike, values in self._seconds.items()}
-        overall = mean(means.values())
-        left = sum(means.get(alike, overall) for alike in self._left) / self._workers
-        minutes, rest = divmod(round(left), 60)
-        text = f"about {minutes}:{rest:02d} left" if self._left else ""
-        self._bar.update(self._task, advance=1, left=text)
-
-
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -35,8 +35,8 @@ from ..federation import Federation
 from ..models import build_model
 from ..seeds import fork, generator
 from ..statistics import mean_interval
-from .reproduce import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 from .sme_paths import LocalSteps, local_steps
+from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 
 FEMNIST = "emnist-letters"
 """What stands in for FEMNIST."""

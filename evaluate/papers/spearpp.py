@@ -20,7 +20,7 @@ from ..data import Dataset
 from ..models import build_model
 from ..seeds import fork
 from ..statistics import mean_interval, rate
-from .reproduce import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
+from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 
 PAPER_STARTS = 20_000
 """Starts of SPEAR++ by the paper's own procedure, which takes 1,000,000 there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from . import dlg_ig, sme, spearpp
-from .reproduce import Table
+from .table import Table
 
 TABLES: Mapping[str, Table] = {
     table.name: table for table in (*spearpp.TABLES, *sme.TABLES, *dlg_ig.TABLES)

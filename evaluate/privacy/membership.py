@@ -35,6 +35,7 @@ from leakfrontier.adversaries.prior_aware import cosine, fits, likelihood
 from leakfrontier.defenses import Batch, Defense, Plan
 
 from ..client import Client, ThreatModel, make_replay, observe
+from ..errors import UserError
 from ..seeds import fork
 from ..statistics import Floats, Interval, clopper_pearson, paired_difference
 from .accounting import Segment
@@ -253,7 +254,7 @@ def membership(
     cohort = client.defense.cohort
     behind = cohort * batch_size
     if not 1 <= behind < len(data.inputs):
-        raise ValueError(
+        raise UserError(
             f"data must have more than the {behind} examples behind an upload, "
             f"got {len(data.inputs)}"
         )

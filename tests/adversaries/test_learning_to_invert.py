@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import (
     FedAvg,
     FedSGD,
-    InputSpace,
     LearningToInvert,
     NotApplicable,
     Observation,

@@ -14,7 +14,6 @@ from leakfrontier.adversaries import (
     Candidates,
     FedAvg,
     FedSGD,
-    InputSpace,
     LinearLeakage,
     NotApplicable,
     Observation,

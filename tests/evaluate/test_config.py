@@ -9,7 +9,8 @@ import yaml
 
 from leakfrontier.adversaries import PANEL
 from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
-from leakfrontier.evaluate.run import PRESETS, ConfigError, RunConfig, load_config, plan
+from leakfrontier.evaluate.config import PRESETS, ConfigError, RunConfig, load_config
+from leakfrontier.evaluate.run import plan
 from leakfrontier.evaluate.scenario import SCENARIOS
 
 Config = dict[str, Any]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,8 +64,40 @@ def test_no_tasks_give_no_results() -> None:
 def test_a_result_is_yielded_while_others_are_at_work() -> None:
     iterator = execute(jobs.misbehave, ["sleep", "well"], workers=8, time_limit=30)
     assert next(iterator).task == "well"
-    assert len(multiprocessing.active_children()) == 1  # no more than there are tasks
+    assert len(multiprocessing.active_children()) == 2  # no more than there were tasks
     iterator.close()
+
+
+def test_a_queue_can_grow_while_its_results_are_asked_for() -> None:
+    queue, found = deque([2, 3]), []
+    for done in execute(jobs.square, queue, workers=2, time_limit=30):
+        found.append(done.result)
+        if done.result in (4, 9):
+            queue.append(done.result)
+    assert sorted(found) == [4, 9, 16, 81]
+
+
+def test_a_worker_without_a_task_waits_for_more() -> None:
+    queue, pids = deque([0.5, 0.0, 0.0]), []
+    for done in execute(jobs.sleep_and_tell, queue, workers=2, time_limit=30):
+        pids.append(done.result)
+        if done.task == 0.5:
+            queue += [0.2, 0.2]  # while the other worker has nothing to do
+    assert len(set(pids)) == 2
+    assert len(set(pids[-2:])) == 2
+
+
+@needs_proc
+def test_a_worker_that_dies_while_it_waits_is_replaced() -> None:
+    queue, pids = deque([1.0, 0.0]), []
+    for done in execute(jobs.sleep_and_tell, queue, workers=2, time_limit=30):
+        pids.append(done.result)
+        if done.task == 0.0:
+            os.kill(done.result, signal.SIGKILL)
+        if done.task == 1.0:
+            queue += [0.3, 0.3]
+    assert len(pids) == 4
+    assert len(set(pids)) == 3
 
 
 @pytest.mark.parametrize("workers", [1, 2])

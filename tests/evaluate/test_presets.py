@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
+from leakfrontier.evaluate.config import load_config
 from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.run import load_config
 from leakfrontier.evaluate.scenario import Scenario, Training
 
 FIRST = {  # one setting of each kind: the rest differs in strength alone
@@ -34,7 +34,9 @@ def test_trains_and_is_attacked(name: str, protocol: str, tmp_path: Path) -> Non
     trained = TrainTrial(scenario, FIRST[name], seed=0).run(tmp_path)
     assert trained.utility[-1].total > 0
     for knows_defense in (True, False):
-        trial = AttackTrial(scenario, FIRST[name], SEARCH, knows_defense, 0, 1, observations=2)
+        trial = AttackTrial(
+            scenario, FIRST[name], SEARCH, knows_defense, seed=0, checkpoint=1, observations=(0, 1)
+        )
         rows = trial.run(tmp_path).attacks
         assert len(rows) == 6
         assert all(row.identified is not None for row in rows)

@@ -17,17 +17,19 @@ from PIL import Image
 from leakfrontier.defenses import Batch, Defense
 from leakfrontier.evaluate import run as run_module
 from leakfrontier.evaluate.cells import AttackTrial, run_trial
+from leakfrontier.evaluate.config import ConfigError, RunConfig, load_config
 from leakfrontier.evaluate.contract import Checked
+from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.rows import AttackRow, Outcome
-from leakfrontier.evaluate.run import ConfigError, RunConfig, load_config, plan, run
-from leakfrontier.evaluate.store import Results, Store, StoreError
+from leakfrontier.evaluate.run import plan, run
+from leakfrontier.evaluate.store import Store, StoreError
 
 Config = dict[str, Any]
 UserFile = Callable[..., Path]
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 
-TABLES = ("cells", "attacks", "utility", "pictures", "guarantees")
+TABLES = ("cells", "attacks", "scores", "utility", "renderings", "guarantees")
 
 
 def records(results: Results) -> dict[str, list[tuple[Any, ...]]]:
@@ -107,12 +109,13 @@ def test_a_run_killed_five_times_ends_with_the_rows_of_one_left_alone(
     tiny["adversaries"] += [{"name": "InvertingGradients", "iterations": 10}]
     config = load_config(tiny)
     alone = run(config, tmp_path / "alone", workers=1)
-    assert set(alone.cells["status"]) == {"ok"}
+    assert alone.cells["status"].value_counts().to_dict() == {"ok": 25 - 4, "not needed": 4}
     assert {name: len(getattr(alone, name)) for name in TABLES} == {
         "cells": 25,
-        "attacks": 22 * 3,
+        "attacks": 18 * 3 - 3,  # in three uploads nothing was left to find
+        "scores": 2 * (18 * 3 - 3),
         "utility": 3 * 5,
-        "pictures": 22 * 3,
+        "renderings": 18 * 3 - 3,
         "guarantees": 1,
     }
     draws = random.Random(0)
@@ -227,8 +230,8 @@ def test_attacks_are_paired(tmp_path: Path, tiny: Config) -> None:
     tiny["adversaries"] += ["LinearLeakage"]
     found = [o for o in outcomes(tiny, tmp_path).values() if o.attacks]
     assert len(found) == 4
-    assert len({tuple(picture.truth for picture in o.pictures) for o in found}) == 1
-    assert len({picture.truth for picture in found[0].pictures}) == 3
+    assert len({tuple(shown.truth for shown in o.renderings) for o in found}) == 1
+    assert len({shown.truth for shown in found[0].renderings}) == 3
 
 
 def test_a_title_changes_no_row(tmp_path: Path, tiny: Config) -> None:
@@ -333,7 +336,8 @@ class Mine(PriorGuess):
         raise NotApplicable("the moon is not full")
 """
     rows = attack_rows(tiny, tmp_path, user_file(code))
-    assert rows == tuple(AttackRow(i, 0, reason="the moon is not full") for i in range(3))
+    reason = {"outcome": "not applicable", "reason": "the moon is not full"}
+    assert rows == tuple(AttackRow(i, 0, **reason) for i in range(3))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

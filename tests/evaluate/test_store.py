@@ -12,22 +12,22 @@ import pandas as pd
 import pytest
 
 from leakfrontier.evaluate import store as store_module
+from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.rows import (
     AttackRow,
     Cell,
     GuaranteeRow,
     Kind,
     Outcome,
-    Picture,
+    Rendering,
+    Score,
     UtilityRow,
 )
-from leakfrontier.evaluate.store import FILE_NAME, Results, Store, StoreError
+from leakfrontier.evaluate.store import FILE_NAME, Store, StoreError
 
 SCORED = AttackRow(
     observation=1,
     victim=2,
-    psnr=31.25,
-    ssim=0.5,
     identified=True,
     counterfactual=False,
     candidates=20,
@@ -37,21 +37,24 @@ SCORED = AttackRow(
     objective_at_truth=-1e-300,
     seconds=1.5,
 )
-NOT_APPLICABLE = AttackRow(observation=0, victim=0, reason="the model has no linear layer")
-PICTURE = Picture(observation=1, victim=0, shape=(1, 2, 2), truth=b"\x00\xff'\n", guess=b"abcd")
-FOUND = Outcome(attacks=(SCORED, NOT_APPLICABLE), pictures=(PICTURE,), busy=2.5)
+NOT_APPLICABLE = AttackRow(
+    observation=0, victim=0, outcome="not applicable", reason="the model has no linear layer"
+)
+PSNR = Score(observation=1, victim=2, metric="psnr", value=31.25)
+SHOWN = Rendering(1, 0, "image/png", truth=b"\x00\xff'\n", guess=b"abcd")
+FOUND = Outcome(attacks=(SCORED, NOT_APPLICABLE), scores=(PSNR,), renderings=(SHOWN,), busy=2.5)
 
 # A process writes cells without end, one row in each table per index; its parent kills it.
 KILLED_WRITERS = """
 import os, random, signal, sys, time
 from pathlib import Path
-from leakfrontier.evaluate.rows import AttackRow, Outcome, Picture, UtilityRow
+from leakfrontier.evaluate.rows import AttackRow, Outcome, Rendering, UtilityRow
 from leakfrontier.evaluate.store import Store
 
 outcome = Outcome(
     attacks=tuple(AttackRow(i, 0) for i in range(50)),
     utility=tuple(UtilityRow(i, 1, 2, 0.5) for i in range(50)),
-    pictures=tuple(Picture(i, 0, (1, 30, 30), bytes(900), bytes(900)) for i in range(50)),
+    renderings=tuple(Rendering(i, 0, 'image/png', bytes(900), bytes(900)) for i in range(50)),
 )
 draws = random.Random(0)
 for number in range(5):
@@ -89,14 +92,15 @@ def rows(frame: pd.DataFrame, row_type: type) -> list[Any]:
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     results = written(tmp_path, TopK=FOUND).results()
     assert rows(results.attacks, AttackRow) == [NOT_APPLICABLE, SCORED]
-    assert rows(results.pictures, Picture) == [PICTURE]
+    assert rows(results.renderings, Rendering) == [SHOWN]
+    assert rows(results.scores, Score) == [PSNR]
     assert asdict(rows(results.attacks, AttackRow)[1]) == asdict(SCORED)
     assert (results.panel, results.config) == ("1", {"seeds": 1})
 
 
 def test_rows_have_the_labels_of_their_cell(tmp_path: Path) -> None:
     results = written(tmp_path, TopK=FOUND, none=FOUND).results()
-    for frame in (results.attacks, results.pictures, results.cells):
+    for frame in (results.attacks, results.renderings, results.cells):
         assert set(frame["defense"]) == {"TopK", "none"}
         assert set(frame["cell"]) == {cell("TopK").key, cell("none").key}
     assert (
@@ -107,7 +111,7 @@ def test_rows_have_the_labels_of_their_cell(tmp_path: Path) -> None:
 
 def test_columns_keep_their_types_where_nothing_was_scored(tmp_path: Path) -> None:
     attacks = written(tmp_path, TopK=Outcome(attacks=(NOT_APPLICABLE,))).results().attacks
-    for name in ("psnr", "ssim", "objective", "objective_at_truth", "seconds"):
+    for name in ("objective", "objective_at_truth", "bound", "seconds"):
         assert attacks[name].dtype == float, name
     for name in ("identified", "counterfactual", "label_correct", "labels_granted"):
         assert attacks[name].dtype == "boolean", name
@@ -132,10 +136,28 @@ def test_cells_that_the_last_run_did_not_plan_are_left_out(tmp_path: Path) -> No
     store = written(tmp_path, none=FOUND, TopK=FOUND)
     store.begin("1", {"seeds": 2}, [cell("TopK")])
     results = store.results()
-    for frame in (results.cells, results.attacks, results.pictures):
+    for frame in (results.cells, results.attacks, results.renderings):
         assert set(frame["defense"]) == {"TopK"}
     assert results.config == {"seeds": 2}
     assert cell("none").key in store.finished()  # but not forgotten
+
+
+def test_a_cell_takes_the_place_of_a_planned_one(tmp_path: Path) -> None:
+    store = written(tmp_path, none=FOUND, TopK=FOUND, Noise=FOUND)
+    store.replace(cell("TopK"), cell("TopK on fewer uploads"))
+    assert store.results().cells["defense"].tolist() == ["none", "TopK on fewer uploads", "Noise"]
+    assert store.results().cells["status"].tolist() == ["ok", "missing", "ok"]
+    store.write(cell("TopK on fewer uploads").key, Outcome(status="not needed"), 0.0)
+    assert store.results().cells["status"].tolist() == ["ok", "not needed", "ok"]
+    assert cell("TopK on fewer uploads").key in store.finished(failed=False)
+
+
+def test_victims_are_known_by_cell(tmp_path: Path) -> None:
+    store = written(tmp_path, none=FOUND, TopK=Outcome(attacks=(NOT_APPLICABLE,)))
+    assert store.victims() == {
+        cell("none").key: [(1, 2, True), (0, 0, False)],
+        cell("TopK").key: [(0, 0, False)],
+    }
 
 
 def test_labels_are_those_of_the_last_plan(tmp_path: Path) -> None:
@@ -183,7 +205,7 @@ def test_an_interrupted_creation_leaves_nothing(
     columns = store_module._columns
 
     def interrupted(row_type: type) -> list[str]:
-        if row_type is Picture:
+        if row_type is Rendering:
             raise KeyboardInterrupt
         return columns(row_type)
 
@@ -191,7 +213,7 @@ def test_an_interrupted_creation_leaves_nothing(
         patch.setattr(store_module, "_columns", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Store(tmp_path, create=True)
-    assert rows(written(tmp_path, none=FOUND).results().pictures, Picture) == [PICTURE]
+    assert rows(written(tmp_path, none=FOUND).results().renderings, Rendering) == [SHOWN]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
@@ -201,7 +223,7 @@ def test_writers_killed_at_random_moments_leave_whole_cells(tmp_path: Path) -> N
     finished = store.finished()
     store.begin("1", {}, [])
     with sqlite3.connect(store.path) as database:
-        for table in ("attacks", "utility", "pictures"):
+        for table in ("attacks", "utility", "renderings"):
             counts = dict(database.execute(f"SELECT cell, count(*) FROM {table} GROUP BY cell"))
             assert set(counts) == finished
             assert set(counts.values()) == {50}
@@ -251,22 +273,48 @@ def test_a_file_of_another_format(tmp_path: Path, create: bool) -> None:
     with sqlite3.connect(written(tmp_path, none=FOUND).path) as database:
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(
-        StoreError, match="format 99, this version of leakfrontier reads formats 1 to 2"
+        StoreError, match="format 99, this version of leakfrontier reads formats 1 to 3"
     ):
         Store(tmp_path, create=create)
 
 
-def test_results_of_the_first_format_are_read_and_not_continued(tmp_path: Path) -> None:
-    with sqlite3.connect(written(tmp_path, none=FOUND).path) as database:
-        database.execute("DROP TABLE guarantees")
-        database.execute("ALTER TABLE attacks DROP COLUMN bound")
-        database.execute("PRAGMA user_version = 1")
+def make_older(folder: Path, version: int) -> None:
+    """Write a results file as leakfrontier did when PSNR was a column and pictures were pixels."""
+    columns = "cell, observation, victim, reason, psnr, ssim, psnr_transformed, identified, seconds"
+    with sqlite3.connect(folder / FILE_NAME) as database:
+        database.execute(f"PRAGMA application_id = {store_module._APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {version}")
+        database.execute("CREATE TABLE meta (name, value)")
+        database.execute("CREATE TABLE plan (cell, kind, config, labels)")
+        database.execute("CREATE TABLE outcomes (cell, status, error, seconds, busy)")
+        database.execute(f"CREATE TABLE attacks ({columns})")
+        database.execute("CREATE TABLE utility (cell, round, correct, total, loss)")
+        database.execute("CREATE TABLE pictures (cell, observation, victim, shape, truth, guess)")
+        meta = {"panel": '"1"', "config": "{}", "plan": '["a"]'}
+        database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        database.execute("INSERT INTO plan VALUES ('a', 'attack', '{}', '{\"defense\": \"TopK\"}')")
+        database.execute("INSERT INTO outcomes VALUES ('a', 'ok', '', 1.0, 1.0)")
+        database.executemany(
+            "INSERT INTO attacks VALUES ('a', ?, 0, ?, ?, ?, NULL, ?, 1.5)",
+            [(0, "no layer", None, None, None), (1, None, 31.25, None, True)],
+        )
+        picture = ("[1, 2, 2]", bytes(4), bytes(4))
+        database.execute("INSERT INTO pictures VALUES ('a', 1, 0, ?, ?, ?)", picture)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_results_of_older_formats_are_read_and_not_continued(tmp_path: Path, version: int) -> None:
+    make_older(tmp_path, version)
     results = Store(tmp_path).results()
-    assert rows(results.attacks, AttackRow) == [NOT_APPLICABLE, SCORED]
+    assert results.attacks["outcome"].tolist() == ["not applicable", "scored"]
+    assert results.attacks["transformed"].tolist() == [False, False]
     assert results.attacks["bound"].dtype == float
+    assert rows(results.scores, Score) == [Score(1, 0, "psnr", 31.25)]
+    assert results.renderings["truth"].iloc[0].startswith(b"\x89PNG")
     assert results.guarantees.empty
     assert {"defense", "epsilon", "violated"} <= set(results.guarantees)
-    with pytest.raises(StoreError, match=r"older format 1: reports can be made .* another --out"):
+    message = f"older format {version}: reports can be made .* another --out"
+    with pytest.raises(StoreError, match=message):
         Store(tmp_path, create=True)
 
 

@@ -27,6 +27,11 @@ def pid(_: object) -> int:
     return os.getpid()
 
 
+def sleep_and_tell(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
 def write_pid_and_wait(path: Path) -> None:
     if path.name == "torch":
         import torch

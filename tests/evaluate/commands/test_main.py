@@ -357,6 +357,34 @@ def test_a_defense_of_the_users_beside_the_configured_ones(
     assert after.loc[kept, "seconds"].tolist() == before.loc[kept, "seconds"].tolist()
 
 
+def test_what_we_did_wrong_is_no_mistake_of_the_users(
+    config_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def buggy(*_: object, **__: object) -> None:
+        raise ValueError("a list of ours is empty")
+
+    monkeypatch.setattr(run_module, "execute", buggy)
+    monkeypatch.setattr(sys, "argv", ["leakfrontier", "run", str(config_file()), "--out", "out"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match="a list of ours is empty"
+    ):  # with a traceback, exit code 1
+        cli.main()
+
+
+def test_every_attack_on_every_upload_on_request(
+    command: Command,
+    config_file: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_module, "execute", lambda *_, **__: [])
+    monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
+    for options, individual in (((), False), (("--individual",), True)):
+        assert command("run", config_file(), "--out", tmp_path / "out", *options)[0] == 0
+        assert Store(tmp_path / "out").results().config["individual"] is individual
+
+
 def test_as_a_process_of_its_own(tmp_path: Path) -> None:
     absent = tmp_path / "absent.yaml"
     done = subprocess.run(

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -25,22 +27,18 @@ from leakfrontier.adversaries import FedAvg
 from leakfrontier.adversaries.spearpp import SPEARPlusPlus
 from leakfrontier.defenses.dpsgd import ClippedGradient
 from leakfrontier.evaluate import metrics
+from leakfrontier.evaluate import run as run_module
 from leakfrontier.evaluate.commands import main as cli
 from leakfrontier.evaluate.data import DATASETS, Dataset, load_dataset
 from leakfrontier.evaluate.engine import Done, Failure
 from leakfrontier.evaluate.papers import reproduce as reproduce_module
-from leakfrontier.evaluate.papers.reproduce import (
-    Metric,
-    Result,
-    Row,
-    Table,
-    document,
-    matched_psnr,
-    reproduce,
-)
+from leakfrontier.evaluate.papers import table as table_module
+from leakfrontier.evaluate.papers.reproduce import Result, document, reproduce
 from leakfrontier.evaluate.papers.spearpp import spearpp_upload
+from leakfrontier.evaluate.papers.table import Metric, Row, Table, matched_psnr
 from leakfrontier.evaluate.papers.tables import TABLES
 from leakfrontier.evaluate.statistics import mean_interval, rate
+from leakfrontier.evaluate.store import Store, StoreError
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -78,6 +76,12 @@ def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep results that are not given a folder away from the sources."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs `leakfrontier reproduce` here: exit code, output and errors."""
@@ -108,7 +112,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 result = Failure("error", str(error))
             yield Done(task, result, 0.1)
 
-    monkeypatch.setattr(reproduce_module, "execute", execute)
+    monkeypatch.setattr(run_module, "execute", execute)
     return counts
 
 
@@ -121,7 +125,10 @@ def measured(
     rows: Sequence[int] | None = None,
     **options: Any,  # noqa: ANN401
 ) -> list[Result]:
-    return reproduce(table, rows, console=quiet(), **{"workers": 1, **options})
+    with TemporaryDirectory() as folder:
+        return reproduce(
+            table, rows, out=Path(folder), console=quiet(), **{"workers": 1, **options}
+        )
 
 
 def scores(results: Sequence[Result]) -> list[list[list[float]]]:
@@ -275,7 +282,8 @@ def test_every_column_fits_a_narrow_terminal(
     shapes = dict.fromkeys(TABLES[name].datasets, (1, 8, 8))
     scored = replace(TABLES[name], trial=exact, datasets=shapes)
     monkeypatch.setitem(TABLES, name, scored)  # type: ignore[arg-type]
-    monkeypatch.setattr(reproduce_module, "load_dataset", lambda *_: load_dataset("digits"))
+    for module in (reproduce_module, table_module):
+        monkeypatch.setattr(module, "load_dataset", lambda *_: load_dataset("digits"))
     code, output, _ = command(name, "--trials", 2)
     assert code == 0
     assert "…" not in output
@@ -342,44 +350,107 @@ def test_data_that_cannot_be_downloaded(
     assert "spearpp-table1 needs cifar10: give a folder with its images in train/ and" in errors
 
 
-def test_ctrl_c_ends_the_command_and_its_workers(tmp_path: Path) -> None:
-    """A process of its own, interrupted as a terminal would: the whole group at once."""
+@contextmanager
+def process(folder: Path, trial: str) -> Iterator[subprocess.Popen[str]]:
+    """Start `reproduce` of the small table, with other trials, as a process of its own."""
     script = (
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's `&` has it ignored
         "from leakfrontier.evaluate.commands import main as cli\n"
         "from leakfrontier.evaluate.papers import tables\n"
         "from test_reproduce import SMALL\n"
-        "from reproduce_jobs import wait\n"
+        f"from reproduce_jobs import {trial} as trial\n"
         "from dataclasses import replace\n"
-        "tables.TABLES['small'] = replace(SMALL, trial=wait)\n"
-        "sys.argv = ['leakfrontier', 'reproduce', 'small', '--workers', '1']\n"
+        "tables.TABLES['small'] = replace(SMALL, trial=trial)\n"
+        "sys.argv = ['leakfrontier', 'reproduce', 'small', '--workers', '1', '--json']\n"
+        "sys.argv += ['--procedure', 'paper']\n"
         "cli.main()\n"
     )
-    path = tmp_path / "script.py"
+    path = folder / "script.py"
     path.write_text(f"if __name__ == '__main__':\n    exec({script!r})\n")
-    process = subprocess.Popen(
+    tests = f"{Path(__file__).parent}:{Path(__file__).parents[2] / 'support'}"
+    with subprocess.Popen(
         [sys.executable, path],
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        cwd=folder,
         env={
             **os.environ,
-            "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2] / 'support'}",
-            "STARTED": str(tmp_path),
+            "PYTHONPATH": f"{tests}:{os.environ.get('PYTHONPATH', '')}",
+            "STARTED": str(folder),
         },
-    )
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 180
-    while not list(tmp_path.glob("*.pid")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    (worker,) = (int(path.stem) for path in tmp_path.glob("*.pid"))
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Interrupted" in errors
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ctrl_c_ends_the_command_and_its_workers(tmp_path: Path) -> None:
+    """Interrupted as a terminal would: the whole group at once."""
+    with process(tmp_path, "wait") as started:
+        wait_for(lambda: bool(list(tmp_path.glob("*.pid"))))
+        (worker,) = (int(path.stem) for path in tmp_path.glob("*.pid"))
+        os.killpg(started.pid, signal.SIGINT)
+        _, errors = started.communicate(timeout=30)
+    assert started.returncode == 130
+    assert "Interrupted. The same command continues" in errors
     assert "Traceback" not in errors
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+def finished(folder: Path) -> int:
+    try:
+        return len(Store(folder / "runs" / "tables" / "small").finished())
+    except StoreError:
+        return -1
+
+
+def test_what_was_killed_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    with process(tmp_path, "mark") as started:
+        wait_for(lambda: finished(tmp_path) >= 3)
+        started.kill()
+        started.communicate()
+    kept = finished(tmp_path)
+    assert 3 <= kept < 11
+    marks.unlink()
+    with process(tmp_path, "mark") as started:
+        output, errors = started.communicate(timeout=120)
+    assert started.returncode == 0, errors
+    assert len(marks.read_text().splitlines()) == 11 - kept
+    uninterrupted = document(SMALL, measured(procedure="paper"))
+    assert json.loads(output) == json.loads(json.dumps(uninterrupted))
+
+
+@pytest.mark.usefixtures("here")
+def test_what_was_measured_is_not_measured_again(here: list[int], tmp_path: Path) -> None:
+    first = reproduce(SMALL, [0], trials=2, out=tmp_path, console=quiet(), workers=1)
+    again = reproduce(SMALL, [0, 1], trials=3, out=tmp_path, console=quiet(), workers=1)
+    assert here == [2, 1]  # both rows are the same by our procedure
+    assert scores(again)[0][:2] == scores(first)[0]
+    reproduce(SMALL, [0], trials=2, seed=1, out=tmp_path, console=quiet(), workers=1)
+    assert here == [2, 1, 2]
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_data_is_loaded(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce_module, "load_dataset", None)
+    (tmp_path / "file").touch()
+    code, _, errors = command("small", "--out", tmp_path / "file")
+    assert code == 2
+    assert f"cannot make the folder {tmp_path / 'file'}" in " ".join(errors.split())
 
 
 def test_noise_has_the_papers_scale_and_clipping_is_real(cifar10: Path) -> None:
@@ -417,7 +488,7 @@ def test_the_smallest_row_is_recovered_by_any_number_of_workers(
         json.loads(
             command(
                 *("spearpp-table1", "--rows", "1,10", "--trials", 2, "--json"),
-                *("--data", data, "--workers", workers),
+                *("--data", data, "--workers", workers, "--out", f"with-{workers}"),
             )[1]
         )
         for workers, data in ((1, cifar10), (2, cifar10.parent))

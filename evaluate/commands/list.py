@@ -1,0 +1,92 @@
+"""The command that lists what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, Field, fields
+from enum import StrEnum
+from inspect import getdoc, signature
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from leakfrontier.adversaries import ADVERSARIES
+from leakfrontier.defenses import DEFENSES, Chain
+
+from ..data import DATASETS
+from ..models import MODELS
+from ..papers.tables import TABLES
+from ..scenario import SCENARIOS
+
+
+class Listing(StrEnum):
+    """What can be listed."""
+
+    defenses = "defenses"
+    adversaries = "adversaries"
+    scenarios = "scenarios"
+    datasets = "datasets"
+    models = "models"
+    tables = "tables"
+
+
+def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
+    """List what is there, with the options of each."""
+    table = Table(title=what.value, title_justify="left")
+    table.add_column("name", no_wrap=True)
+    for column in ("options", "what it is"):
+        table.add_column(column, overflow="fold")
+    for row in _LISTINGS[what]():
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+def _classes(registry: dict[str, type]) -> Iterable[tuple[str, str, str]]:
+    for name, cls in registry.items():
+        options = ", ".join(_option(field) for field in fields(cls) if field.init)
+        yield name, options, _summary(cls)
+
+
+def _functions(registry: dict[str, Callable[..., object]]) -> Iterable[tuple[str, str, str]]:
+    for name, function in registry.items():
+        known = list(signature(function).parameters.values())[1:]  # the first is the input space
+        options = [str(option.replace(annotation=option.empty)) for option in known]
+        yield name, ", ".join(options), _summary(function)
+
+
+def _scenarios() -> Iterable[tuple[str, str, str]]:
+    for name, scenario in SCENARIOS.items():
+        yield name, "", f"{scenario.protocol.name}, batches of {scenario.batch_size}"
+
+
+def _datasets() -> Iterable[tuple[str, str, str]]:
+    for name in DATASETS:
+        embedded = name in ("fashion-mini", "digits")
+        yield name, "", "comes with the package" if embedded else "downloaded by torchvision"
+    yield "a folder of images", "", "one subfolder per class, or train/ and test/ of such"
+
+
+def _tables() -> Iterable[tuple[str, str, str]]:
+    for name, table in TABLES.items():
+        yield name, f"rows 1-{len(table.rows)}", table.title
+
+
+def _option(field: Field[object]) -> str:
+    return field.name if field.default is MISSING else f"{field.name}={field.default!r}"
+
+
+def _summary(thing: object) -> str:
+    return (getdoc(thing) or "").partition("\n")[0]
+
+
+_LISTINGS: dict[Listing, Callable[[], Iterable[tuple[str, str, str]]]] = {
+    Listing.defenses: lambda: _classes({**DEFENSES, Chain.__name__: Chain}),
+    Listing.adversaries: lambda: _classes(dict(ADVERSARIES)),
+    Listing.scenarios: _scenarios,
+    Listing.datasets: _datasets,
+    Listing.models: lambda: _functions(dict(MODELS)),
+    Listing.tables: _tables,
+}

@@ -1,0 +1,141 @@
+"""The command that measures a paper's table again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import isfinite, nan
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pandas import DataFrame
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..errors import UserError
+from ..papers.reproduce import QUICK_TRIALS, Result, default_folder, document, trial_rows
+from ..papers.reproduce import reproduce as reproduce_table
+from ..papers.table import Metric
+from ..papers.table import Table as PaperTable
+from ..papers.tables import TABLES
+from ..statistics import Interval
+from .options import AsJson, Workers, print_path
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(help="Name of a table: see `leakfrontier list tables`.")],
+    rows: Annotated[
+        str | None, typer.Option(help="Rows by number, as in 1,3-5; all by default.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Batches attacked per row; set by row by default.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with the dataset's images in train/ and test/, or of torchvision's "
+            "download; downloaded by default.",
+            envvar="LEAKFRONTIER_DATA",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"First rows alone, {QUICK_TRIALS} batches each.")
+    ] = False,
+    procedure: Annotated[
+        str | None,
+        typer.Option(
+            help="`ours`, or `paper` for the paper's own way to attack, where it differs."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Repetition: other batches and weights.")] = 0,
+    workers: Workers = None,
+    as_json: AsJson = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the results, with TABLE.json and TABLE.csv, one line per batch; "
+            "runs/tables/TABLE by default."
+        ),
+    ] = None,
+) -> None:
+    """Measure a paper's table, and print ours beside it. An interrupted one is continued."""
+    if table not in TABLES:
+        raise UserError(f"unknown table {table!r}: choose one of {', '.join(TABLES)}")
+    paper = TABLES[table]
+    chosen = paper.select(rows or (f"1-{paper.quick}" if quick else f"1-{len(paper.rows)}"))
+    folder = out or default_folder(paper)
+    progress = Console(stderr=True)
+    try:
+        results = reproduce_table(
+            paper,
+            chosen,
+            out=folder,
+            trials=trials or (QUICK_TRIALS if quick else None),
+            procedure=procedure,
+            seed=seed,
+            data=data,
+            workers=workers,
+            console=progress,
+        )
+    except KeyboardInterrupt:
+        progress.print("Interrupted. The same command continues where it stopped.")
+        raise typer.Exit(130) from None
+    text = json.dumps(document(paper, results), indent=2, allow_nan=False)
+    if as_json:
+        typer.echo(text)
+    else:
+        _print_table(Console(), paper, procedure, results)
+    (folder / f"{table}.json").write_text(text + "\n")
+    DataFrame(trial_rows(paper, results)).to_csv(folder / f"{table}.csv", index=False)
+    print_path(progress, "Results:", folder)
+    if _print_failures(progress, results):
+        raise typer.Exit(1)
+
+
+def _print_table(
+    console: Console, paper: PaperTable, procedure: str | None, results: Sequence[Result]
+) -> None:
+    """Print ours beside the paper's, with intervals, and what the columns mean."""
+    settings = list(dict.fromkeys(name for row in paper.rows for name in row.setting))
+    published = {name for row in paper.rows for name in row.paper}
+    title = paper.title + (f", ours by the procedure {procedure!r}" if procedure else "")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right")
+    for name in settings:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in paper.metrics:
+        for source in ("paper", "ours") if name in published else ("ours",):
+            table.add_column(f"{name}\n{source}", justify="right", no_wrap=True)
+    for name in ("n", "s"):
+        table.add_column(name, justify="right")
+    for result in results:
+        cells = [result.number, *(result.row.setting.get(name, "") for name in settings)]
+        for name, metric in paper.metrics.items():
+            if name in published:
+                cells.append(metric.text(result.row.paper.get(name, nan)))
+            cells.append(_estimate(metric, result.ours[name]))
+        seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
+        table.add_row(*(escape(str(cell)) for cell in (*cells, len(result.trials), seconds)))
+    console.print(table)
+    for name, metric in paper.metrics.items():
+        console.print(f"{name}: {metric.definition}, ours with a 95 % interval", highlight=False)
+    console.print("n: batches attacked; s: median seconds of an attack, on one core")
+    console.print(escape(f"{paper.notes}\n{paper.reference}"), highlight=False)
+
+
+def _estimate(metric: Metric, interval: Interval) -> str:
+    """Return an estimate, and below it the interval if there is one."""
+    limits = [metric.text(limit).removesuffix(" %") for limit in (interval.low, interval.high)]
+    bounded = interval.n and isfinite(interval.low)
+    return metric.text(interval.value) + (f"\n[{','.join(limits)}]" if bounded else "")
+
+
+def _print_failures(console: Console, results: Sequence[Result]) -> bool:
+    """Print why batches could not be attacked; return whether there are any."""
+    for result in results:
+        for index, reason in result.failures.items():
+            text = escape(f"row {result.number}, batch {index}: {reason}")
+            console.print(f"[red]failed[/red] {text}", soft_wrap=True)
+    return any(result.failures for result in results)

@@ -1,0 +1,100 @@
+"""The command that evaluates defenses."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..analysis import utility, worst_case
+from ..config import load_config
+from ..errors import UserError
+from ..results import Results
+from ..run import run as run_config
+from .options import Workers, method_from, print_path
+
+
+class Preset(StrEnum):
+    """Configurations that come with the package."""
+
+    quick = "quick"
+    full = "full"
+
+
+def run(
+    config: Annotated[Path | None, typer.Argument(help="Configuration file (YAML).")] = None,
+    preset: Annotated[Preset | None, typer.Option(help="Configuration by name.")] = None,
+    defense: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another defense to evaluate beside the configured ones: FILE.py:Class, or with "
+            "options '{name: FILE.py:Class, strength: [0.1, 1]}'. May be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results; runs/NAME by default.")
+    ] = None,
+    individual: Annotated[
+        bool,
+        typer.Option(
+            "--individual", help="Run every attack on every upload, even where others succeeded."
+        ),
+    ] = False,
+    workers: Workers = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run cells again that ended in an error.")
+    ] = False,
+) -> None:
+    """Evaluate defenses, and write DIR/report.html. An interrupted run is continued."""
+    from leakfrontier.reports import write_report
+
+    if config is not None and preset is not None:
+        raise UserError("give a configuration file or --preset, not both")
+    source = config or (preset or Preset.quick).value
+    loaded = load_config(
+        source, extra_defenses=[method_from(text, "--defense") for text in defense or ()]
+    )
+    if individual:
+        loaded = loaded.model_copy(update={"individual": True})
+    folder = out or Path("runs") / Path(source).stem
+    console = Console()
+    print_path(console, "Results go to", folder)
+    try:
+        results = run_config(
+            loaded, folder, workers=workers, retry_failed=retry_failed, console=console
+        )
+    except KeyboardInterrupt:
+        console.print("Interrupted. The same command continues where it stopped.")
+        raise typer.Exit(130) from None
+    _print_summary(console, results)
+    print_path(console, "Report:", write_report(folder))
+
+
+def _print_summary(console: Console, results: Results) -> None:
+    """Print accuracy and worst-case success of every arm, and what failed."""
+    failed = results.cells[~results.cells["status"].isin(["ok", "not needed"])]
+    for _, cell in failed.iterrows():
+        reason = cell["error"].partition("\n")[0]
+        what = cell["adversary"] if cell["kind"] == "attack" else "training"
+        text = escape(f"{what} on {cell['defense']}: {reason}")
+        console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
+    accuracy = utility(results).set_index(["scenario", "defense"])["text"]
+    table = Table(title="worst case over the panel: victims identified", title_justify="left")
+    for column in ("scenario", "round", "defense", "accuracy", "success"):
+        table.add_column(column, overflow="fold")
+    for _, row in worst_case(results).iterrows():
+        arm = (row["scenario"], row["defense"])
+        texts = (
+            row["scenario"],
+            str(row["checkpoint"]),
+            row["defense"],
+            accuracy.get(arm, "not trained"),
+            row["text"],
+        )
+        table.add_row(*map(escape, texts))
+    console.print(table)

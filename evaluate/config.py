@@ -1,0 +1,161 @@
+"""What to evaluate: configurations, from files, presets and mappings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from leakfrontier.adversaries import PANEL
+
+from .errors import UserError
+from .methods import Method, Strict, build_adversary, build_defense
+from .scenario import SCENARIOS, Scenario, adversary_label, label
+
+PRESETS = ("quick", "full")
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be run; the message says what is allowed."""
+
+
+class RunConfig(Strict):
+    """What to evaluate.
+
+    Attributes:
+        scenarios: Names of `SCENARIOS`, or scenarios spelled out.
+        defenses: Defenses; an option that is a list stands for one defense per value.
+        adversaries: `panel`, or the adversaries to take instead (then not comparable).
+        seeds: Repetitions of everything, with other weights, victims and noise.
+        observations: Attacked uploads per seed: the independent units of all intervals.
+        time_limit: Seconds after which one cell is given up and recorded as such.
+        individual: Whether every attack is run on every upload; by default costly ones are run
+            only where cheaper ones left a victim unidentified.
+    """
+
+    scenarios: tuple[Scenario, ...]
+    defenses: tuple[Method, ...]
+    adversaries: Literal["panel"] | tuple[Method, ...] = "panel"
+    seeds: int = Field(default=1, ge=1)
+    observations: int = Field(default=20, ge=1)
+    time_limit: float = Field(default=600, gt=0)
+    individual: bool = False
+
+    @field_validator("scenarios", mode="before")
+    @classmethod
+    def _named_scenarios(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        return [_scenario(item) for item in value] if isinstance(value, list | tuple) else value
+
+    @field_validator("defenses")
+    @classmethod
+    def _valid_defenses(cls, value: tuple[Method, ...]) -> tuple[Method, ...]:
+        expanded = tuple(method for item in value for method in item.grid())
+        for method in expanded:
+            build_defense(method)
+        return expanded
+
+    @field_validator("adversaries")
+    @classmethod
+    def _valid_adversaries(
+        cls, value: Literal["panel"] | tuple[Method, ...]
+    ) -> Literal["panel"] | tuple[Method, ...]:
+        for method in () if value == "panel" else value:
+            build_adversary(method)
+        return value
+
+    @model_validator(mode="after")
+    def _different_names(self) -> RunConfig:
+        named = {
+            "scenarios": [scenario.name for scenario in self.scenarios],
+            "defenses": [label(defense) for defense in self.defenses],
+            "adversaries": [
+                adversary_label(member, build_adversary(member)) for member in self.members()
+            ],
+        }
+        for kind, names in named.items():
+            if not names:
+                raise ValueError(f"{kind} must hold at least one, got none")
+            for name in names:
+                if names.count(name) > 1:
+                    advice = "give one a `title`" if kind == "scenarios" else "leave one out"
+                    raise ValueError(f"two {kind} are called {name!r}: {advice}")
+        return self
+
+    @property
+    def panel(self) -> str:
+        """Return the version that results carry."""
+        return PANEL.version if self.adversaries == "panel" else f"custom ({PANEL.version})"
+
+    def members(self) -> list[Method]:
+        """Return the adversaries, with all their hyper-parameters."""
+        if self.adversaries != "panel":
+            return list(self.adversaries)
+        return [
+            Method(name=name, options=dict(vars(adversary)))
+            for name, adversary in PANEL.members.items()
+        ]
+
+
+def load_config(
+    source: Path | str | Mapping[str, Any], extra_defenses: Sequence[object] = ()
+) -> RunConfig:
+    """Return a configuration from a YAML file, the name of a preset, or a mapping.
+
+    Args:
+        source: The configuration.
+        extra_defenses: More defenses, each a name or a mapping as in a file.
+    """
+    content = dict(source if isinstance(source, Mapping) else _read_yaml(source))
+    defenses = content.get("defenses") or []
+    if isinstance(defenses, list | tuple):
+        content["defenses"] = [*defenses, *extra_defenses]
+    try:
+        return RunConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from error
+
+
+def _scenario(item: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+    if not isinstance(item, str):
+        return item
+    if item not in SCENARIOS:
+        raise ValueError(f"unknown scenario {item!r}: choose one of {', '.join(SCENARIOS)}")
+    return SCENARIOS[item]
+
+
+def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - whatever the file holds
+    if source in PRESETS:
+        text = files(__package__).joinpath("presets", f"{source}.yaml").read_text()
+    else:
+        try:
+            text = Path(source).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the configuration {source}: {error}") from error
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        raise ConfigError(f"{source} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{source} must hold a mapping with the keys {[*RunConfig.model_fields]}")
+    return content
+
+
+def _explain(error: ValidationError) -> str:
+    """Return pydantic's findings, one line each, with the place in the file."""
+    lines = []
+    for finding in error.errors():
+        place = ".".join(str(part) for part in finding["loc"])
+        lines.append(f"{place}: {_message(finding)}" if place else _message(finding))
+    return "\n".join(lines)
+
+
+def _message(finding: ErrorDetails) -> str:
+    if finding["type"] == "value_error":
+        return str(finding["ctx"]["error"])
+    message = finding["msg"].replace("valid tuple", "list")
+    return message if finding["type"] == "missing" else f"{message}, got {finding['input']!r}"

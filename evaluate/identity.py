@@ -1,0 +1,134 @@
+"""The code that a cell runs, as a hash: an edited attack is another attack.
+
+A cell's code is that of its methods and of the one path for its kind, with all modules of ours
+that these import. Imports are read, not executed. A name that a package only passes on is
+followed to the module that defines it, so that an attack does not depend on all others; hence
+what only lists methods, `__init__` and the panel, does not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from leakfrontier.defenses import Chain
+
+from .methods import Method
+from .plugins import load_attribute
+
+ROOT = Path(__file__).parents[1]
+"""Where the folders of the package `leakfrontier` are."""
+
+PACKAGE = "leakfrontier"
+LISTS = ("__init__.py", "panel.py")
+
+JOINT = "evaluate/cells.py"
+"""What joins the paths: it counts for all kinds of cells, what it imports is told apart here."""
+
+TRAINING = (JOINT, "evaluate/federation.py", "evaluate/privacy/claims.py")
+ATTACK = (JOINT, "evaluate/client.py", "evaluate/scoring.py", "evaluate/privacy/claims.py")
+
+
+def source(path: Iterable[str], *methods: object) -> str:
+    """Return a hash of the code of a cell.
+
+    Args:
+        path: Files where its path begins, relative to `ROOT`.
+        methods: Its defense, adversary or function; a chain stands for its links.
+    """
+    return _source(frozenset(path), frozenset(_modules(methods)))
+
+
+def factories(model: Method) -> list[object]:
+    """Return the function that makes a model, if it is none of the registered ones."""
+    return [load_attribute(model.name)] if ":" in model.name else []
+
+
+def _modules(methods: Iterable[object]) -> Iterator[str]:
+    """Yield the names of the modules in which classes of objects, or functions, are defined."""
+    for method in methods:
+        yield getattr(method, "__module__", type(method).__module__)
+        if isinstance(method, Chain):
+            yield from _modules(method.links)
+
+
+@cache
+def _source(path: frozenset[str], modules: frozenset[str]) -> str:
+    own = (getattr(sys.modules[name], "__file__", None) for name in modules)
+    files = [*(ROOT / name for name in path), *(Path(file) for file in own if file is not None)]
+    digests = {_digest(found) for file in files for found in closure(file)}
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:20]
+
+
+@cache
+def closure(file: Path) -> frozenset[Path]:
+    """Return a file and those of ours that it imports, directly or not."""
+    found, waiting = {file}, [] if file == ROOT / JOINT else [file]
+    while waiting:
+        new = imported(waiting.pop()) - found
+        found |= new
+        waiting += new
+    return frozenset(found)
+
+
+@cache
+def imported(file: Path) -> frozenset[Path]:
+    """Return the files of ours that define what a file imports."""
+    found: set[Path] = set()
+    if file.suffix != ".py":
+        return frozenset()
+    for node in ast.walk(_parsed(file)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == PACKAGE:
+                    found.update(_whole(ROOT.joinpath(*alias.name.split(".")[1:])))
+        elif isinstance(node, ast.ImportFrom):
+            module = _module(node, file)
+            if module is not None:
+                found.update(*(_defining(module, alias.name) for alias in node.names))
+    return frozenset(path for path in found if path.name not in LISTS)
+
+
+def _module(node: ast.ImportFrom, file: Path) -> Path | None:
+    """Return the place of a module of ours, without a suffix."""
+    parts = node.module.split(".") if node.module else []
+    if node.level:
+        return file.parents[node.level - 1].joinpath(*parts)
+    return ROOT.joinpath(*parts[1:]) if parts[:1] == [PACKAGE] else None
+
+
+def _defining(module: Path, name: str) -> Iterator[Path]:
+    """Yield the files that define a name of a module, through what packages pass on."""
+    if not module.is_dir():
+        yield from _whole(module)
+    elif name == "*" or (module / name).is_dir() or (module / f"{name}.py").is_file():
+        yield from _whole(module if name == "*" else module / name)
+    elif (module / "__init__.py").is_file():
+        for node in _parsed(module / "__init__.py").body:
+            if isinstance(node, ast.ImportFrom):
+                origin = _module(node, module / "__init__.py")
+                for alias in node.names:
+                    if origin is not None and name == (alias.asname or alias.name):
+                        yield from _defining(origin, alias.name)
+
+
+def _whole(module: Path) -> Iterator[Path]:
+    """Yield the file of a module; of a package, all its modules."""
+    if module.is_dir():
+        yield from module.glob("*.py")
+    elif module.with_suffix(".py").is_file():
+        yield module.with_suffix(".py")
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_bytes())
+
+
+@cache
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()

@@ -1,0 +1,229 @@
+"""A table of a paper, and what trials of tables have in common; the tables are in `tables.py`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from leakfrontier.adversaries import InputSpace
+from leakfrontier.defenses import Batch
+
+from .. import metrics
+from ..data import Dataset, load_dataset
+from ..errors import UserError
+from ..identity import source
+from ..rows import Cell, Outcome, Score
+from ..seeds import generator
+from ..statistics import Interval
+
+Setting = Mapping[str, Any]
+"""What distinguishes a row, in the paper's notation: plain JSON values."""
+
+Scores = Mapping[str, Sequence[float]]
+"""What one trial measured: by metric, a value per batch or one per victim; and `seconds`."""
+
+TrialFunction = Callable[[Setting, Setting, Dataset, Generator], Scores]
+"""From a problem, a method, data and a source of randomness to scores: one trial.
+
+A function at the top level of a module, or a `partial` of one: workers import it.
+"""
+
+PATH = "evaluate/papers/table.py"
+"""What all trials run, beside their own function."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of a table.
+
+    Attributes:
+        definition: What is measured, in a sentence.
+        interval: From values and the trial that each belongs to, to an estimate:
+            `statistics.rate` or `statistics.mean_interval`.
+        percent: Whether it prints as a percentage; values are shares all the same.
+        digits: Decimals in print, if it is no percentage.
+    """
+
+    definition: str
+    interval: Callable[[Sequence[float], Sequence[int]], Interval]
+    percent: bool = False
+    digits: int = 1
+
+    def text(self, value: float) -> str:
+        """Return a value as it is printed."""
+        if math.isnan(value):
+            return "n/a"
+        if self.percent:
+            return f"{100 * value:.0f} %"
+        text = f"{value:.{self.digits}f}"
+        return text.removeprefix("0") if self.digits >= 3 else text  # .996, as in papers
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a paper's table.
+
+    Attributes:
+        problem: What is attacked. Trials of one problem draw the same batches and weights.
+        paper: The paper's numbers, by metric.
+        method: How the paper attacked it, where rows differ in that.
+        trials: Batches attacked by default.
+    """
+
+    problem: Setting
+    paper: Mapping[str, float]
+    method: Setting = field(default_factory=dict)
+    trials: int = 20
+
+    @property
+    def setting(self) -> Setting:
+        """Return what distinguishes the row in the paper."""
+        return {**self.method, **self.problem}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper, and how to measure it.
+
+    Attributes:
+        name: What `leakfrontier reproduce` finds it by.
+        title: What it is about.
+        reference: The paper.
+        datasets: Names of `DATASETS`, each with the shape of an example, to refuse other data,
+            or None where shapes say nothing. A row's problem names its own as `dataset`, unless
+            there is only one.
+        metrics: The columns, by name; the paper need not have all of them.
+        rows: The rows, in the paper's order.
+        trial: Does one trial of a problem, with what a procedure makes of the row's method.
+        procedures: By name, from a row's method to the method that is run; the first is the
+            default. Rows of one problem with the same method are run once.
+        quick: Number of first rows that make a smoke test.
+        notes: What else a reader must know.
+    """
+
+    name: str
+    title: str
+    reference: str
+    datasets: Mapping[str, tuple[int, ...] | None]
+    metrics: Mapping[str, Metric]
+    rows: Sequence[Row]
+    trial: TrialFunction
+    procedures: Mapping[str, Callable[[Setting], Setting]]
+    quick: int = 1
+    notes: str = ""
+
+    def dataset(self, row: Row) -> str:
+        """Return the name of a row's dataset."""
+        return str(row.problem.get("dataset", next(iter(self.datasets))))
+
+    def select(self, text: str) -> list[int]:
+        """Return the indices of rows picked by number, from 1, and by range, as in `1,3-5`."""
+        chosen: set[int] = set()
+        for part in text.split(","):
+            found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+            first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+            if not 1 <= first <= last <= len(self.rows):
+                raise UserError(
+                    f"rows must be numbers from 1 to {len(self.rows)} or ranges of them, as in "
+                    f"1,3-5, got {text!r}"
+                )
+            chosen.update(range(first - 1, last))
+        return sorted(chosen)
+
+
+@dataclass(frozen=True)
+class TableTrial:
+    """One batch to attack.
+
+    Attributes:
+        table: Name of the table.
+        function: Does it.
+        dataset: Name of the dataset.
+        problem: What is attacked.
+        method: How it is attacked.
+        seed: Repetition of the whole table.
+        index: Number of the batch, from 0.
+        data: Where the dataset is (`find_data`).
+    """
+
+    table: str
+    function: TrialFunction
+    dataset: str
+    problem: Setting
+    method: Setting
+    seed: int
+    index: int
+    data: Path | None = None
+
+    @property
+    def setting(self) -> str:
+        """Return what trials have in common that differ only in the batch."""
+        return json.dumps([self.problem, self.method], sort_keys=True)
+
+    @cached_property
+    def cell(self) -> Cell:
+        """Return the cell, by which the outcome is stored."""
+        names = ("table", "problem", "method", "seed", "index")
+        config = {name: getattr(self, name) for name in names}
+        config["data"] = find_data(self.dataset, self.data)[0]
+        labels = {"table": self.table, "setting": self.setting, "trial": self.index}
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        return Cell("table", config, labels, source([PATH], function))
+
+    def run(self, folder: Path) -> Outcome:
+        """Attack the batch; other methods see the same one."""
+        data = load_dataset(*find_data(self.dataset, self.data))
+        rng = generator("reproduce", self.table, self.problem, self.seed, self.index)
+        scores = self.function(self.problem, self.method, data, rng)
+        rows = [
+            Score(observation=0, victim=number, metric=name, value=value)
+            for name, values in scores.items()
+            for number, value in enumerate(values)
+        ]
+        return Outcome(scores=tuple(rows), busy=sum(scores["seconds"]))
+
+
+def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
+    """Return a table's dataset as arguments of `load_dataset`.
+
+    Args:
+        dataset: Its name.
+        folder: A folder of images in `train/` and `test/`, or one that holds such a folder under
+            the dataset's name, or one of torchvision's downloads. None for the default download.
+    """
+    if folder is None:
+        return dataset, None
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no folder {folder}: --data must name a folder with {dataset} as "
+            "images in train/ and test/, or one for torchvision's download; without --data it is "
+            "downloaded"
+        )
+    for images in (folder, folder / dataset, folder / dataset.replace("-", "_")):
+        if (images / "train").is_dir():
+            return str(images), None
+    return dataset, folder
+
+
+def matched_psnr(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:
+    """Return the PSNR of each example; one without a guess gets the dataset's mean colour."""
+    mean = torch.zeros_like(truth[:1])  # inputs are centred
+    pixels, private = (space.to_unit(part) for part in (torch.cat([guess, mean]), truth))
+    return metrics.psnr(pixels[metrics.match(pixels[:-1], private)], private)
+
+
+def draw_batch(data: Batch, size: int, rng: Generator) -> Batch:
+    """Return some examples at random."""
+    if not size <= len(data.targets):
+        raise ValueError(f"a batch of {size} needs as many images, got {len(data.targets)}")
+    chosen = torch.randperm(len(data.targets), generator=rng)[:size]
+    return data.at(chosen)

@@ -1,0 +1,94 @@
+"""How far a run is, and how long it will still take."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from statistics import mean
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from .rows import Cell, Status
+
+LOG_SECONDS = 30
+"""Least time between two lines where there is no terminal to draw a bar on."""
+
+
+class Progress:
+    """A bar over cells, or lines in a log; the time left is estimated from like cells."""
+
+    def __init__(self, cells: Iterable[Cell], *, workers: int, console: Console | None) -> None:
+        self._left = Counter(map(_alike, cells))
+        self._total = self._left.total()
+        self._workers = workers
+        self._seconds: dict[object, list[float]] = defaultdict(list)
+        self._failures = 0
+        self._console = Console() if console is None else console
+        self._spoken = time.monotonic()
+        self._bar = Bar(
+            TextColumn("cells"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=self._total, left="")
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        self._log()
+
+    def advance(self, cell: Cell, status: Status = "ok", seconds: float | None = None) -> None:
+        """Count a cell as done; one that was not run now took no seconds."""
+        self._left[_alike(cell)] -= 1
+        self._failures += status not in ("ok", "not needed")
+        if seconds is not None:
+            self._seconds[_alike(cell)].append(seconds)
+        self._bar.update(self._task, advance=1, left=self._text())
+        if time.monotonic() - self._spoken >= LOG_SECONDS:
+            self._log()
+
+    def _log(self) -> None:
+        if not self._console.is_terminal:
+            done = self._total - self._left.total()
+            text = f"{done}/{self._total} cells {self._text()}".rstrip()
+            self._console.print(text, highlight=False, soft_wrap=True)
+            self._spoken = time.monotonic()
+
+    def _text(self) -> str:
+        parts = []
+        if self._left.total() and self._seconds:
+            parts.append(f"about {_duration(self._estimate())} left")
+        if self._failures:
+            parts.append(f"({self._failures} failed)")
+        return "  ".join(parts)
+
+    def _estimate(self) -> float:
+        means = {alike: mean(seconds) for alike, seconds in self._seconds.items()}
+        overall = mean(means.values())
+        left = sum(count * means.get(alike, overall) for alike, count in self._left.items())
+        return left / self._workers
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _alike(cell: Cell) -> object:
+    """Return what the duration of a cell mostly depends on."""
+    return cell.kind, *(cell.labels.get(name) for name in ("scenario", "adversary", "setting"))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

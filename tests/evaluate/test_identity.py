@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leakfrontier.adversaries import LinearLeakage
+from leakfrontier.defenses import Chain, Defense, Soteria, TopK
+from leakfrontier.evaluate.cells import AttackTrial
+from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.identity import ATTACK, JOINT, ROOT, TRAINING, closure, imported, source
+from leakfrontier.evaluate.run import plan
+
+# Runs on a copy of the package: which cells have another key after each edit of a file?
+EDITS = """
+import json, sys
+from pathlib import Path
+from leakfrontier.evaluate import identity
+from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.run import plan
+
+assert identity.ROOT == Path(sys.argv[1])
+config, edits = json.loads(sys.argv[2]), json.loads(sys.argv[3])
+
+def cells():
+    for function in vars(identity).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+    found = {}
+    for trial in plan(load_config(config)):
+        names = [trial.cell.labels.get(name) for name in ("defense", "adversary", "checkpoint")]
+        found[" ".join(str(name) for name in names if name is not None)] = trial.cell
+    return found
+
+before, changed = cells(), {}
+for name in edits:
+    path = identity.ROOT / name
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"# edited")
+    after = cells()
+    path.write_bytes(whole)
+    assert {key: cell.identity for key, cell in after.items()} == {
+        key: cell.identity for key, cell in before.items()
+    }
+    changed[name] = [key for key in before if after[key].key != before[key].key]
+print(json.dumps([list(before), changed]))
+"""
+
+
+def copy_of_the_package(folder: Path) -> Path:
+    for name in ("adversaries", "defenses", "evaluate"):
+        shutil.copytree(
+            ROOT / name,
+            folder / "leakfrontier" / name,
+            ignore=shutil.ignore_patterns("__pycache__", "fashion_mini"),
+        )
+    return folder / "leakfrontier"
+
+
+def test_an_edit_changes_the_keys_of_what_runs_it_and_of_nothing_else(
+    tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    package = copy_of_the_package(tmp_path)
+    tiny["scenarios"][0]["checkpoints"] = [0, 2]
+    chain = {"name": "Chain", "links": [{"name": "Noise", "scale": 0.1}, {"name": "SignSGD"}]}
+    tiny["defenses"] = ["none", {"name": "TopK", "ratio": 0.1}, chain]
+    tiny["adversaries"] = ["PriorGuess", "LinearLeakage", "SME", "InvertingGradients"]
+    edits = ["adversaries/sme.py", "adversaries/matching.py", "defenses/signsgd.py"]
+    edits += ["evaluate/client.py", "evaluate/federation.py", "evaluate/scoring.py"]
+    edits += ["adversaries/__init__.py", "adversaries/panel.py", "evaluate/checks.py"]
+    edits += ["evaluate/run.py", "adversaries/dlg.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", EDITS, package, json.dumps(tiny), json.dumps(edits)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    cells, changed = json.loads(done.stdout)
+
+    def those(*words: str) -> list[str]:
+        return [name for name in cells if any(word in name for word in words)]
+
+    trained = [name for name in cells if len(name.split()) == 1 or not name.endswith(" 0")]
+    attacks = those("PriorGuess", "LinearLeakage", "SME", "InvertingGradients")
+    assert changed == {
+        "adversaries/sme.py": those("SME"),
+        "adversaries/matching.py": those("SME", "InvertingGradients"),
+        "defenses/signsgd.py": those("SignSGD"),
+        "evaluate/client.py": cells,
+        "evaluate/federation.py": trained,
+        "evaluate/scoring.py": attacks,
+        "adversaries/__init__.py": [],
+        "adversaries/panel.py": [],
+        "evaluate/checks.py": [],
+        "evaluate/run.py": [],
+        "adversaries/dlg.py": [],
+    }
+
+
+def test_the_paths_name_all_that_cells_are_made_of() -> None:
+    """What `cells` imports directly is told apart by kind: nothing may be left out."""
+    named = {file for path in {*TRAINING, *ATTACK} for file in closure(ROOT / path)}
+    assert imported(ROOT / JOINT) - {ROOT / "evaluate/identity.py"} <= named
+
+
+def names(file: str) -> set[str]:
+    return {str(found.relative_to(ROOT)) for found in closure(ROOT / file)}
+
+
+def test_names_are_followed_to_where_they_are_defined() -> None:
+    assert names("adversaries/prior_guess.py") == {
+        "adversaries/prior_guess.py",
+        "adversaries/base.py",
+    }
+    assert "adversaries/sphere.py" in names("adversaries/spearpp.py")  # from . import sphere
+    assert "adversaries/sme.py" in names("evaluate/papers/sme.py")  # from ...adversaries import SME
+    assert "adversaries/dlg.py" not in names("evaluate/papers/sme.py")
+
+
+def test_a_chain_is_its_links() -> None:
+    links = TopK(0.1), Soteria(0.5)
+    found = [source(ATTACK, Chain(chosen)) for chosen in ((), links[:1], links)]
+    assert len(set(found)) == 3
+    assert found[1] == source(ATTACK, links[0])  # a chain itself is in the base of all
+
+
+def test_what_a_users_file_imports_counts(
+    tiny: dict[str, Any], user_file: Callable[..., Path]
+) -> None:
+    code = "class Mine({}): pass\n"
+    header = "from leakfrontier.adversaries import {}\n"
+
+    def key(base: str) -> str:
+        file = user_file(code.format(base), base, header.format(base))
+        tiny["adversaries"] = [f"{file}:Mine"]
+        (trial,) = (t for t in plan(load_config(tiny)) if isinstance(t, AttackTrial))
+        return trial.cell.source
+
+    first, second = key("PriorGuess"), key("LinearLeakage")
+    assert first != second
+    assert len({first, second, source(ATTACK, Defense(), LinearLeakage())}) == 3
+
+
+@pytest.mark.parametrize("method", [len, print])
+def test_what_has_no_file_has_no_source(method: object) -> None:
+    assert source((), method) == source(())

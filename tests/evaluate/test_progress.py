@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from leakfrontier.evaluate import progress as progress_module
+from leakfrontier.evaluate.progress import Progress, cores
+from leakfrontier.evaluate.rows import Cell
+
+CHEAP = [Cell("attack", {"n": n}, {"scenario": "s", "adversary": "cheap"}) for n in range(3)]
+COSTLY = [Cell("attack", {"n": n}, {"scenario": "s", "adversary": "costly"}) for n in range(3)]
+
+
+class Clock:
+    """Time that goes by when it is told to."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "time", clock)
+    return clock
+
+
+def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(clock: Clock) -> None:
+    console = Console(file=io.StringIO(), width=20)
+    with Progress([*CHEAP, *COSTLY], workers=2, console=console) as progress:
+        for cell in CHEAP:
+            clock.now += 12
+            progress.advance(cell, seconds=2)
+        clock.now += 25
+        progress.advance(COSTLY[0], seconds=100, status="timeout")
+        progress.advance(COSTLY[1])
+    assert console.file.getvalue().splitlines() == [
+        "3/6 cells about 3 s left",
+        "5/6 cells about 50 s left  (1 failed)",
+    ]
+
+
+def test_time_left_is_that_of_like_cells(clock: Clock) -> None:
+    console = Console(file=io.StringIO())
+    with Progress([*CHEAP, *COSTLY], workers=1, console=console) as progress:
+        progress.advance(CHEAP[0], seconds=1)
+        clock.now = 31
+        progress.advance(COSTLY[0], seconds=100)
+    assert "2/6 cells about 3 min left" in console.file.getvalue()  # 2 * 1 s + 2 * 100 s
+
+
+def test_what_was_done_before_is_counted_and_takes_no_time() -> None:
+    console = Console(file=io.StringIO())
+    with Progress(CHEAP, workers=1, console=console) as progress:
+        progress.advance(CHEAP[0])
+        progress.advance(CHEAP[1], status="not needed")
+    assert console.file.getvalue() == "2/3 cells\n"
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with Progress(CHEAP, workers=1, console=console) as progress:
+        progress.advance(CHEAP[0], seconds=3)
+    text = console.file.getvalue()
+    assert "1/3" in text
+    assert "about 6 s left" in text
+    assert "1/3 cells" not in text
+
+
+def test_there_is_a_core() -> None:
+    assert cores() >= 1
