@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -35,8 +34,6 @@ class SPEAR(Adversary):
         [1] Dimitrov, Baader, Mueller, Vechev. "SPEAR: Exact Gradient Inversion of Batches in
             Federated Learning." NeurIPS 2024. https://arxiv.org/abs/2403.03945
     """
-
-    cost: ClassVar[int] = 0
 
     layer: str | None = None
     samples: int = 1_000_000

@@ -112,12 +112,16 @@ class _Arm:
 
     def _narrowed(self, trial: AttackTrial) -> AttackTrial:
         """Return an attack on the uploads that still have something to find."""
-        if not _counts(build_adversary(trial.adversary)):
+        adversary = build_adversary(trial.adversary)
+        if not _counts(adversary):
             return trial
         closed = {upload for upload, _ in self.seen} - {
             upload for upload, _ in self.seen - self.identified
         }
-        return replace(trial, observations=tuple(i for i in trial.observations if i not in closed))
+        left = tuple(i for i in trial.observations if i not in closed)
+        if left and adversary.pooled:  # which others there are would change what it finds
+            return trial
+        return replace(trial, observations=left)
 
 
 _Place = tuple[str, str, int, int]

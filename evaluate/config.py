@@ -31,6 +31,7 @@ class RunConfig(Strict):
         scenarios: Names of `SCENARIOS`, or scenarios spelled out.
         defenses: Defenses; an option that is a list stands for one defense per value.
         adversaries: `panel`, or the adversaries to take instead (then not comparable).
+        budget: What the panel's searches may spend: `cpu`, or what is `published`.
         seeds: Repetitions of everything, with other weights, victims and noise.
         observations: Attacked uploads per seed: the independent units of all intervals.
         time_limit: Seconds after which one cell is given up and recorded as such.
@@ -41,6 +42,7 @@ class RunConfig(Strict):
     scenarios: tuple[Scenario, ...]
     defenses: tuple[Method, ...]
     adversaries: Literal["panel"] | tuple[Method, ...] = "panel"
+    budget: Literal["cpu", "published"] = "cpu"
     seeds: int = Field(default=1, ge=1)
     observations: int = Field(default=20, ge=1)
     time_limit: float = Field(default=600, gt=0)
@@ -89,15 +91,17 @@ class RunConfig(Strict):
     @property
     def panel(self) -> str:
         """Return the version that results carry."""
-        return PANEL.version if self.adversaries == "panel" else f"custom ({PANEL.version})"
+        if self.adversaries != "panel":
+            return f"custom ({PANEL.version})"
+        return PANEL.version + (", published budgets" if self.budget == "published" else "")
 
     def members(self) -> list[Method]:
         """Return the adversaries, with all their hyper-parameters."""
         if self.adversaries != "panel":
             return list(self.adversaries)
+        members = PANEL.published if self.budget == "published" else PANEL.members
         return [
-            Method(name=name, options=dict(vars(adversary)))
-            for name, adversary in PANEL.members.items()
+            Method(name=name, options=dict(vars(adversary))) for name, adversary in members.items()
         ]
 
 
