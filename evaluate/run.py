@@ -21,10 +21,11 @@ from leakfrontier.defenses import Defense
 from .cells import AttackTrial, TrainTrial, Trial, run_trial
 from .engine import Done, Failure, execute
 from .methods import Method, Strict, build_adversary, build_defense
+from .results import Results
 from .rows import Outcome
 from .scenario import SCENARIOS, Scenario, label, load_world
 from .scoring import candidates
-from .store import Results, Store
+from .store import Store
 
 PRESETS = ("quick", "full")
 

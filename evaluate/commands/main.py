@@ -21,18 +21,17 @@ from rich.table import Table
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES, Chain
 
-from ..analysis import utility, worst_case
 from ..data import DATASETS
 from ..models import MODELS
 from ..papers.reproduce import QUICK_TRIALS, Metric, Result, document, trial_rows
 from ..papers.reproduce import Table as PaperTable
 from ..papers.reproduce import reproduce as reproduce_table
 from ..papers.tables import TABLES
+from ..results import Results
 from ..run import load_config
 from ..run import run as run_config
 from ..scenario import SCENARIOS
 from ..statistics import Interval
-from ..store import Results
 from .advise import advise
 from .audit import audit
 from .membership import membership
@@ -221,11 +220,11 @@ def _print_summary(console: Console, results: Results) -> None:
         what = cell["adversary"] if cell["kind"] == "attack" else "training"
         text = escape(f"{what} on {cell['defense']}: {reason}")
         console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
-    accuracy = utility(results).set_index(["scenario", "defense"])["text"]
+    accuracy = results.final_utility().set_index(["scenario", "defense"])["text"]
     table = Table(title="worst case over the panel: victims identified", title_justify="left")
     for column in ("scenario", "round", "defense", "accuracy", "success"):
         table.add_column(column, overflow="fold")
-    for _, row in worst_case(results).iterrows():
+    for _, row in results.worst_case().iterrows():
         arm = (row["scenario"], row["defense"])
         texts = (
             row["scenario"],
