@@ -247,9 +247,7 @@ def _attacks_with_an_outcome(results: Results) -> pd.DataFrame:
     finished = cells[cells["status"].isin(FINISHED)]
     table = finished[[*ATTACK, *DEFENSE, *ADVERSARY]].drop_duplicates(ATTACK)
     repetition = [*ATTACK, "seed"]
-    whole = (
-        cells["status"].isin(FINISHED).groupby([cells[name] for name in repetition], dropna=False)
-    )
+    whole = cells.assign(whole=cells["status"].isin(FINISHED)).groupby(repetition, dropna=False)
     units = results.attacks.drop_duplicates([*repetition, "observation"])
     attacked = units.groupby(repetition, dropna=False).size().rename("attacked")
     uploads = units.drop_duplicates([*ARM, "seed", "observation"]).groupby([*ARM, "seed"]).size()
