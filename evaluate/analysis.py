@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from .labels import ADVERSARY, ARM, ATTACK, DEFENSE, scope_text
+from .labels import ADVERSARY, ARM, ATTACK, DEFENSE, rows, scope_text
 from .metrics import TIERS
 from .statistics import Interval, accuracy_interval, advantage, rate
 
@@ -78,10 +78,10 @@ def attack_rates(results: Results) -> pd.DataFrame:
     table[counts] = table[counts].fillna(0).astype(int)
     texts = {"reason": "", "refusal": "", "text": "n/a", "labels_granted": False}
     table = table.fillna(texts).astype({"labels_granted": bool})
-    table["text"] = [_why_unscored(row) or row.text for row in table.itertuples()]
+    table["text"] = [_why_unscored(row) or row.text for row in rows(table)]
     table["scope"] = [
         scope_text(row.observations, row.not_needed, row.refused) if row.observations else ""
-        for row in table.itertuples()
+        for row in rows(table)
     ]
     table = table.merge(_blind(results.attacks), on=ARM, how="left")
     table["advantage"] = _advantages(table["rate"], blind_success(table))
@@ -105,15 +105,15 @@ def worst_case(results: Results) -> pd.DataFrame:
     are over the larger of the blind guess's rate and chance.
     """
     rates = results.rates()
-    rows = []
+    lines = []
     for arm, attacks in results.attacks.groupby(ARM, dropna=False, sort=False):
         place = dict(zip(ARM, arm, strict=True))
         own = rates[(rates[ARM] == list(arm)).all(axis=1)]
         limits = {key: v for name in SERVERS for key, v in _worst(attacks, own, name).items()}
-        rows.append(place | attacks[DEFENSE].iloc[0].to_dict() | limits)
+        lines.append(place | attacks[DEFENSE].iloc[0].to_dict() | limits)
     columns = [*ARM, *DEFENSE, "observations"]
     columns += [column(server, name) for server in SERVERS for name in _LIMITS]
-    table = pd.DataFrame(rows, columns=columns)
+    table = pd.DataFrame(lines, columns=columns)
     table = table.merge(_blind(results.attacks), on=ARM, how="left")
     for limit, name in {"rate": "", "low": "_low", "high": "_high"}.items():
         table["advantage" + name] = _advantages(table[limit], blind_success(table))

@@ -29,12 +29,16 @@ def older_labels(database: sqlite3.Connection, labels: pd.DataFrame) -> pd.DataF
     configs = dict(database.execute("SELECT cell, config FROM plan"))
     cells = [json.loads(configs[key]) for key in labels["cell"]]
     labels = labels.reindex(columns=labels.columns.union(["family", "adversary", "threat"]))
-    chains = [_family(cell["defense"]) if _links(cell) else None for cell in cells]
+    defenses, adversaries = (
+        pd.Series([cell.get(role, {}) for cell in cells], index=labels.index, dtype=object)
+        for role in ("defense", "adversary")
+    )
+    chained = defenses.map(lambda defense: "links" in defense).astype(bool)
     return labels.assign(
-        family=pd.Series(chains, index=labels.index, dtype=object).fillna(labels["family"]),
-        defense_options=[_options(cell.get("defense", {})) for cell in cells],
+        family=labels["family"].mask(chained, defenses[chained].map(_family)),
+        defense_options=defenses.map(_options),
         adversary_name=labels["adversary"],
-        adversary_options=[_options(cell.get("adversary", {})) for cell in cells],
+        adversary_options=adversaries.map(_options),
         threat=labels["threat"].replace(_THREATS),
     )
 
@@ -55,11 +59,6 @@ def older_frames(
         "scores": labels.merge(scores, on="cell"),
         "renderings": labels.merge(_renderings(database), on="cell"),
     }
-
-
-def _links(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
-    links: list[dict[str, Any]] = cell.get("defense", {}).get("links", [])
-    return links
 
 
 def _family(method: Mapping[str, Any]) -> str:
