@@ -113,7 +113,7 @@ def worst_case(results: Results) -> pd.DataFrame:
         lines.append(place | attacks[DEFENSE].iloc[0].to_dict() | limits)
     columns = [*ARM, *DEFENSE, "observations"]
     columns += [column(server, name) for server in SERVERS for name in _LIMITS]
-    table = pd.DataFrame(lines, columns=columns)
+    table = pd.DataFrame(lines, columns=columns).astype({"checkpoint": "Int64", "control": bool})
     table = table.merge(_blind(results.attacks), on=ARM, how="left")
     for limit, name in {"rate": "", "low": "_low", "high": "_high"}.items():
         table["advantage" + name] = _advantages(table[limit], blind_success(table))
@@ -163,7 +163,8 @@ def final_utility(results: Results) -> pd.DataFrame:
     last = frame.groupby(["scenario", "defense"])["round"].transform("max")
     groups = frame[frame["round"] == last].groupby(["scenario", "defense"], sort=False)
     table = pd.DataFrame([_accuracy(group) for _, group in groups], columns=_UTILITY_COLUMNS)
-    undefended = table[table["control"].eq(True)].groupby("scenario")["accuracy"].first()
+    table = table.astype({"control": bool})
+    undefended = table[table["control"]].groupby("scenario")["accuracy"].first()
     table["relative"] = table["accuracy"] / table["scenario"].map(undefended).astype(float)
     return table
 

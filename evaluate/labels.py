@@ -34,7 +34,7 @@ def labelled(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.reindex(columns=frame.columns.union(labels, sort=False))
     flags = {name: frame[name].astype("boolean") for name in FLAGS}
     return frame.assign(
-        checkpoint=pd.to_numeric(frame["checkpoint"], downcast="integer"),
+        checkpoint=pd.to_numeric(frame["checkpoint"]).astype("Int64"),
         strength=pd.to_numeric(frame["strength"]),
         control=frame["family"] == "none",
         knows_defense=frame["knows_defense"].astype("boolean"),
