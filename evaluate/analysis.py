@@ -1,86 +1,90 @@
-"""Tables derived from the rows of a run: success per attack, worst case, utility."""
+"""Tables derived from the rows of a run: success per attack, worst case, utility.
+
+In a cascade, an attack is run only on the uploads that still have a safe victim: its own rate is
+over these, and says so in `scope`; the worst case is what it would be without the cascade.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from math import nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from .labels import ADVERSARY, ARM, ATTACK, DEFENSE, rows, scope_text
 from .metrics import TIERS
 from .results import Results
 from .statistics import Interval, accuracy_interval, advantage, rate
 
-ARM = ["scenario", "checkpoint", "defense"]
-"""What is attacked."""
+if TYPE_CHECKING:
+    from .results import Results
 
-ATTACK = [*ARM, "adversary", "knows_defense"]
-"""What is attacked, by whom, and whether the defense is known to it."""
+SERVERS: dict[str, str] = {
+    "passive": "a passive server",
+    "parameters": "a server that may send crafted parameters",
+    "architecture": "a server that may send a crafted architecture",
+    "candidates": "a passive server that is given candidates",
+}
+"""For whom the worst case is stated. The first three are threats: each includes those before."""
 
-_FLAGS = ["baseline", "simulates", "candidates_granted"]
-_DESCRIPTION = ["family", "strength", "threat", *_FLAGS]
+FINISHED = ("ok", "not needed")
+"""Status of cells that leave nothing to be done."""
+
+_THREATS = ("passive", "parameters", "architecture")
 _VICTIM = ["seed", "observation", "victim"]
 _LIMITS = ["rate", "low", "high", "text"]
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
-
-_INFORMED = {name: f"informed_{name}" for name in _LIMITS}
-_WORST_COLUMNS = [
-    *(*ARM, "family", "strength", "observations", *_LIMITS, "selectable"),
-    *_INFORMED.values(),
-]
-_UTILITY_COLUMNS = [
-    *("scenario", "defense", "family", "strength", "seeds"),
-    *("accuracy", "low", "high", "text", "rounds"),
-]
-
-
-def labelled(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with typed labels; those of an adversary are missing in training cells."""
-    frame = frame.reindex(columns=frame.columns.union([*ATTACK, *_DESCRIPTION], sort=False))
-    flags = {name: frame[name].astype("boolean") for name in _FLAGS}
-    return frame.assign(
-        checkpoint=pd.to_numeric(frame["checkpoint"], downcast="integer"),
-        strength=pd.to_numeric(frame["strength"]),
-        knows_defense=frame["knows_defense"].astype("boolean"),
-        **{name: flag.fillna(False).astype(bool) for name, flag in flags.items()},
-    )
+_UTILITY_COLUMNS = ["scenario", "defense", *DEFENSE, "seeds", "rounds", "refused"]
+_UTILITY_COLUMNS += ["accuracy", "low", "high", "text"]
 
 
 def attack_rates(results: Results) -> pd.DataFrame:
     """Return one row per scenario, checkpoint, defense, adversary and knowledge.
 
-    Columns: the labels; `observations` (independent units) and `victims` that the attack ran on;
-    `rate`, `low`, `high`, `text` of identification; `prior`, the blind guess's rate in the same
-    place, `chance`, and `advantage` over the larger of the two; `counterfactual`; medians `psnr`
-    and `ssim`; the share of victims in each tier; `label_accuracy`, `labels_granted`;
-    `not_applicable` observations and the first `reason`; `optimiser_failed`, the share of
-    victims where the truth fits the upload better than the guess; the proven `bound`, NaN
-    without a guarantee; median `seconds`. Where an attack never ran, scores are NaN and the text
-    is "n/a".
+    Columns: the labels; `observations` (independent units) and `victims` that the attack ran on,
+    and how many it `found`; `rate`, `low`, `high`, `text` of identification; `prior`, the blind
+    guess's rate in the same place, `chance`, and `advantage` over the larger of the two;
+    `counterfactual`; the median of every metric; the share of victims in each tier, NaN without
+    PSNR and SSIM; `label_accuracy`, `labels_granted`; `not_applicable` observations and the first
+    `reason`; `refused` observations and the first `refusal`; `not_needed` ones, where the cascade
+    had nothing left to find, and `scope` if the rate is not over all observations;
+    `optimiser_failed`, the share of victims where the truth fits the upload better than the
+    guess; the proven `bound`, NaN without a guarantee; median `seconds`. Where an attack never
+    ran, scores are NaN and the text says why.
     """
-    attacks = _with_derived(labelled(results.attacks))
+    attacks, metrics = _with_derived(results)
     groups = attacks.groupby(ATTACK, dropna=False, sort=False)
     table = groups.agg(
-        **{name: (name, "first") for name in _DESCRIPTION},
-        observations=("unit_ran", "nunique"),
-        victims=("unit_ran", "count"),
+        observations=("unit_scored", "nunique"),
+        victims=("unit_scored", "count"),
+        found=("identified", "sum"),
         counterfactual=("counterfactual", "mean"),
-        psnr=("psnr", "median"),
-        ssim=("ssim", "median"),
+        **{name: (name, "median") for name in metrics},
         **{name: (name, "mean") for name in _TIER_COLUMNS},
         label_accuracy=("label_correct", "mean"),
         labels_granted=("labels_granted", "any"),
         not_applicable=("unit_not_applicable", "nunique"),
         reason=("reason", "first"),
+        refused=("unit_refused", "nunique"),
+        refusal=("refusal", "first"),
         optimiser_failed=("optimiser_failed", "mean"),
         bound=("bound", "mean"),
         seconds=("seconds", "median"),
     )
     limits = [_limits(group["identified"], group["unit"]) for _, group in groups]
     table[_LIMITS] = pd.DataFrame(limits, index=table.index, columns=_LIMITS)
-    table["reason"] = table["reason"].fillna("")
-    table = table.reset_index().merge(_blind(attacks), on=ARM, how="left")
+    table = _attacks_with_an_outcome(results).merge(table.reset_index(), on=ATTACK, how="left")
+    counts = ["observations", "victims", "found", "not_applicable", "refused"]
+    table[counts] = table[counts].fillna(0).astype(int)
+    texts = {"reason": "", "refusal": "", "text": "n/a", "labels_granted": False}
+    table = table.fillna(texts).astype({"labels_granted": bool})
+    table["text"] = [_why_unscored(row) or row.text for row in rows(table)]
+    table["scope"] = [
+        scope_text(row.observations, row.not_needed, row.refused) if row.observations else ""
+        for row in rows(table)
+    ]
+    table = table.merge(_blind(results.attacks), on=ARM, how="left")
     table["advantage"] = _advantages(table["rate"], blind_success(table))
     return table
 
@@ -93,33 +97,37 @@ def blind_success(rates: pd.DataFrame) -> pd.Series[float]:
 def worst_case(results: Results) -> pd.DataFrame:
     """Return one row per scenario, checkpoint and defense: the panel as one adversary.
 
-    `rate` counts the victims that any attack identified, with or without knowledge of the
-    defense, but without attacks that are handed candidates: to choose the victim among its
-    look-alikes is another threat than to rebuild it from nothing. `informed_rate` counts these
-    attacks as well; it is NaN if none ran. `selectable` follows, per observation, the attack
-    with the lowest objective, which needs no ground truth (attacks without one only where there
-    is no other). Advantages are over the larger of the blind guess's rate and chance.
+    `rate` counts the victims that any attack of a passive server identified, with or without
+    knowledge of the defense, but without attacks that are given candidates: to choose the victim
+    among its look-alikes is another threat than to rebuild it from nothing. `parameters_rate`
+    counts those of a server that sends crafted parameters as well, `architecture_rate` also those
+    that change the architecture, and `candidates_rate` the passive ones and those that are given
+    candidates; each is NaN if no attack of its kind ran. All have limits and a text. Advantages
+    are over the larger of the blind guess's rate and chance.
     """
-    attacks = labelled(results.attacks)
-    rows = []
-    for arm, group in attacks.groupby(ARM, dropna=False, sort=False):
-        victims = _worst_victims(group)
-        unit = victims.groupby(["seed", "observation"]).ngroup()
-        counts = {"observations": unit.nunique(), "selectable": victims["selected"].mean()}
-        labels = group[["family", "strength"]].iloc[0].to_dict()
+    rates = results.rates()
+    lines = []
+    for arm, attacks in results.attacks.groupby(ARM, dropna=False, sort=False):
         place = dict(zip(ARM, arm, strict=True))
-        rows.append(
-            place | labels | counts | _limits(victims["worst"], unit) | _informed_limits(group)
-        )
-    table = pd.DataFrame(rows, columns=_WORST_COLUMNS)
-    table = table.merge(_blind(attacks), on=ARM, how="left")
+        own = rates[(rates[ARM] == list(arm)).all(axis=1)]
+        limits = {key: v for name in SERVERS for key, v in _worst(attacks, own, name).items()}
+        lines.append(place | attacks[DEFENSE].iloc[0].to_dict() | limits)
+    columns = [*ARM, *DEFENSE, "observations"]
+    columns += [column(server, name) for server in SERVERS for name in _LIMITS]
+    table = pd.DataFrame(lines, columns=columns).astype({"checkpoint": "Int64", "control": bool})
+    table = table.merge(_blind(results.attacks), on=ARM, how="left")
     for limit, name in {"rate": "", "low": "_low", "high": "_high"}.items():
         table["advantage" + name] = _advantages(table[limit], blind_success(table))
     return table
 
 
+def column(server: str, name: str) -> str:
+    """Return where the worst case of a server is found; that of the passive one has no prefix."""
+    return name if server == "passive" else f"{server}_{name}"
+
+
 def victim_matrix(
-    results: Results, scenario: str, checkpoint: int, *, candidates: bool = False
+    results: Results, scenario: str, checkpoint: int, server: str = "passive"
 ) -> pd.DataFrame:
     """Return the worst case of each victim: 1 if identified, 0 if not, NaN if never attacked.
 
@@ -130,48 +138,52 @@ def victim_matrix(
         results: The run.
         scenario: Which scenario.
         checkpoint: Which attacked round.
-        candidates: Whether attacks that are handed candidates count.
+        server: One of `SERVERS`.
     """
-    attacks = labelled(results.attacks)
-    here = attacks[(attacks["scenario"] == scenario) & (attacks["checkpoint"] == checkpoint)]
+    here = at(results.attacks, scenario, checkpoint)
     worst = {
-        defense: _worst_victims(group, candidates=candidates)["worst"]
+        defense: _worst_victims(group, server)
         for defense, group in here.groupby("defense", sort=False)
     }
     victims = pd.MultiIndex.from_frame(here[_VICTIM].drop_duplicates()).sort_values()
     return pd.DataFrame(worst, index=victims).rename_axis(columns="defense")
 
 
-def utility(results: Results) -> pd.DataFrame:
+def at(frame: pd.DataFrame, scenario: str, checkpoint: int) -> pd.DataFrame:
+    """Return the rows of one scenario and attacked round."""
+    return frame[(frame["scenario"] == scenario) & (frame["checkpoint"] == checkpoint)]
+
+
+def final_utility(results: Results) -> pd.DataFrame:
     """Return the test accuracy per scenario and defense, at the last evaluated round.
 
-    `relative` is the accuracy as a share of the undefended one; NaN without a control.
+    `relative` is the accuracy as a share of the undefended one, NaN without a control; `refused`
+    is how often clients refused an honest model, over all seeds.
     """
-    frame = labelled(results.utility)
+    frame = results.utility
     last = frame.groupby(["scenario", "defense"])["round"].transform("max")
     groups = frame[frame["round"] == last].groupby(["scenario", "defense"], sort=False)
     table = pd.DataFrame([_accuracy(group) for _, group in groups], columns=_UTILITY_COLUMNS)
-    undefended = table[table["family"] == "none"].groupby("scenario")["accuracy"].first()
+    table = table.astype({"control": bool})
+    undefended = table[table["control"]].groupby("scenario")["accuracy"].first()
     table["relative"] = table["accuracy"] / table["scenario"].map(undefended).astype(float)
     return table
 
 
 def utility_curve(results: Results) -> pd.DataFrame:
     """Return the accuracy per scenario, defense and evaluated round, averaged over seeds."""
-    frame = labelled(results.utility)
-    frame["accuracy"] = frame["correct"] / frame["total"]
+    frame = results.utility.assign(accuracy=results.utility["correct"] / results.utility["total"])
     groups = frame.groupby(["scenario", "defense", "round"], sort=False)
-    return groups.agg(
-        family=("family", "first"), strength=("strength", "first"), accuracy=("accuracy", "mean")
-    ).reset_index()
+    described = {name: (name, "first") for name in DEFENSE}
+    return groups.agg(**described, accuracy=("accuracy", "mean")).reset_index()
 
 
-def guarantees(results: Results) -> pd.DataFrame:
+def claims(results: Results) -> pd.DataFrame:
     """Return what is claimed and what was audited, per scenario and defense that claims privacy.
 
     Of several seeds, it is the one with the largest epsilon, and with a violation if any has one.
     """
-    frame = labelled(results.guarantees)
+    frame = results.guarantees
     ranked = frame.assign(bad=frame["violated"].fillna(False).astype(bool)).sort_values(
         ["bad", "epsilon"], ascending=False, kind="stable"
     )
@@ -189,26 +201,74 @@ def optimiser_failed(attacks: pd.DataFrame) -> pd.Series[float]:
     return failed.astype(float).where(attacks["objective"].notna() & truth.notna())
 
 
-def _with_derived(attacks: pd.DataFrame) -> pd.DataFrame:
-    ran = attacks["reason"].isna()
+def with_scores(attacks: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
+    """Return attacks with a column for every metric, NaN where it could not be computed."""
+    key = ["cell", "observation", "victim"]
+    wide = scores.pivot(index=key, columns="metric", values="value").astype(float)
+    wide = wide.reindex(columns=wide.columns.union(["psnr", "ssim"], sort=False))
+    return attacks.join(wide, on=key)
+
+
+def _with_derived(results: Results) -> tuple[pd.DataFrame, list[str]]:
+    """Return the attacks with all that is averaged over victims, and the names of the metrics."""
+    attacks = with_scores(results.attacks, results.scores)
+    metrics = [*attacks.columns.difference(results.attacks.columns, sort=False)]
     unit = attacks.groupby(["scenario", "seed", "observation"]).ngroup()
+    scored, refused, absent = (
+        attacks["outcome"] == outcome for outcome in ("scored", "refused", "not applicable")
+    )
+    known = attacks["psnr"].notna() & attacks["ssim"].notna()
     tiers = {
-        name: ((attacks["psnr"] >= psnr) & (attacks["ssim"] >= ssim))
-        .astype(float)
-        .where(attacks["psnr"].notna())
+        name: ((attacks["psnr"] >= psnr) & (attacks["ssim"] >= ssim)).astype(float).where(known)
         for name, (psnr, ssim) in _TIER_COLUMNS.items()
     }
-    return attacks.assign(
+    attacks = attacks.assign(
         unit=unit,
-        unit_ran=unit.where(ran),
-        unit_not_applicable=unit.where(~ran),
+        unit_scored=unit.where(scored),
+        unit_refused=unit.where(refused),
+        unit_not_applicable=unit.where(absent),
+        reason=attacks["reason"].where(absent),
+        refusal=attacks["reason"].where(refused),
         counterfactual=_floats(attacks["counterfactual"]),
         label_correct=_floats(attacks["label_correct"]),
-        labels_granted=attacks["labels_granted"].fillna(False).astype(bool) & ran,
+        labels_granted=attacks["labels_granted"].fillna(False).astype(bool) & scored,
         optimiser_failed=optimiser_failed(attacks),
-        seconds=attacks["seconds"].where(ran),
+        seconds=attacks["seconds"].where(scored),
         **tiers,
     )
+    return attacks, metrics
+
+
+def _attacks_with_an_outcome(results: Results) -> pd.DataFrame:
+    """Return the labels of the attacks that ran or need not, and the uploads `not_needed`.
+
+    These were attacked by others under the same defense, but not by this attack, although none of
+    its cells failed.
+    """
+    cells = results.cells[results.cells["kind"] == "attack"]
+    finished = cells[cells["status"].isin(FINISHED)]
+    table = finished[[*ATTACK, *DEFENSE, *ADVERSARY]].drop_duplicates(ATTACK)
+    repetition = [*ATTACK, "seed"]
+    whole = cells.assign(whole=cells["status"].isin(FINISHED)).groupby(repetition, dropna=False)
+    units = results.attacks.drop_duplicates([*repetition, "observation"])
+    attacked = units.groupby(repetition, dropna=False).size().rename("attacked")
+    uploads = units.drop_duplicates([*ARM, "seed", "observation"]).groupby([*ARM, "seed"]).size()
+    counts = whole["whole"].all().reset_index()
+    counts = counts.merge(attacked.reset_index(), on=repetition, how="left")
+    counts = counts.merge(uploads.rename("uploads").reset_index(), on=[*ARM, "seed"], how="left")
+    missed = counts["uploads"].fillna(0) - counts["attacked"].fillna(0)
+    counts["not_needed"] = missed.where(counts["whole"], 0).astype(int)
+    skipped = counts.groupby(ATTACK, dropna=False)["not_needed"].sum().reset_index()
+    return table.merge(skipped, on=ATTACK, how="left")
+
+
+def _why_unscored(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    """Return what to say in place of a rate; nothing where there is one."""
+    if row.observations:
+        return ""
+    if row.refused:
+        return "refused by the client"
+    return "not needed" if row.not_needed and not row.not_applicable else "n/a"
 
 
 def _floats(flags: pd.Series[Any]) -> pd.Series[float]:
@@ -226,7 +286,7 @@ def _limits(identified: pd.Series[Any], unit: pd.Series[int]) -> dict[str, Any]:
 
 def _blind(attacks: pd.DataFrame) -> pd.DataFrame:
     """Return, per arm, the rate of the best blind guess and chance."""
-    tries = 1 + attacks["psnr_transformed"].notna()  # the victim, and what was made of it
+    tries = 1 + attacks["transformed"].fillna(False).astype(int)  # the victim, what was made of it
     scores = attacks.assign(
         chance=tries / attacks["candidates"], prior=_floats(attacks["identified"])
     )
@@ -240,33 +300,48 @@ def _advantages(success: pd.Series[float], blind: pd.Series[float]) -> list[floa
     return [advantage(*pair) for pair in zip(success, blind, strict=True)]
 
 
-def _informed_limits(attacks: pd.DataFrame) -> dict[str, Any]:
-    """Return the worst case of one arm where candidates are known; NaN if no attack used them."""
-    victims = _worst_victims(attacks, candidates=True)["worst"]
-    if attacks.loc[attacks["candidates_granted"], "identified"].isna().all():
-        victims = victims.head(0)
+def _worst(attacks: pd.DataFrame, rates: pd.DataFrame, server: str) -> dict[str, Any]:
+    """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
+    own = rates[_counted(rates, server) & _own(rates, server)]
+    tried = (own["observations"] + own["not_needed"]).any()
+    victims = _worst_victims(attacks if tried else attacks.head(0), server)
     unit = victims.groupby(level=["seed", "observation"]).ngroup()
-    return {_INFORMED[name]: value for name, value in _limits(victims, unit).items()}
+    limits = _limits(victims, unit)
+    if not tried and own["refused"].any():
+        limits["text"] = "refused by the client"
+    found = {column(server, name): value for name, value in limits.items()}
+    return found | ({"observations": unit.nunique()} if server == "passive" else {})
 
 
-def _worst_victims(attacks: pd.DataFrame, *, candidates: bool = False) -> pd.DataFrame:
-    """Return, per victim of one arm, the worst case and what a real attacker would select."""
-    counted = ~attacks["baseline"] & attacks["identified"].notna()
-    if not candidates:
-        counted &= ~attacks["candidates_granted"]
-    scored = attacks.loc[counted, [*_VICTIM, "identified", "objective"]]
-    by_objective = scored.sort_values("objective", kind="stable", na_position="last")
-    victims = by_objective.astype({"identified": float}).groupby(_VICTIM)
-    return victims.agg(worst=("identified", "max"), selected=("identified", "first"))
+def _counted(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
+    """Return which attacks are in the worst case of a server."""
+    if server == "candidates":
+        return ~attacks["baseline"] & (attacks["threat"] == "passive")
+    threats = _THREATS[: _THREATS.index(server) + 1]
+    return ~attacks["baseline"] & ~attacks["candidates_granted"] & attacks["threat"].isin(threats)
+
+
+def _own(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
+    """Return which attacks no lesser server can make."""
+    if server == "candidates":
+        return attacks["candidates_granted"]
+    return attacks["threat"] == server
+
+
+def _worst_victims(attacks: pd.DataFrame, server: str) -> pd.Series[float]:
+    """Return, per victim of one arm, whether any attack of a server identified it."""
+    scored = attacks[_counted(attacks, server) & attacks["identified"].notna()]
+    return scored.astype({"identified": float}).groupby(_VICTIM)["identified"].max()
 
 
 def _accuracy(group: pd.DataFrame) -> dict[Hashable, Any]:
     interval = accuracy_interval(group["correct"].tolist(), group["total"].tolist())
-    return group[["scenario", "defense", "family", "strength"]].iloc[0].to_dict() | {
+    return group[["scenario", "defense", *DEFENSE]].iloc[0].to_dict() | {
         "seeds": group["seed"].nunique(),
+        "rounds": int(group["round"].iloc[0]),
+        "refused": int(group["refused"].fillna(0).sum()),
         "accuracy": interval.value,
         "low": interval.low,
         "high": interval.high,
         "text": str(interval),
-        "rounds": int(group["round"].iloc[0]),
     }

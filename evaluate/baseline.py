@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import pandas as pd
 
-from leakfrontier.evaluate.analysis import victim_matrix
-from leakfrontier.evaluate.checks import DP_BASELINE
-from leakfrontier.evaluate.statistics import Interval, paired_difference
-from leakfrontier.evaluate.store import Results
+from .checks import DP_BASELINE
+from .statistics import Interval, paired_difference
 
 ADVICE = f"add `{{name: {DP_BASELINE}, noise_multiplier: [0.01, 0.1, 1.0]}}` to its defenses"
 """What a run without the baseline lacks."""
 
 _COLUMNS = [
     *("defense", "partner", "match", "difference", "low", "high", "verdict"),
-    "informed_verdict",
+    "candidates_verdict",
 ]
 
 
 def heuristics(points: pd.DataFrame) -> pd.DataFrame:
     """Return the defenses that were measured and claim no differential privacy."""
-    private = points["epsilon"].notna() | points["family"].isin(["none", DP_BASELINE])
+    private = points["epsilon"].notna() | points["control"] | (points["family"] == DP_BASELINE)
     return points[~private].dropna(subset=["accuracy", "success"])
 
 
-def equal_utility(results: Results, points: pd.DataFrame) -> pd.DataFrame:
+def equal_utility(
+    points: pd.DataFrame, victims: pd.DataFrame, given_candidates: pd.DataFrame
+) -> pd.DataFrame:
     """Return, for every heuristic, the DP-SGD that it has to be compared with, and who wins.
 
     Where some DP-SGD's accuracy is within the heuristic's interval, the nearest of them is the
@@ -39,36 +39,35 @@ def equal_utility(results: Results, points: pd.DataFrame) -> pd.DataFrame:
     accurate. Nothing is interpolated.
 
     Args:
-        results: The run.
         points: `Frontier.points` of one scenario and checkpoint.
+        victims: `victim_matrix` of the same, for a passive server.
+        given_candidates: The same for one that is given candidates.
 
     Returns:
         Columns defense, `partner`, `match` (`equal` or `nearest`), `difference` in worst-case
         success (heuristic minus partner) with `low` and `high`, `verdict`, and
-        `informed_verdict`, the same where adversaries know candidates. Empty without DP-SGD.
+        `candidates_verdict`, the same where attacks are given candidates. Empty without DP-SGD.
     """
     placed = points.dropna(subset=["accuracy", "success"])
     private = placed[(placed["family"] == DP_BASELINE) & (placed["strength"] > 0)]
     rivals = heuristics(points)
     if private.empty or rivals.empty:
         return pd.DataFrame(columns=_COLUMNS)
-    place = str(points["scenario"].iloc[0]), int(points["checkpoint"].iloc[0])
-    victims = {known: victim_matrix(results, *place, candidates=known) for known in (False, True)}
     rows = []
     for _, rival in rivals.iterrows():
         equal = private[private["accuracy"].between(rival["accuracy_low"], rival["accuracy_high"])]
         partner = _nearest(equal if len(equal) else private, rival)
-        gap = _difference(victims[False], rival, partner)
-        known = not (pd.isna(rival["informed_rate"]) or pd.isna(partner["informed_rate"]))
+        gap = _difference(victims, rival, partner)
+        given = pd.notna(rival["candidates_rate"]) and pd.notna(partner["candidates_rate"])
         rows.append(
             (
                 rival["defense"],
                 partner["defense"],
                 "equal" if len(equal) else "nearest",
                 *(gap.value, gap.low, gap.high),
-                _verdict(rival, partner, private, victims[False], equal=bool(len(equal))),
-                _verdict(rival, partner, private, victims[True], equal=bool(len(equal)))
-                if known
+                _verdict(rival, partner, private, victims, equal=bool(len(equal))),
+                _verdict(rival, partner, private, given_candidates, equal=bool(len(equal)))
+                if given
                 else "",
             )
         )

@@ -9,30 +9,23 @@ https://arxiv.org/abs/2404.17399.
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .analysis import (
-    ARM,
-    ATTACK,
-    attack_rates,
-    blind_success,
-    guarantees,
-    labelled,
-    optimiser_failed,
-    utility,
-)
-from .results import Results
+from .analysis import FINISHED, SERVERS, blind_success, column, optimiser_failed
+from .labels import ARM, ATTACK, sweeps
 from .statistics import Floats, clopper_pearson, holm, monotone_violation, paired_difference
+
+if TYPE_CHECKING:
+    from .results import Results
 
 Verdict = Literal["pass", "warn", "fail"]
 
@@ -69,43 +62,40 @@ class Check:
 @dataclass(frozen=True)
 class _Evidence:
     results: Results
-    rows: pd.DataFrame
-    rates: pd.DataFrame
 
     @cached_property
     def planned(self) -> pd.DataFrame:
         """Return the labels of all attack cells, finished or not."""
-        return labelled(self.results.cells[self.results.cells["kind"] == "attack"])
+        return self.results.cells[self.results.cells["kind"] == "attack"]
 
     @cached_property
     def attacks(self) -> pd.DataFrame:
-        """Return the rates of attacks that ran, without the blind guess."""
-        return self.rates[~self.rates["baseline"] & self.rates["rate"].notna()]
+        """Return the rates of attacks that ran, without the blind guess.
+
+        `uploads` are those that the attack ran on and those that a cascade spared it.
+        """
+        rates = self.results.rates()
+        rates = rates.assign(uploads=rates["observations"] + rates["not_needed"])
+        return rates[~rates["baseline"] & rates["rate"].notna()]
 
     @cached_property
     def control(self) -> pd.DataFrame:
         """Return the attacks' rates without a defense."""
-        return self.attacks[self.attacks["family"] == "none"]
-
-    @cached_property
-    def defended(self) -> pd.DataFrame:
-        """Return the attacks' rates against a defense."""
-        return self.attacks[self.attacks["family"] != "none"]
+        return self.attacks[self.attacks["control"]]
 
 
 def run_checks(results: Results) -> list[Check]:
     """Return the answers to all questions about a run, always in the same order."""
-    evidence = _Evidence(results, labelled(results.attacks), attack_rates(results))
+    evidence = _Evidence(results)
     return [check(evidence) for check in _CHECKS]
 
 
 def _undefended_control(evidence: _Evidence) -> Check:
     control = evidence.control
     control = control.assign(broken=control["low"] > blind_success(control))
-    places = evidence.planned.groupby(["scenario", "checkpoint"], sort=False).size().index
-    # An attack that is handed candidates says nothing of those that rebuild from nothing.
-    rebuilding = control[~control["candidates_granted"]]
-    broken = rebuilding.groupby(["scenario", "checkpoint"])["broken"].any()
+    place = ["scenario", "checkpoint"]
+    places = evidence.planned.groupby(place, sort=False).size().index
+    broken = _weakest(control, evidence.planned).groupby(place)["broken"].any()
     unbroken = places[~broken.reindex(places, fill_value=False).astype(bool)]
     useful = control.groupby("adversary", sort=False)["broken"].any()
     details = [
@@ -132,10 +122,20 @@ def _undefended_control(evidence: _Evidence) -> Check:
     )
 
 
+def _weakest(rates: pd.DataFrame, planned: pd.DataFrame) -> pd.DataFrame:
+    """Return the attacks that rebuild from nothing, of the least threat that was planned.
+
+    That an active attack works, or one that is given candidates, says nothing of the others.
+    """
+    rebuilding = planned[~planned["baseline"] & ~planned["candidates_granted"]]
+    least = next((threat for threat in SERVERS if (rebuilding["threat"] == threat).any()), None)
+    return rates[~rates["candidates_granted"] & (rates["threat"] == least)]
+
+
 def _blind_guess(evidence: _Evidence) -> Check:
     name = "blind guess"
-    control = evidence.rates[evidence.rates["family"] == "none"]
-    blind = control[control["baseline"] & control["rate"].notna()]
+    rates = evidence.results.rates()
+    blind = rates[rates["control"] & rates["baseline"] & rates["rate"].notna()]
     if blind.empty:
         return Check(
             name,
@@ -151,7 +151,7 @@ def _blind_guess(evidence: _Evidence) -> Check:
     ]
     return _answer(
         name,
-        [*_no_better_than_blind(evidence.rows), *details],
+        [*_no_better_than_blind(evidence.results.attacks), *details],
         "A guess that ignores the upload cannot be told from an attack, or beats chance: such "
         "success is not leakage.",
         "Every attack beats the blind guess where there is no defense, and the blind guess is at "
@@ -161,7 +161,7 @@ def _blind_guess(evidence: _Evidence) -> Check:
 
 def _no_better_than_blind(rows: pd.DataFrame) -> Iterator[str]:
     """Yield the undefended attacks whose success is not significantly above the blind guess's."""
-    control = rows[rows["identified"].notna() & (rows["family"] == "none")]
+    control = rows[rows["identified"].notna() & rows["control"]]
     control = control.astype({"identified": float})
     victim = ["scenario", "checkpoint", "seed", "observation", "victim"]
     blind = control[control["baseline"]].groupby(victim)["identified"].max().rename("blind")
@@ -175,17 +175,17 @@ def _no_better_than_blind(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _optimiser(evidence: _Evidence) -> Check:
-    rows = evidence.rows
+    rows = evidence.results.attacks
     failed = optimiser_failed(rows)
     # A guess near enough to identify the victim need not reach the truth's own objective.
     missed = failed * ~rows["identified"].fillna(False).astype(bool)
-    defended = rows.assign(missed=missed)[rows["family"] != "none"]
-    groups = defended.groupby(ATTACK, dropna=False, sort=False)
-    table = groups.agg(family=("family", "first"), missed=("missed", "mean")).reset_index()
+    defended = rows.assign(missed=missed)[~rows["control"]]
+    missed = defended.groupby(ATTACK, dropna=False, sort=False)["missed"].mean()
+    table = evidence.attacks.merge(missed.reset_index(), on=ATTACK)
     return _answer(
         "optimiser",
         [
-            f"{_percent(row.missed)} of victims: {_case(row)}"
+            f"{_percent(row.missed)} of victims{_scope(row)}: {_case(row)}"
             for row in _rows(table[table["missed"] > FAILED_SHARE])
         ],
         "Some attacks missed victims although the truth fits the upload better than their guess: "
@@ -196,46 +196,34 @@ def _optimiser(evidence: _Evidence) -> Check:
 
 
 def _monotone(evidence: _Evidence) -> Check:
-    details = []
-    for sweep in _sweeps(evidence.defended):
-        columns = [sweep[column].to_numpy() for column in ("strength", "rate", "low", "high")]
-        for weaker, stronger in monotone_violation(*columns):
-            more, less = sweep.iloc[stronger], sweep.iloc[weaker]
-            details.append(
-                f"{more.text} instead of {less.text} under {less.defense}: {_case(more)}"
-            )
+    # Not attack by attack: in a cascade these face other uploads under every defense.
+    worst = evidence.results.worst_case()
+    places = worst[~worst["control"]].groupby(["scenario", "checkpoint"], sort=False)
     return _answer(
         "monotone",
-        details,
-        "Some attacks succeed significantly more often against the stronger setting of a defense: "
-        "look for a mistake in the defense or in the attack.",
-        "No attack succeeds significantly more often against a stronger setting of a defense.",
+        [rise for _, arms in places for server in SERVERS for rise in _rises(arms, server)],
+        "Some stronger setting of a defense leaks significantly more in the worst case: look for "
+        "a mistake in the defense or in the attacks.",
+        "No stronger setting of a defense leaks significantly more in the worst case.",
     )
 
 
-def _sweeps(rates: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield each attack's rates against defenses that differ in one option only."""
-    rates = rates.assign(options=rates["defense"].map(_options))
-    rates = rates[rates["strength"].notna() & rates["options"].notna()]
-    by = ["scenario", "checkpoint", "adversary", "knows_defense", "family"]
-    for _, group in rates.groupby(by, dropna=False, sort=False):
-        for swept in sorted(set().union(*group["options"])):
-            others = [str(sorted({**options, swept: ""}.items())) for options in group["options"]]
-            yield from (alike for _, alike in group.groupby(others) if len(alike) > 1)
-
-
-def _options(label: str) -> dict[str, str] | None:
-    """Return the options that a defense's label names; None if they cannot be read."""
-    try:
-        call = ast.parse(label, mode="eval").body
-    except SyntaxError:
-        return None
-    keywords = call.keywords if isinstance(call, ast.Call) else []
-    return {str(keyword.arg): ast.unparse(keyword.value) for keyword in keywords}
+def _rises(arms: pd.DataFrame, server: str) -> Iterator[str]:
+    """Yield where the worst case of a server rises with strength, other options being equal."""
+    rate, low, high, text = (column(server, name) for name in ("rate", "low", "high", "text"))
+    for sweep in sweeps(arms.dropna(subset=rate)):
+        columns = [sweep[name].to_numpy() for name in ("strength", rate, low, high)]
+        for weaker, stronger in monotone_violation(*columns):
+            more, less = sweep.iloc[stronger], sweep.iloc[weaker]
+            yield (
+                f"{more[text]} instead of {less[text]} under {less.defense}: {SERVERS[server]} "
+                f"against {more.defense}, {_place(more)}"
+            )
 
 
 def _oracle_inputs(evidence: _Evidence) -> Check:
-    rates = evidence.rates[~evidence.rates["candidates_granted"]]  # which reports keep apart
+    rates = evidence.results.rates()
+    rates = rates[~rates["candidates_granted"]]  # which reports keep apart
     granted = rates[rates["labels_granted"].astype(bool)]
     granted = granted.drop_duplicates(["adversary", "scenario"])
     return _answer(
@@ -250,10 +238,10 @@ def _oracle_inputs(evidence: _Evidence) -> Check:
 def _randomness(evidence: _Evidence) -> Check:
     cells = evidence.results.cells
     stochastic = cells.loc[cells["stochastic"].astype("boolean").fillna(False), "defense"].unique()
-    accuracy = utility(evidence.results)
+    accuracy = evidence.results.final_utility()
     trained = accuracy[accuracy["defense"].isin(stochastic) & (accuracy["seeds"] < 2)]
     attacks = evidence.attacks
-    attacked = attacks[attacks["defense"].isin(stochastic) & (attacks["observations"] < 2)]
+    attacked = attacks[attacks["defense"].isin(stochastic) & (attacks["uploads"] < 2)]
     return _answer(
         "randomness",
         [
@@ -267,12 +255,14 @@ def _randomness(evidence: _Evidence) -> Check:
 
 
 def _adaptive(evidence: _Evidence) -> Check:
-    simulating = evidence.defended[evidence.defended["simulates"]]
-    informed = simulating.assign(knows=simulating["knows_defense"].fillna(False).astype(bool))
-    granted = informed.groupby([*ARM, "adversary"])["knows"].any()
+    rates = evidence.results.rates()
+    # What a cascade spares an attack, it need not show that it can do.
+    tried = rates["simulates"] & (rates["rate"].notna() | (rates["not_needed"] > 0))
+    knows = rates["knows_defense"].fillna(False).astype(bool)
+    granted = rates.assign(knows=knows)[tried].groupby([*ARM, "adversary"])["knows"].any()
     adaptive = granted.groupby(level=ARM).all()
     planned = evidence.planned
-    arms = planned[planned["family"] != "none"].groupby(ARM, sort=False).size().index
+    arms = planned[~planned["control"]].groupby(ARM, sort=False).size().index
     blind = arms[~adaptive.reindex(arms, fill_value=False).astype(bool)]
     return _answer(
         "adaptive",
@@ -285,8 +275,9 @@ def _adaptive(evidence: _Evidence) -> Check:
 
 def _completeness(evidence: _Evidence) -> Check:
     cells = evidence.results.cells
-    unfinished = cells[cells["status"] != "ok"]
+    unfinished = cells[~cells["status"].isin(FINISHED)]
     counts = unfinished["status"].value_counts()
+    spared = (cells["status"] == "not needed").sum()
     errors = unfinished.loc[unfinished["error"] != "", "error"]
     return _answer(
         "completeness",
@@ -296,7 +287,8 @@ def _completeness(evidence: _Evidence) -> Check:
         ],
         f"{len(unfinished)} of {len(cells)} cells have no result: what they would have shown is "
         "unknown; run again to complete them.",
-        f"All {len(cells)} cells finished.",
+        f"All {len(cells)} cells finished"
+        + (f", {spared} of them with nothing left to find." if spared else "."),
         verdict="fail",
     )
 
@@ -309,7 +301,7 @@ def _proven_bound(evidence: _Evidence) -> Check:
     return _answer(
         name,
         [
-            f"{row.text} against a bound of {_percent(row.bound)}: {_case(row)}"
+            f"{row.text}{_scope(row)} against a bound of {_percent(row.bound)}: {_case(row)}"
             for row in _rows(exceeded)
         ],
         "Some attacks succeed more often than is proven possible: the defense, its accounting or "
@@ -325,17 +317,19 @@ def _excess(bounded: pd.DataFrame) -> Floats:
     They are exact for one example per upload. The examples of a larger one are not independent:
     uploads count by the share that was identified, for which the tail is at most e times as
     probable (Bentkus, "On Hoeffding's Inequalities", 2004, https://doi.org/10.1214/009117904000000360).
+    Uploads that a cascade spared an attack count as failures: those that are left were chosen by
+    the failures of others, and an attack may well succeed on more of them than on all.
     """
-    uploads, bound = bounded["observations"], bounded["bound"].astype(float).clip(upper=1.0)
-    successes = np.floor(bounded["rate"] * uploads + 1e-9)
+    uploads, bound = bounded["uploads"], bounded["bound"].astype(float).clip(upper=1.0)
+    successes = np.floor(bounded["rate"] * bounded["observations"] + 1e-9)
     tail = stats.binom.sf(successes - 1, uploads, bound)
-    single = bounded["victims"] == uploads
+    single = bounded["victims"] == bounded["observations"]
     p_values: Floats = np.where(single, tail, np.minimum(1.0, math.e * tail))
     return p_values
 
 
 def _claimed_noise(evidence: _Evidence) -> Check:
-    name, claims = "claimed noise", guarantees(evidence.results)
+    name, claims = "claimed noise", evidence.results.claims()
     if claims.empty:
         return Check(name, "pass", "No defense of this run claims differential privacy.")
     violated = claims[claims["violated"].fillna(False).astype(bool)]
@@ -360,9 +354,9 @@ def _claimed_noise(evidence: _Evidence) -> Check:
 
 def _dp_baseline(evidence: _Evidence) -> Check:
     arms = evidence.results.cells.drop_duplicates(["scenario", "defense"])
-    claims = guarantees(evidence.results)[["scenario", "defense"]]
+    claims = evidence.results.claims()[["scenario", "defense"]]
     arms = arms.merge(claims, on=["scenario", "defense"], how="left", indicator="claims")
-    heuristic = arms[(arms["family"] != "none") & (arms["claims"] == "left_only")]
+    heuristic = arms[~arms["control"] & (arms["claims"] == "left_only")]
     private = arms.loc[arms["family"] == DP_BASELINE, "scenario"]
     return _answer(
         "private baseline",
@@ -378,12 +372,12 @@ def _power(evidence: _Evidence) -> Check:
     if attacks.empty:
         return Check(name, "warn", "No attack ran, so no rate can be bounded.")
     needed = next(n for n in count(1) if _unseen(n) <= LEAST_POWER)
-    few = attacks.loc[attacks["observations"] < needed, ["scenario", "observations"]]
+    few = attacks.loc[attacks["uploads"] < needed, ["scenario", "uploads"]]
     return _answer(
         name,
         [
-            f"{row.observations} of {needed} observations cannot exclude a rate of "
-            f"{_percent(_unseen(row.observations))}: {row.scenario}"
+            f"{row.uploads} of {needed} observations cannot exclude a rate of "
+            f"{_percent(_unseen(row.uploads))}: {row.scenario}"
             for row in _rows(few.drop_duplicates())
         ],
         "There are too few observations to notice an attack that succeeds once in ten: take at "
@@ -411,9 +405,13 @@ def _rows(table: pd.DataFrame) -> Iterable[Any]:
 
 
 def _case(row: Any) -> str:  # noqa: ANN401 - a row of a table
-    informed = row.family == "none" or pd.isna(row.knows_defense) or row.knows_defense
+    informed = row.control or pd.isna(row.knows_defense) or row.knows_defense
     knowledge = "" if informed else " without knowing it"
     return f"{row.adversary} against {row.defense}{knowledge}, {_place(row)}"
+
+
+def _scope(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    return f" ({row.scope})" if row.scope else ""
 
 
 def _place(row: Any) -> str:  # noqa: ANN401 - a row of a table

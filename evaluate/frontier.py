@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import nan
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from leakfrontier.evaluate.analysis import (
-    ARM,
-    attack_rates,
-    blind_success,
-    guarantees,
-    utility,
-    victim_matrix,
-    worst_case,
-)
-from leakfrontier.evaluate.statistics import (
+from .analysis import SERVERS, at, blind_success, column, victim_matrix
+from .baseline import equal_utility
+from .labels import ARM, DEFENSE, describe_defenses, limit_text, percent, rows
+from .statistics import (
     DRAWS,
     advantage,
     clopper_pearson,
@@ -27,10 +23,9 @@ from leakfrontier.evaluate.statistics import (
     pareto_mask,
     pareto_probability,
 )
-from leakfrontier.evaluate.store import Results
 
-from .baseline import equal_utility
-from .labels import describe_defenses, limit_text, percent, rows
+if TYPE_CHECKING:
+    from .results import Results
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -44,6 +39,8 @@ TARGETS = (0.05, 0.1, 0.25)
 AFFORDABLE = 0.02
 """Loss of accuracy that users call affordable."""
 
+_STRONGER = [server for server in SERVERS if server != "passive"]
+
 
 @dataclass(frozen=True)
 class Frontier:
@@ -52,11 +49,12 @@ class Frontier:
     Attributes:
         scenario: Its name.
         checkpoint: The attacked round.
-        points: One row per defense: its labels, `accuracy`, worst-case `success` and `advantage`
-            over the blind guess, each with limits; `pareto` at the estimates; `p_pareto`, the
-            probability of being Pareto-optimal; `p_dominated` by `dominated_by`; `verdict`;
-            `informed_rate`, the worst case where candidates are known, with limits; the claimed
-            `epsilon` at `delta`. Defenses without an accuracy or an attack have no probabilities.
+        points: One row per defense: its labels, `accuracy`, worst-case `success` of a passive
+            server and `advantage` over the blind guess, each with limits; `pareto` at the
+            estimates; `p_pareto`, the probability of being Pareto-optimal; `p_dominated` by
+            `dominated_by`; `verdict`; `parameters_rate`, `architecture_rate` and
+            `candidates_rate` as in `worst_case`, with limits; the claimed `epsilon` at `delta`.
+            Defenses without an accuracy or an attack have no probabilities.
         families: Hypervolume of each family's sweep, with limits: the area that it dominates of
             relative accuracy x (1 - advantage), where 1 is perfect.
         answers: Single numbers that users ask for, as sentences.
@@ -87,45 +85,40 @@ def make_frontiers(results: Results, draws: int = DRAWS, seed: int = 0) -> list[
         draws: Bootstrap resamples.
         seed: Seed of the bootstrap.
     """
-    worst, rates = worst_case(results), attack_rates(results)
-    claims = guarantees(results)[["scenario", "defense", "epsilon", "delta"]]
-    accuracies = utility(results).merge(claims, on=["scenario", "defense"], how="left")
+    rates = results.rates()
+    claims = results.claims()[["scenario", "defense", "epsilon", "delta"]]
+    accuracies = results.final_utility().merge(claims, on=["scenario", "defense"], how="left")
     blind = rates.assign(blind=blind_success(rates)).groupby(ARM, as_index=False)["blind"].max()
-    worst = worst.merge(blind, on=ARM, how="left")
-    settings = rows(worst[["scenario", "checkpoint"]].drop_duplicates())
+    worst = results.worst_case().merge(blind, on=ARM, how="left")
+    settings = worst[["scenario", "checkpoint"]].drop_duplicates()
     return [
         _frontier(
             results,
             setting.scenario,
             int(setting.checkpoint),
-            worst[
-                (worst["scenario"] == setting.scenario)
-                & (worst["checkpoint"] == setting.checkpoint)
-            ],
-            accuracies[accuracies["scenario"] == setting.scenario],
+            _points(
+                at(worst, setting.scenario, setting.checkpoint),
+                accuracies[accuracies["scenario"] == setting.scenario],
+            ),
             draws,
             seed,
         )
-        for setting in settings
+        for setting in rows(settings)
     ]
 
 
 def _frontier(
-    results: Results,
-    scenario: str,
-    checkpoint: int,
-    worst: pd.DataFrame,
-    accuracies: pd.DataFrame,
-    count: int,
-    seed: int,
+    results: Results, scenario: str, checkpoint: int, points: pd.DataFrame, count: int, seed: int
 ) -> Frontier:
-    points = _points(worst, accuracies)
+    victims, given_candidates = (
+        victim_matrix(results, scenario, checkpoint, server) for server in ("passive", "candidates")
+    )
     points.insert(0, "scenario", scenario)
     points.insert(1, "checkpoint", checkpoint)
     placed = points.dropna(subset=["accuracy", "advantage"])
     families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
     if len(placed):
-        draws = _resample(results, scenario, checkpoint, placed, count, seed)
+        draws = _resample(victims, _tests(results, scenario), placed, count, seed)
         points = points.join(_probabilities(placed, draws))
         families = _families(placed, draws)
     else:
@@ -133,38 +126,38 @@ def _frontier(
     points["pareto"] = points["pareto"].eq(True)
     points["dominated_by"] = points["dominated_by"].fillna("")
     points["verdict"] = [_verdict(row) for _, row in points.iterrows()]
-    baseline = equal_utility(results, points)
+    baseline = equal_utility(points, victims, given_candidates)
     return Frontier(scenario, checkpoint, points, families, tuple(_answers(points)), baseline)
 
 
 def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
     attacked = worst.rename(
         columns={"rate": "success", "low": "success_low", "high": "success_high"}
-    ).drop(columns="text")
+    ).drop(columns=["text", "scenario", "checkpoint"])
     trained = accuracies.rename(columns={"low": "accuracy_low", "high": "accuracy_high"})
-    labels = pd.concat([attacked, trained])[["defense", "family", "strength"]]
-    points = describe_defenses(labels)[["defense", "name", "family", "strength"]]
+    arms = pd.concat([frame[["defense", *DEFENSE]] for frame in (attacked, trained)])
+    points = describe_defenses(arms)[["defense", "name", *DEFENSE]]
     measured = ["accuracy", "accuracy_low", "accuracy_high", "relative", "seeds", "rounds"]
-    measured += ["epsilon", "delta"]
+    measured += ["refused", "epsilon", "delta"]
     points = points.merge(trained[["defense", *measured]], on="defense", how="left")
     points["epsilon"] = pd.to_numeric(points["epsilon"])
-    attacked = attacked.drop(columns=["scenario", "checkpoint", "family", "strength"])
-    points = points.merge(attacked, on="defense", how="left")
+    points = points.merge(attacked.drop(columns=DEFENSE), on="defense", how="left")
     for name in ("success", "advantage"):
-        limits = points[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
-        points[f"{name}_text"] = [limit_text(*values) for values in limits.tolist()]
-    informed = points[["informed_rate", "informed_low", "informed_high"]].to_numpy(dtype=float)
-    points["informed_text"] = [limit_text(*values) for values in informed.tolist()]
+        points[f"{name}_text"] = _texts(points, name, f"{name}_low", f"{name}_high")
+    for server in _STRONGER:
+        rate, low, high, text = (column(server, name) for name in ("rate", "low", "high", "text"))
+        known = points[rate].notna()
+        points[text] = _texts(points, rate, low, high).where(known, points[text].fillna("n/a"))
     return points
 
 
+def _texts(points: pd.DataFrame, *names: str) -> pd.Series[str]:
+    limits = points[[*names]].to_numpy(dtype=float).tolist()
+    return pd.Series([limit_text(*values) for values in limits], index=points.index, dtype=object)
+
+
 def _resample(
-    results: Results,
-    scenario: str,
-    checkpoint: int,
-    placed: pd.DataFrame,
-    count: int,
-    seed: int,
+    victims: pd.DataFrame, tests: pd.DataFrame, placed: pd.DataFrame, count: int, seed: int
 ) -> _Draws:
     """Return a bootstrap over seeds, then observations, then victims.
 
@@ -174,8 +167,7 @@ def _resample(
     """
     rng = np.random.default_rng(seed)
     defenses = placed["defense"].tolist()
-    victims = victim_matrix(results, scenario, checkpoint)[defenses]
-    tests = _tests(results, scenario)
+    victims = victims[defenses]
     seeds = sorted({*victims.index.get_level_values("seed"), *tests["seed"]})
     drawn = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=count)
     weights = _victim_weights(victims.index, seeds, drawn, rng)
@@ -259,7 +251,7 @@ def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
     """Return hypervolumes; none without an undefended control to be relative to."""
     columns = ["family", "defenses", "hypervolume", "low", "high"]
     families = placed["family"].to_numpy()
-    control = np.flatnonzero(families == "none")
+    control = np.flatnonzero(placed["control"])
     if not len(control):
         return pd.DataFrame(columns=columns)
     relative = draws.accuracy / draws.accuracy[:, control[:1]]
@@ -281,8 +273,8 @@ def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
 
 def _verdict(point: pd.Series) -> str:
     if pd.isna(point["advantage"]):
-        informed = not pd.isna(point["informed_rate"])
-        return "attacked with candidates only" if informed else "not attacked: no attack ran"
+        others = [SERVERS[name] for name in _STRONGER if pd.notna(point[column(name, "rate")])]
+        return f"attacked only by {others[0]}" if others else "not attacked: no attack ran"
     if pd.isna(point["accuracy"]):
         return "accuracy not measured"
     if point["p_dominated"] >= DOMINATED:
@@ -304,7 +296,7 @@ def _answers(points: pd.DataFrame) -> list[str]:
         *([_out_of_reach(placed, missed)] if missed else []),
         *_most_accurate(placed, met),
         _least_success(placed),
-        *_not_from_candidates(placed),
+        *_leakier(placed),
     ]
 
 
@@ -343,20 +335,21 @@ def _out_of_reach(placed: pd.DataFrame, targets: list[float]) -> str:
     return text
 
 
-def _not_from_candidates(placed: pd.DataFrame) -> list[str]:
-    """Return the defenses that hold only as long as the adversary knows no candidates."""
-    gained = placed[placed["informed_low"] > placed["success_high"]]
-    if gained.empty:
-        return []
-    cases = "; ".join(
-        f"{row.name}, {row.success_text} without and {row.informed_text} with them"
-        for row in gained[["name", "success_text", "informed_text"]].itertuples(index=False)
-    )
-    return [f"Significantly leakier to an adversary that knows candidates: {cases}."]
+def _leakier(placed: pd.DataFrame) -> Iterator[str]:
+    """Yield the defenses that hold only as long as the server is no stronger than passive."""
+    for server in _STRONGER:
+        low, text = column(server, "low"), column(server, "text")
+        gained = placed[placed[low] > placed["success_high"]]
+        cases = "; ".join(
+            f"{point['name']}, {point[text]} instead of {point['success_text']}"
+            for _, point in gained.iterrows()
+        )
+        if cases:
+            yield f"Significantly leakier to {SERVERS[server]}: {cases}."
 
 
 def _least_success(placed: pd.DataFrame) -> str:
-    control = placed[placed["family"] == "none"]
+    control = placed[placed["control"]]
     points = f"{100 * AFFORDABLE:.0f} points"
     if control.empty:
         return f"What {points} of accuracy buy is unknown: there is no undefended control."

@@ -1,50 +1,58 @@
-"""How defenses and adversaries are named and ordered, in every table and figure."""
+"""How defenses and adversaries are named, ordered and told apart, in every table and figure."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import pandas as pd
 
-from leakfrontier.evaluate.statistics import clopper_pearson
+from .statistics import clopper_pearson
+
+ARM = ["scenario", "checkpoint", "defense"]
+"""What is attacked."""
+
+ATTACK = [*ARM, "adversary", "knows_defense"]
+"""What is attacked, by whom, and whether the defense is known to it."""
+
+DEFENSE = ["family", "defense_options", "strength", "control"]
+"""What describes a defense, besides its label; `control` is the undefended one."""
+
+FLAGS = ["baseline", "simulates", "candidates_granted"]
+ADVERSARY = ["adversary_name", "adversary_options", "threat", *FLAGS]
+"""What describes an adversary, besides its label."""
+
+_KIND = {"defense": "family", "adversary": "adversary_name"}
+
+Options = Mapping[str, Any]
 
 
-def parse(label: str) -> tuple[str, dict[str, str]]:
-    """Return the class and the arguments that a label names; an opaque label has none.
+def labelled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with all labels, typed; those of an adversary are missing in training cells."""
+    labels = [*ATTACK, *DEFENSE, *ADVERSARY]
+    frame = frame.reindex(columns=frame.columns.union(labels, sort=False))
+    flags = {name: frame[name].astype("boolean") for name in FLAGS}
+    return frame.assign(
+        checkpoint=pd.to_numeric(frame["checkpoint"]).astype("Int64"),
+        strength=pd.to_numeric(frame["strength"]),
+        control=frame["family"] == "none",
+        knows_defense=frame["knows_defense"].astype("boolean"),
+        **{name: flag.fillna(False).astype(bool) for name, flag in flags.items()},
+    )
 
-    >>> parse("TopK(ratio=0.5)")
-    ('TopK', {'ratio': '0.5'})
+
+def short_names(frame: pd.DataFrame, role: Literal["defense", "adversary"]) -> dict[str, str]:
+    """Return names by label, without the options that are equal for all of a kind.
+
+    Args:
+        frame: Has the labels of a role, its kind (family or class) and its options.
+        role: Whose names.
     """
-    try:
-        call = ast.parse(label, mode="eval").body
-    except SyntaxError:
-        return label, {}
-    if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
-        return label, {}
-    return ast.unparse(call.func), {str(k.arg): ast.unparse(k.value) for k in call.keywords}
-
-
-def differences(labels: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return, for every label, those arguments that differ within its class."""
-    parsed = {label: parse(label) for label in labels}
-    seen: dict[tuple[str, str], set[str | None]] = {}
-    for name, arguments in parsed.values():
-        for argument in arguments:
-            peers = [others for other, others in parsed.values() if other == name]
-            seen[name, argument] = {others.get(argument) for others in peers}
+    kinds = frame.drop_duplicates(role).set_index(role)[_KIND[role]]
     return {
-        label: {key: value for key, value in arguments.items() if len(seen[name, key]) > 1}
-        for label, (name, arguments) in parsed.items()
-    }
-
-
-def short_names(labels: Iterable[str]) -> dict[str, str]:
-    """Return names without the arguments that are equal for all labels of a class."""
-    return {
-        label: " ".join([parse(label)[0], ", ".join(f"{k}={v}" for k, v in kept.items())]).strip()
-        for label, kept in differences(labels).items()
+        label: " ".join([str(kinds[label]), _listing(options)]).strip()
+        for label, options in _differences(frame, role).items()
     }
 
 
@@ -52,58 +60,102 @@ def describe_defenses(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per defense, the undefended control first, then by family and strength.
 
     Args:
-        frame: Has the columns defense, family and strength.
+        frame: Has the column defense and those of `DEFENSE`.
 
     Returns:
-        Columns defense, family, strength, `name` (short), `setting` (the values that differ
-        within the family), `knob` (the argument that strength depends on, or ""), `sweep` (the
-        line that the defense is a point of: equal in all but its knob) and `order`.
+        These columns and `name` (short), `setting` (the values that differ within the family),
+        `knob` (the option that strength depends on, or ""), `sweep` (the line that the defense is
+        a point of: equal in all but its knob) and `order`.
     """
-    arms = frame[["defense", "family", "strength"]].drop_duplicates("defense").copy()
-    arms["strength"] = pd.to_numeric(arms["strength"])
-    arms["control"] = arms["family"] != "none"
-    arms = arms.sort_values(["control", "family", "strength", "defense"]).drop(columns="control")
-    kept = differences(arms["defense"])
-    names = short_names(arms["defense"])
-    arms["name"] = arms["defense"].map(names)
-    arms["setting"] = ["/".join(kept[label].values()) for label in arms["defense"]]
+    arms = frame[["defense", *DEFENSE]].drop_duplicates("defense")
+    arms = arms.sort_values(
+        ["control", "family", "strength", "defense"], ascending=[False, True, True, True]
+    )
+    kept = _differences(arms, "defense")
     knobs = {family: _knob(group, kept) for family, group in arms.groupby("family")}
-    arms["knob"] = arms["family"].map(knobs)
-    arms["sweep"] = [
-        _sweep(label, family, knobs[family], kept[label])
-        for label, family in zip(arms["defense"], arms["family"], strict=True)
-    ]
-    arms["order"] = range(len(arms))
+    labels = arms["defense"]
+    arms = arms.assign(
+        name=labels.map(short_names(arms, "defense")),
+        setting=["/".join(kept[label].values()) for label in labels],
+        knob=arms["family"].map(knobs),
+        order=range(len(arms)),
+    )
+    arms["sweep"] = [_sweep(row.defense, row.family, row.knob, kept) for row in rows(arms)]
     return arms.reset_index(drop=True)
 
 
+def sweeps(arms: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield the defenses of one family that differ in one option only, where there are several."""
+    arms = arms[arms["strength"].notna()]
+    for _, family in arms.groupby("family", sort=False):
+        for swept in sorted(set().union(*family["defense_options"])):
+            others = [
+                json.dumps({**options, swept: None}, sort_keys=True)
+                for options in family["defense_options"]
+            ]
+            yield from (alike for _, alike in family.groupby(others) if len(alike) > 1)
+
+
+def _differences(frame: pd.DataFrame, role: str) -> dict[str, dict[str, str]]:
+    """Return, for every label, those options that differ within its kind, as text."""
+    methods = frame.drop_duplicates(role)
+    found = {}
+    for _, peers in methods.groupby(_KIND[role], sort=False):
+        texts = [{key: str(value) for key, value in o.items()} for o in peers[f"{role}_options"]]
+        for label, own in zip(peers[role], texts, strict=True):
+            found[str(label)] = {
+                key: value for key, value in own.items() if any(t.get(key) != value for t in texts)
+            }
+    return {label: found[label] for label in methods[role]}
+
+
+def _listing(options: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items())
+
+
 def _knob(family: pd.DataFrame, kept: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the first argument that decides a family's strength by itself."""
-    for argument in {key: None for label in family["defense"] for key in kept[label]}:
-        values = [kept[label].get(argument) for label in family["defense"]]
+    """Return the first option that decides a family's strength by itself."""
+    for option in {key: None for label in family["defense"] for key in kept[label]}:
+        values = [kept[label].get(option) for label in family["defense"]]
         strengths = family.groupby(pd.Series(values, index=family.index), dropna=False)["strength"]
         if family["strength"].nunique() > 1 and strengths.nunique().max() == 1:
-            return argument
+            return option
     return ""
 
 
-def _sweep(label: str, family: str, knob: str, kept: Mapping[str, str]) -> str:
+def _sweep(label: str, family: str, knob: str, kept: Mapping[str, Mapping[str, str]]) -> str:
     if not knob:
         return label
-    fixed = ", ".join(f"{key}={value}" for key, value in kept.items() if key != knob)
+    fixed = _listing({key: value for key, value in kept[label].items() if key != knob})
     return f"{family} ({fixed})" if fixed else family
 
 
-def describe_attack(
-    name: str, *, baseline: bool, simulates: bool, knows: bool | None, candidates: bool = False
-) -> str:
-    """Return an adversary's name with what it was told; `knows` is None without a defense."""
-    if baseline:
+def describe_attack(name: str, attack: Any, knows: bool | None) -> str:  # noqa: ANN401 - a row
+    """Return an adversary's name with what it may do and was told.
+
+    Args:
+        name: Its name.
+        attack: Has the labels of `ADVERSARY` as attributes.
+        knows: Whether it knows the defense; None without a defense.
+    """
+    if attack.baseline:
         return f"{name} (blind)"
-    told = ["given candidates"] if candidates else []
-    if simulates and knows is not None:
+    told = [] if attack.threat == "passive" else [f"crafts {attack.threat}"]
+    if attack.candidates_granted:
+        told.append("given candidates")
+    if attack.simulates and knows is not None:
         told.append("knows defense" if knows else "ignorant")
     return f"{name} ({', '.join(told)})" if told else name
+
+
+def scope_text(observations: float, not_needed: float, refused: float = 0) -> str:
+    """Return which uploads a rate is about, if not all of them."""
+    parts = []
+    if not_needed:
+        parts = [f"of {observations:.0f} uploads still safe", f"{not_needed:.0f} not needed"]
+    if refused:
+        parts.append(f"{refused:.0f} refused")
+    return "; ".join(parts)
 
 
 def epsilon_text(value: float) -> str:

@@ -1,19 +1,46 @@
 """What results files of older formats hold, in the present form.
 
 Format 1 has neither bounds nor guarantees. In formats 1 and 2 PSNR and SSIM are columns of the
-attacks, pictures are raw pixels, and an attack without a score was not applicable.
+attacks, pictures are raw pixels, and an attack without a score was not applicable; labels have
+no options, and threats are sentences.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
 from .rendering import png
 
 _METRICS = ("psnr", "ssim", "psnr_transformed")
+_THREATS = {
+    "passive: reads what honest training reveals": "passive",
+    "active: sends crafted parameters": "parameters",
+    "active: sends a crafted architecture": "architecture",
+}
+
+
+def older_labels(database: sqlite3.Connection, labels: pd.DataFrame) -> pd.DataFrame:
+    """Return labels of a file of format 1 or 2 as they are now; options come from the cells."""
+    configs = dict(database.execute("SELECT cell, config FROM plan"))
+    cells = [json.loads(configs[key]) for key in labels["cell"]]
+    labels = labels.reindex(columns=labels.columns.union(["family", "adversary", "threat"]))
+    defenses, adversaries = (
+        pd.Series([cell.get(role, {}) for cell in cells], index=labels.index, dtype=object)
+        for role in ("defense", "adversary")
+    )
+    chained = defenses.map(lambda defense: "links" in defense).astype(bool)
+    return labels.assign(
+        family=labels["family"].mask(chained, defenses[chained].map(_family)),
+        defense_options=defenses.map(_options),
+        adversary_name=labels["adversary"],
+        adversary_options=adversaries.map(_options),
+        threat=labels["threat"].replace(_THREATS),
+    )
 
 
 def older_frames(
@@ -31,6 +58,22 @@ def older_frames(
         "attacks": attacks.assign(outcome=outcome),
         "scores": labels.merge(scores, on="cell"),
         "renderings": labels.merge(_renderings(database), on="cell"),
+    }
+
+
+def _family(method: Mapping[str, Any]) -> str:
+    links = [_family(link) for link in method.get("links", [])]
+    return " then ".join(links) or str(method["name"]).rpartition(":")[2]
+
+
+def _options(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as `scenario.options` does; of a chain, by place and name of the link."""
+    if "links" not in method:
+        return dict(method.get("options", {}))
+    return {
+        f"{number} {_family(link)} {name}": value
+        for number, link in enumerate(method["links"], 1)
+        for name, value in _options(link).items()
     }
 
 

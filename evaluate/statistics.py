@@ -1,4 +1,4 @@
-"""Intervals, paired tests, worst cases and frontiers, from the rows of an evaluation.
+"""Intervals, paired differences and frontiers, from the rows of an evaluation.
 
 The independent unit is the observation (one upload), not the victim: the examples of a batch
 share noise, masks and matching. Resampling therefore draws whole observations.
@@ -129,24 +129,6 @@ def mean_interval(
     return Interval(float(values.mean()), low, high, n)
 
 
-def median_interval(
-    values: ArrayLike, cluster: ArrayLike, confidence: float = 0.95, seed: int = 0
-) -> Interval:
-    """Return a median with its percentile bootstrap interval; arguments as `mean_interval`."""
-    values = _vector(values)
-    member, n = _clusters(cluster, len(values))
-    if n < 2:
-        return Interval(float(np.median(values)) if n else nan, -inf, inf, n)
-    order = np.argsort(values)
-    below = np.cumsum(_counts(n, seed)[:, member[order]], axis=1, dtype=np.int32)
-    total = below[:, -1:]
-    # Middle element of each resample, or the two middle ones, among the sorted values.
-    middle = [(below > position).argmax(1) for position in ((total - 1) // 2, total // 2)]
-    draws = values[order][np.stack(middle)].mean(0)
-    low, high = _limits(draws, confidence)
-    return Interval(float(np.median(values)), low, high, n)
-
-
 def accuracy_interval(
     correct: Sequence[int], total: Sequence[int], confidence: float = 0.95
 ) -> Interval:
@@ -181,18 +163,6 @@ def accuracy_interval(
     return Interval(mean, min(low, sampled.low), max(high, sampled.high), n)
 
 
-def mcnemar(a: ArrayLike, b: ArrayLike) -> float:
-    """Return the exact two-sided p-value that paired outcomes, 0 or 1, have equal rates.
-
-    For one victim per observation; with more, victims are not independent: see
-    `paired_difference`.
-    """
-    first, second = _pair(a, b)
-    only_first = int((first & ~second).sum())
-    discordant = int((first ^ second).sum())
-    return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
-
-
 def paired_difference(
     a: ArrayLike, b: ArrayLike, cluster: ArrayLike, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
@@ -225,36 +195,6 @@ def holm(pvalues: ArrayLike) -> Floats:
 def advantage(success: float, prior: float) -> float:
     """Return the success beyond a prior-only guess, as a share of what was left to gain."""
     return nan if prior == 1 else (success - prior) / (1 - prior)
-
-
-def union(successes: ArrayLike) -> Flags:
-    """Return the worst case per victim: whether any attack succeeded.
-
-    Args:
-        successes: 0 or 1, attacks x victims; an attack that did not run on a victim counts as 0.
-    """
-    worst: Flags = np.any(_binary(successes, dimensions=2), axis=0)
-    return worst
-
-
-def selectable(successes: ArrayLike, objectives: ArrayLike) -> Flags:
-    """Return the outcome per victim of the attack that an attacker would believe.
-
-    That is the one with the lowest objective, which needs no ground truth. A NaN objective is
-    never chosen; where all are NaN, the first attack is.
-
-    Args:
-        successes: 0 or 1, attacks x victims.
-        objectives: What the attacks minimised, on one scale; attacks x victims.
-    """
-    flags = _binary(successes, dimensions=2)
-    values = np.asarray(objectives, dtype=float)
-    if values.shape != flags.shape:
-        raise ValueError(f"objectives must have shape {flags.shape}, got {values.shape}")
-    # An infinite objective still comes before one that is NaN.
-    ranked = np.nan_to_num(values, nan=inf, posinf=np.finfo(float).max)
-    chosen: Flags = flags[ranked.argmin(axis=0), np.arange(flags.shape[1])]
-    return chosen
 
 
 def pareto_mask(utility: ArrayLike, success: ArrayLike) -> Flags:
@@ -386,10 +326,10 @@ def _vector(values: ArrayLike) -> Floats:
     return array
 
 
-def _binary(outcomes: ArrayLike, dimensions: int = 1) -> Flags:
+def _binary(outcomes: ArrayLike) -> Flags:
     array = np.asarray(outcomes)
-    if array.ndim != dimensions:
-        raise ValueError(f"outcomes must have {dimensions} dimensions, got shape {array.shape}")
+    if array.ndim != 1:
+        raise ValueError(f"outcomes must have one dimension, got shape {array.shape}")
     if not np.isin(array, (0, 1)).all():
         raise ValueError("outcomes must be 0 or 1; leave out what was not measured")
     return array.astype(bool)

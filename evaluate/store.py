@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from .errors import UserError
-from .older_formats import older_frames
+from .older_formats import older_frames, older_labels
 from .results import Results
 from .rows import AttackRow, Cell, GuaranteeRow, Outcome, Rendering, Score, UtilityRow
 
@@ -144,6 +144,8 @@ class Store:
             if "panel" not in meta:
                 raise StoreError(f"{self.path} holds no run yet: start one with `leakfrontier run`")
             labels = self._labels(database, meta.get("plan"))
+            if self._version(database) < _FORMAT:
+                labels = older_labels(database, labels)
             outcomes = pd.read_sql_query("SELECT * FROM outcomes", database)
             cells = labels.merge(outcomes, on="cell", how="left")
             cells["status"] = cells["status"].fillna("missing")

@@ -71,11 +71,15 @@ def share(field: str, title: str | None = None) -> alt.Y:
     return alt.Y(field, scale=scale, axis=alt.Axis(format="%"), title=title)
 
 
-def family_colours(families: pd.Series) -> Mapping[str, str]:
-    """Return a colour per family; the undefended control is always dark."""
-    named = [family for family in dict.fromkeys(families) if family != "none"]
+def family_colours(arms: pd.DataFrame) -> Mapping[str, str]:
+    """Return a colour per family, the undefended control's last, which is always dark.
+
+    Args:
+        arms: Has the columns family and control.
+    """
+    named = arms.loc[~arms["control"], "family"].unique()
     colours = {family: COLOURS[i % len(COLOURS)] for i, family in enumerate(named)}
-    return colours | {"none": CONTROL}
+    return colours | dict.fromkeys(arms.loc[arms["control"], "family"], CONTROL)
 
 
 def grid(panels: list[Layers]) -> Chart:

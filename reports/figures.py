@@ -9,8 +9,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from leakfrontier.evaluate.labels import describe_defenses
-from leakfrontier.evaluate.store import Results
+from leakfrontier.evaluate.analysis import with_scores
+from leakfrontier.evaluate.labels import DEFENSE, describe_defenses
 
 from .charts import CONTROL, Chart, Figure, Layers, family_colours, grid, share, slug
 
@@ -32,13 +32,13 @@ def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figu
     if worst.empty:
         return None
     arms = describe_defenses(worst)
-    worst = worst.drop(columns=["family", "strength"]).merge(arms, on="defense")
-    control = worst.loc[worst["family"] == "none", "rate"]
+    worst = worst.drop(columns=DEFENSE).merge(arms, on="defense")
+    control = worst.loc[worst["control"], "rate"]
     swept = worst.dropna(subset=["strength"]).sort_values("order")
     swept = swept[swept.groupby("sweep")["defense"].transform("size") > 1]
     if swept.empty:
         return None
-    colours = family_colours(arms["family"])
+    colours = family_colours(arms)
     panels = [
         _strength_panel(
             str(sweep),
@@ -51,8 +51,9 @@ def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figu
     return Figure(
         f"strength-{slug(scenario)}-{checkpoint}",
         f"Success against strength: {scenario}, round {checkpoint}",
-        "Worst case over all attacks with 95 % intervals; strength grows to the right. Dashed: "
-        "the prior guess, made without looking at the upload. Dotted: no defense.",
+        "Worst case over the attacks of a passive server, with 95 % intervals; strength grows to "
+        "the right. Dashed: the prior guess, made without looking at the upload. Dotted: no "
+        "defense.",
         grid(panels),
     )
 
@@ -86,35 +87,28 @@ def _strength_panel(sweep: str, group: pd.DataFrame, colour: str, control: float
 
 
 def psnr_figure(
-    scenario: str, checkpoint: int, attacks: pd.DataFrame, rates: pd.DataFrame
+    scenario: str, checkpoint: int, attacks: pd.DataFrame, scores: pd.DataFrame
 ) -> Figure | None:
-    """Return the distribution of PSNR under each defense, of the attack that is strongest there.
+    """Return the distribution under each defense of the PSNR that attacks reach at best.
 
     Args:
         scenario: Its name.
         checkpoint: The attacked round.
         attacks: `Results.attacks` of this scenario and checkpoint.
-        rates: `attack_rates` of the same.
+        scores: `Results.scores` of the same.
     """
-    rebuilding = ~rates["baseline"].astype(bool) & ~rates["candidates_granted"].astype(bool)
-    ran = rates[rebuilding].dropna(subset=["rate", "psnr"])
-    best = ran.sort_values(["rate", "psnr"], ascending=False).drop_duplicates("defense")
-    key = ["defense", "adversary", "knows_defense"]
-    scores = attacks.dropna(subset=["psnr"]).merge(best[key], on=key)
-    if scores.empty:
+    rebuilding = ~attacks["baseline"] & ~attacks["candidates_granted"]
+    passive = attacks[rebuilding & (attacks["threat"] == "passive")]
+    scored = with_scores(passive, scores).dropna(subset="psnr")
+    if scored.empty:
         return None
+    best = scored.groupby(["defense", "seed", "observation", "victim"])["psnr"].max()
+    best = best.clip(upper=_MOST_PSNR)
     lines = [
-        pd.DataFrame(
-            {
-                "defense": defense,
-                "attack": group["adversary"].iloc[0],
-                "x": np.quantile(group["psnr"].clip(upper=_MOST_PSNR), _LINE),
-                "y": _LINE,
-            }
-        )
-        for defense, group in scores.groupby("defense")
+        pd.DataFrame({"defense": defense, "x": np.quantile(group, _LINE), "y": _LINE})
+        for defense, group in best.groupby(level="defense")
     ]
-    longest = float(scores["psnr"].clip(upper=_MOST_PSNR).max())
+    longest = float(best.max())
 
     def draw(data: pd.DataFrame, title: str) -> Layers:
         x = alt.X("x:Q", title="PSNR (dB)", scale=alt.Scale(domain=[0, max(longest, 20.0)]))
@@ -124,24 +118,23 @@ def psnr_figure(
     return Figure(
         f"psnr-{slug(scenario)}-{checkpoint}",
         f"How close the reconstructions are: {scenario}, round {checkpoint}",
-        "Cumulative share of victims by PSNR, for the attack that identifies most under each "
-        f"defense; further right is closer to the private image ({_MOST_PSNR:.0f} dB and above "
-        "are drawn at the edge). Grey: no defense; darker: stronger.",
-        _per_family(pd.concat(lines), describe_defenses(scores), draw),
+        "Cumulative share of victims by the PSNR of the closest guess that any attack of a passive "
+        "server made of them; further right is closer to the private example "
+        f"({_MOST_PSNR:.0f} dB and above are drawn at the edge). Victims that an attack has "
+        "identified may have been spared the others. Grey: no defense; darker: stronger.",
+        _per_family(pd.concat(lines), describe_defenses(scored), draw),
     )
 
 
-def accuracy_figure(scenario: str, curve: pd.DataFrame, results: Results) -> Figure | None:
+def accuracy_figure(scenario: str, curve: pd.DataFrame) -> Figure | None:
     """Return test accuracy over rounds, one panel per family.
 
     Args:
         scenario: Its name.
         curve: `utility_curve` of this scenario.
-        results: The run, for the families of the defenses.
     """
     if curve["round"].nunique() < 2:
         return None
-    utility = results.utility[results.utility["scenario"] == scenario]
     data = curve.rename(columns={"round": "x", "accuracy": "y"})[["defense", "x", "y"]]
 
     def draw(lines: pd.DataFrame, title: str) -> Layers:
@@ -152,21 +145,21 @@ def accuracy_figure(scenario: str, curve: pd.DataFrame, results: Results) -> Fig
         f"accuracy-{slug(scenario)}",
         f"Accuracy over rounds: {scenario}",
         "Mean over seeds. Grey: no defense; darker: stronger.",
-        _per_family(data, describe_defenses(utility), draw),
+        _per_family(data, describe_defenses(curve), draw),
     )
 
 
 def _per_family(lines: pd.DataFrame, arms: pd.DataFrame, draw: Panel) -> Chart:
     """Return one panel per family, each with the undefended control behind it."""
     data = lines.merge(arms, on="defense")
-    colours = family_colours(arms["family"])
+    colours = family_colours(arms)
     data["colour"] = data["family"].map(colours)
-    families = [family for family in colours if family != "none"] or ["none"]
+    families = arms.loc[~arms["control"], "family"].unique()
     panels = []
-    for family in families:
-        panel = data[data["family"].isin([family, "none"])].copy()
+    for family in families if len(families) else arms["family"].unique():
+        panel = data[(data["family"] == family) | data["control"]].copy()
         rank = panel["order"].rank(method="dense")
-        panel["weight"] = np.where(panel["family"] == "none", 0.8, 0.4 + 0.6 * rank / rank.max())
+        panel["weight"] = np.where(panel["control"], 0.8, 0.4 + 0.6 * rank / rank.max())
         panels.append(draw(panel, family))
     return grid(panels)
 
@@ -175,7 +168,7 @@ def _lines(
     data: pd.DataFrame, names: pd.DataFrame, title: str, x: alt.X, y: alt.Y, *, align: str
 ) -> Layers:
     """Return curves, with their settings written at the points of `names`."""
-    data = data[["defense", "x", "y", "colour", "weight", *({"attack"} & {*data.columns})]]
+    data = data[["defense", "x", "y", "colour", "weight"]]
     names = names[["setting", "x", "y", "colour"]]
     curves = (
         alt.Chart(data)
@@ -186,7 +179,7 @@ def _lines(
             color=alt.Color("colour:N", scale=None),
             opacity=alt.Opacity("weight:Q", scale=None),
             detail="defense:N",
-            tooltip=["defense:N", *({"attack"} & {*data.columns})],
+            tooltip=["defense:N"],
         )
     )
     spots = alt.Chart(names).encode(x=x, y=y, text="setting:N")

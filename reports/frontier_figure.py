@@ -76,7 +76,7 @@ def _series(points: pd.DataFrame) -> pd.Series:
 
 
 def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
-    colour, shape = _family_scales(points["series"].unique().tolist()[::-1])
+    colour, shape = _family_scales(points[::-1].drop_duplicates("series"))
     margin = 0.03
     lowest, highest = points["accuracy_low"].min(), points["accuracy_high"].max()
     domain = (max(0.0, lowest - margin), min(1.0, highest + margin))
@@ -92,7 +92,7 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
     )
     y = alt.Y(
         "shown:Q",
-        title="Worst-case advantage over prior",
+        title="Worst-case advantage over prior, passive server",
         axis=alt.Axis(format="%"),
         scale=alt.Scale(domain=[0, 1]),
     )
@@ -162,14 +162,14 @@ def _place_labels(
     return found.reindex(points.index).fillna(hidden)
 
 
-def _family_scales(series: list[str]) -> tuple[alt.Color, alt.Shape]:
+def _family_scales(series: pd.DataFrame) -> tuple[alt.Color, alt.Shape]:
     """Return colour and shape by family; the undefended control is always the dark circle."""
-    families = [name for name in series if name != "none"]
-    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(families)}
-    shapes = {name: SHAPES[i % len(SHAPES)] for i, name in enumerate(families)}
-    if "none" in series:
-        colours = {"none": CONTROL} | colours
-        shapes = {"none": "circle"} | shapes
+    control = series.loc[series["control"], "series"]
+    families = series.loc[~series["control"], "series"].tolist()
+    colours = dict.fromkeys(control, CONTROL)
+    colours |= {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(families)}
+    shapes = dict.fromkeys(control, "circle")
+    shapes |= {name: SHAPES[i % len(SHAPES)] for i, name in enumerate(families)}
     domain = list(colours)
     legend = alt.Legend(title="Defense", symbolSize=90, labelLimit=320, orient="bottom", columns=4)
     return (

@@ -3,147 +3,163 @@
 from __future__ import annotations
 
 import base64
-import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
-import numpy as np
 import pandas as pd
-from PIL import Image
 
-from leakfrontier.evaluate.labels import describe_attack, describe_defenses, rows, short_names
-from leakfrontier.evaluate.store import Results
+from leakfrontier.evaluate.analysis import at
+from leakfrontier.evaluate.labels import describe_defenses, rows, short_names
+from leakfrontier.evaluate.results import Results
 
-_VICTIMS = 6
+from .tables import attack_name
+
+_VICTIMS = {"image/png": 6, "audio/wav": 2, "tokens": 3}
+"""How many victims are shown, by media: sound is large, and text is long."""
+
 _VICTIM = ["seed", "observation", "victim"]
 _ATTACK = ["defense", "adversary", "knows_defense"]
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One picture, as a data URI; `identified` if it gives its victim away."""
+class Token:
+    """A piece of text; `wrong` if it is not what the truth has in its place."""
 
-    source: str
+    text: str
+    wrong: bool = False
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What is shown of one victim.
+
+    Attributes:
+        source: An image or a sound, as a data URI.
+        tokens: Or a text.
+        identified: Whether it gives its victim away.
+        absent: Or why there is nothing to show.
+    """
+
+    source: str = ""
+    tokens: tuple[Token, ...] = ()
     identified: bool = False
+    absent: str = ""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One row of pictures, a tile per victim; None where there is no picture."""
+    """One row, a tile per victim."""
 
     name: str
-    tiles: tuple[Tile | None, ...]
+    tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """The pictures of one scenario and checkpoint.
+    """What attacks on one scenario and checkpoint have seen.
 
     Attributes:
+        media: As in `Rendering`.
         references: The truth, and the guess made without looking at the upload.
         defenses: Strips of all attacks, by the defense's name.
     """
 
+    media: str
     references: tuple[Strip, ...]
     defenses: dict[str, tuple[Strip, ...]]
 
 
-def make_gallery(
-    results: Results, rates: pd.DataFrame, scenario: str, checkpoint: int
-) -> Gallery | None:
-    """Return the gallery of the first pictured victims; None without pictures.
+def make_gallery(results: Results, scenario: str, checkpoint: int) -> Gallery | None:
+    """Return the gallery of the first victims that were kept; None if none was.
+
+    Of an attack's knowledge variants the one that finds most is shown.
 
     Args:
         results: The run.
-        rates: `attack_rates(results)`; of an attack's knowledge variants the one with the
-            highest rate is shown.
         scenario: Which scenario.
         checkpoint: Which attacked round.
     """
-    pictures = _of(results.pictures, scenario, checkpoint)
-    pictures = pictures[[_is_image(shape) for shape in pictures["shape"]]]
-    if pictures.empty:
+    kept = at(results.renderings, scenario, checkpoint)
+    if kept.empty:
         return None
-    victims = _first_victims(pictures)
-    pictures = pictures.merge(victims, on=_VICTIM)
-    scores = _of(results.attacks, scenario, checkpoint)[[*_ATTACK, *_VICTIM, "identified"]]
-    pictures = pictures.merge(scores, on=[*_ATTACK, *_VICTIM], how="left")
-    truth = Strip("truth", _tiles(pictures.drop_duplicates(_VICTIM), victims, "truth"))
+    media = str(kept["media"].iloc[0])
+    victims = _first_victims(kept, _VICTIMS[media])
+    attacks = at(results.attacks, scenario, checkpoint).merge(victims, on=_VICTIM)
+    shown = attacks[[*_ATTACK, *_VICTIM, "baseline", "outcome", "identified"]].merge(
+        kept[[*_ATTACK, *_VICTIM, "media", "truth", "guess"]], on=[*_ATTACK, *_VICTIM], how="left"
+    )
+    truth = shown.dropna(subset="truth").drop_duplicates(_VICTIM)
     return Gallery(
-        references=(truth, *_prior(pictures, victims)),
-        defenses=_defenses(pictures, _of(rates, scenario, checkpoint), victims),
+        media,
+        references=(
+            Strip("truth", _tiles(truth.assign(guess=truth["truth"], identified=False), victims)),
+            *_prior(shown, victims),
+        ),
+        defenses=_defenses(shown, at(results.rates(), scenario, checkpoint), victims),
     )
 
 
-def _of(frame: pd.DataFrame, scenario: str, checkpoint: int) -> pd.DataFrame:
-    return frame[(frame["scenario"] == scenario) & (frame["checkpoint"] == checkpoint)]
-
-
-def _is_image(shape: Sequence[int]) -> bool:
-    return len(shape) == 3 and shape[0] in (1, 3)
-
-
-def _first_victims(pictures: pd.DataFrame) -> pd.DataFrame:
+def _first_victims(kept: pd.DataFrame, count: int) -> pd.DataFrame:
     """Return one victim of each of the first observations, or more of them if there are few."""
-    victims = pictures[_VICTIM].drop_duplicates().sort_values(["victim", "seed", "observation"])
-    return victims.head(_VICTIMS).reset_index(drop=True)
+    victims = kept[_VICTIM].drop_duplicates().sort_values(["victim", "seed", "observation"])
+    return victims.head(count).reset_index(drop=True)
 
 
-def _prior(pictures: pd.DataFrame, victims: pd.DataFrame) -> list[Strip]:
-    blind = pictures[pictures["baseline"].astype(bool)].drop_duplicates(_VICTIM)
-    return [Strip("prior guess", _tiles(blind, victims, "guess"))] if len(blind) else []
+def _prior(shown: pd.DataFrame, victims: pd.DataFrame) -> list[Strip]:
+    blind = shown[shown["baseline"]].dropna(subset="guess").drop_duplicates(_VICTIM)
+    return [Strip("prior guess", _tiles(blind, victims))] if len(blind) else []
 
 
 def _defenses(
-    pictures: pd.DataFrame, rates: pd.DataFrame, victims: pd.DataFrame
+    shown: pd.DataFrame, rates: pd.DataFrame, victims: pd.DataFrame
 ) -> dict[str, tuple[Strip, ...]]:
-    attacks = rates[~rates["baseline"].astype(bool)]
-    strongest = attacks.sort_values("rate", ascending=False, na_position="last", kind="stable")
+    names = short_names(rates, "adversary")
+    attacks = rates[~rates["baseline"]]
+    places = {name: place for place, name in enumerate(attacks["adversary"].unique())}
+    strongest = attacks.sort_values("found", ascending=False, kind="stable")
     strongest = strongest.drop_duplicates(["defense", "adversary"])
-    names = short_names(rates["adversary"].unique())
+    strongest = strongest.sort_values("adversary", key=lambda labels: labels.map(places))
     found: dict[str, tuple[Strip, ...]] = {}
     for defense in rows(describe_defenses(rates)):
         strips = []
-        for attack in attacks["adversary"].unique():
-            row = strongest[
-                (strongest["defense"] == defense.defense) & (strongest["adversary"] == attack)
-            ]
-            if row.empty:
-                continue
-            chosen = pictures.merge(row[_ATTACK], on=_ATTACK)
-            if chosen.empty:
-                continue
-            knows = bool(row["knows_defense"].fillna(False).iloc[0])
-            name = describe_attack(
-                names[attack],
-                baseline=False,
-                simulates=bool(row["simulates"].iloc[0]),
-                knows=None if defense.family == "none" else knows,
-                candidates=bool(row["candidates_granted"].iloc[0]),
-            )
-            strips.append(Strip(name, _tiles(chosen, victims, "guess")))
+        for row in rows(strongest[strongest["defense"] == defense.defense]):
+            chosen = shown[(shown[_ATTACK] == [getattr(row, n) for n in _ATTACK]).all(axis=1)]
+            if chosen["guess"].notna().any():
+                name = attack_name(names[row.adversary], row)
+                absent = "not needed" if row.not_needed else "not run"
+                strips.append(Strip(name, _tiles(chosen, victims, absent)))
         found[str(defense.name)] = tuple(strips)
     return found
 
 
-def _tiles(pictures: pd.DataFrame, victims: pd.DataFrame, column: str) -> tuple[Tile | None, ...]:
-    found = {
-        (row["seed"], row["observation"], row["victim"]): row for row in pictures.to_dict("records")
-    }
+def _tiles(shown: pd.DataFrame, victims: pd.DataFrame, absent: str = "not run") -> tuple[Tile, ...]:
+    found = {tuple(row[name] for name in _VICTIM): row for row in shown.to_dict("records")}
+    keys = victims.itertuples(index=False, name=None)
+    return tuple(_tile(found[key]) if key in found else Tile(absent=absent) for key in keys)
+
+
+def _tile(row: dict[Any, Any]) -> Tile:
+    if not isinstance(row["guess"], bytes):
+        return Tile(absent="refused" if row["outcome"] == "refused" else "n/a")
+    identified = row["identified"] is True
+    if row["media"] == "tokens":
+        return Tile(tokens=_marked(row["truth"], row["guess"]), identified=identified)
+    data = base64.b64encode(row["guess"]).decode()
+    return Tile(f"data:{row['media']};base64,{data}", identified=identified)
+
+
+def _marked(truth: bytes, guess: bytes) -> tuple[Token, ...]:
+    """Return the tokens of a guess, and which of them are wrong, place by place."""
+    private, guessed = (_texts(tokens) for tokens in (truth, guess))
     return tuple(
-        Tile(
-            _data_uri(found[key][column], found[key]["shape"]),
-            column == "guess" and found[key]["identified"] is True,
-        )
-        if key in found
-        else None
-        for key in victims.itertuples(index=False, name=None)
+        Token("" if text is None else text, wrong=text != expected)
+        for expected, text in zip_longest(private, guessed)
     )
 
 
-def _data_uri(pixels: bytes, shape: Sequence[int]) -> str:
-    image = np.frombuffer(pixels, dtype=np.uint8).reshape(shape)
-    planes = image[0] if shape[0] == 1 else np.ascontiguousarray(np.moveaxis(image, 0, -1))
-    buffer = io.BytesIO()
-    Image.fromarray(planes).save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+def _texts(tokens: bytes) -> Sequence[str]:
+    texts: list[str] = json.loads(tokens)
+    return texts

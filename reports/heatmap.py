@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -13,7 +14,7 @@ from leakfrontier.evaluate.labels import describe_attack, describe_defenses, row
 from .charts import WIDTH, Figure, slug, styled
 
 _HEAT = ["#fff5eb", "#fdbe85", "#e6550d", "#8c2d04"]
-_COLUMNS = ["defense", "name", "attack", "text", "shown", "prior", "observations", "reason"]
+_COLUMNS = ["defense", "name", "attack", "text", "shown", "prior", "observations", "note"]
 
 
 def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figure | None:
@@ -24,10 +25,10 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
         checkpoint: The attacked round.
         rates: `attack_rates` of this scenario and checkpoint.
     """
-    attacks = rates[~rates["baseline"].astype(bool)]
+    attacks = rates[~rates["baseline"]]
     if attacks.empty:
         return None
-    cells = _cells(attacks, short_names(rates["adversary"].unique()))
+    cells = _cells(attacks, short_names(rates, "adversary"))
     chart = alt.layer(*_layers(cells["name"].unique().tolist()), data=cells).properties(
         width=WIDTH, height=34 * cells["attack"].nunique()
     )
@@ -36,8 +37,12 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
         f"Which attack gets through which defense: {scenario}, round {checkpoint}",
         "Identification beyond the prior guess, as a share of what was left to gain. Where the "
         "estimate is zero or below, the upper 95 % limit is printed. Grey and dashed: the attack "
-        "is not applicable, which is no evidence of protection. An attack that is given candidates "
-        "chooses the victim among its look-alikes, and is not in the worst case of the frontier.",
+        "is not applicable, which is no evidence of protection; the client refused the model that "
+        "it was sent; or it was not needed, as the attacks before it had identified every victim. "
+        "Where they had identified some, a rate is over the n uploads that were left (\u201cof n "
+        "left\u201d) and cannot be compared with others. An attack that is given candidates "
+        "chooses the victim among its look-alikes, and is not in the worst case of the frontier; "
+        "one that crafts parameters or the architecture needs an active server.",
         styled(chart),
     )
 
@@ -46,20 +51,14 @@ def _cells(attacks: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """Return what the map shows of each attack and defense, defenses in their order."""
     cells = _both_variants(attacks)
     cells["attack"] = [
-        describe_attack(
-            names[row.adversary],
-            baseline=False,
-            simulates=row.simulates,
-            knows=row.knows_defense,
-            candidates=row.candidates_granted,
-        )
-        for row in rows(cells)
+        describe_attack(names[row.adversary], row, row.knows_defense) for row in rows(cells)
     ]
     arms = describe_defenses(cells)
     cells = cells.merge(arms[["defense", "name", "order"]], on="defense").sort_values("order")
     blind = blind_success(cells)
     cells["ceiling"] = (cells["high"] - blind) / (1 - blind)
-    cells["shown"] = [_cell_text(row.advantage, row.ceiling) for row in rows(cells)]
+    cells["shown"] = [_cell_text(row) for row in rows(cells)]
+    cells["note"] = [_note(row) for row in rows(cells)]
     cells["ran"] = cells["advantage"].notna()
     cells["shade"] = cells["advantage"].clip(0, 1)
     return cells[[*_COLUMNS, "ran", "shade"]]
@@ -82,7 +81,7 @@ def _layers(defenses: Sequence[str]) -> tuple[alt.Chart, alt.Chart, alt.Chart]:
             alt.Tooltip("shown:N", title="advantage over prior"),
             alt.Tooltip("prior:Q", title="prior guess", format=".1%"),
             alt.Tooltip("observations:Q"),
-            alt.Tooltip("reason:N", title="not applicable because"),
+            alt.Tooltip("note:N", title="note"),
         ],
     )
     legend = alt.Legend(
@@ -103,7 +102,9 @@ def _layers(defenses: Sequence[str]) -> tuple[alt.Chart, alt.Chart, alt.Chart]:
         fill="#ececec", stroke="#9a9a9a", strokeDash=[4, 3], strokeWidth=1.2
     )
     ink = alt.condition(alt.datum.shade > 0.55, alt.value("white"), alt.value("#222222"))
-    words = base.mark_text(fontSize=11.5).encode(text="shown:N", color=ink)
+    words = base.mark_text(fontSize=11.5, lineBreak="\n", lineHeight=12).encode(
+        text="shown:N", color=ink
+    )
     return ran.encode(color=shade), absent, words
 
 
@@ -111,7 +112,7 @@ def _both_variants(attacks: pd.DataFrame) -> pd.DataFrame:
     """Return rates where the undefended control is in both rows of a simulating attack."""
     attacks = attacks.copy()
     attacks["knows_defense"] = attacks["knows_defense"].fillna(False).astype(bool)
-    control = attacks[(attacks["family"] == "none") & attacks["simulates"].astype(bool)]
+    control = attacks[attacks["control"] & attacks["simulates"]]
     others = control.assign(knows_defense=~control["knows_defense"])
     variants = attacks[["adversary", "knows_defense"]].drop_duplicates()
     others = others.merge(variants, on=["adversary", "knows_defense"])
@@ -119,9 +120,26 @@ def _both_variants(attacks: pd.DataFrame) -> pd.DataFrame:
     return both.drop_duplicates(["defense", "adversary", "knows_defense"])
 
 
-def _cell_text(advantage: float, ceiling: float) -> str:
-    if pd.isna(advantage):
-        return "n/a"
+def _cell_text(row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
+    if not row.observations:
+        return "refused" if row.refused else row.text.replace(" ", "\n")
+    left = f"\nof {row.observations} left" if row.not_needed else ""
+    return _advantage_text(row.advantage, row.ceiling) + left
+
+
+def _advantage_text(advantage: float, ceiling: float) -> str:
     if advantage > 0:
         return f"{100 * advantage:.0f} %" if advantage >= 0.005 else f"{100 * advantage:.1f} %"
     return f"<= {100 * max(ceiling, 0.0):.0f} %" if ceiling >= 0.005 else "none"
+
+
+def _note(row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
+    """Return why an attack did not run on some uploads, or on none."""
+    notes = [row.scope] if row.scope else []
+    if row.not_needed and not row.observations:
+        notes.append("not needed: nothing left to find")
+    if row.refused:
+        notes.append(f"refused by the client: {row.refusal}")
+    if row.not_applicable:
+        notes.append(f"not applicable: {row.reason}")
+    return "; ".join(notes)

@@ -10,19 +10,13 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from leakfrontier.evaluate.analysis import (
-    attack_rates,
-    guarantees,
-    utility,
-    utility_curve,
-    worst_case,
-)
+from leakfrontier.evaluate.analysis import at
 from leakfrontier.evaluate.baseline import ADVICE, heuristics
-from leakfrontier.evaluate.checks import Check, run_checks
-from leakfrontier.evaluate.frontier import Frontier, make_frontiers
-from leakfrontier.evaluate.labels import percent
+from leakfrontier.evaluate.frontier import Frontier
+from leakfrontier.evaluate.labels import percent, rows
 from leakfrontier.evaluate.metrics import TIERS
-from leakfrontier.evaluate.store import Results, Store
+from leakfrontier.evaluate.results import Results
+from leakfrontier.evaluate.store import Store
 
 from .charts import Figure
 from .figures import (
@@ -42,10 +36,14 @@ from .tables import (
     guarantee_table,
     headline_table,
     not_applicable_table,
+    not_needed_table,
     rate_table,
+    refused_table,
+    stronger_servers,
 )
 
 PAGE_NAME = "report.html"
+_ONLY_IN_FILES = ("psnr_transformed",)
 _PACKAGES = ("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas", "altair")
 _TRUST = {
     "pass": "Yes: every check passed.",
@@ -61,7 +59,7 @@ class Setting:
     title: str
     frontier: Frontier
     headline: Table
-    informed: bool
+    stronger: list[str]
     baseline: Table
     baseline_missing: str
     guarantees: Table
@@ -94,27 +92,19 @@ def write_report(folder: Path) -> Path:
         folder: Holds `results.sqlite`.
     """
     results = Store(folder).results()
-    rates, worst = attack_rates(results), worst_case(results)
-    checks, frontiers = run_checks(results), make_frontiers(results)
-    for name, table in _tables(results, rates, worst, checks, frontiers).items():
+    for name, table in _tables(results).items():
         write(folder / "tables" / f"{name}.csv", table.to_csv(index=False).encode())
-    scenarios = _scenarios(results, rates, worst, frontiers)
+    scenarios = _scenarios(results)
     for figure in _figures(scenarios):
         write(folder / "figures" / f"{figure.name}.png", figure.png)
         write(folder / "figures" / f"{figure.name}.svg", figure.svg.encode())
     page = folder / PAGE_NAME
-    write(page, _render(results, rates, checks, scenarios).encode())
+    write(page, _render(results, scenarios).encode())
     return page
 
 
-def _tables(
-    results: Results,
-    rates: pd.DataFrame,
-    worst: pd.DataFrame,
-    checks: list[Check],
-    frontiers: list[Frontier],
-) -> dict[str, pd.DataFrame]:
-    points = [frontier.points for frontier in frontiers]
+def _tables(results: Results) -> dict[str, pd.DataFrame]:
+    frontiers = results.frontiers()
     families, pairs = (
         [
             getattr(frontier, name).assign(
@@ -125,68 +115,69 @@ def _tables(
         for name in ("families", "baseline")
     )
     verdicts = [
-        (check.name, check.verdict, check.text, "; ".join(check.details)) for check in checks
+        (check.name, check.verdict, check.text, "; ".join(check.details))
+        for check in results.checks()
     ]
     return {
         "attacks": results.attacks,
-        "rates": rates,
-        "worst_case": worst,
-        "utility": utility(results),
-        "utility_curve": utility_curve(results),
-        "frontier": pd.concat(points) if points else pd.DataFrame(),
-        "baseline": pd.concat(pairs) if pairs else pd.DataFrame(),
+        "scores": results.scores,
+        "rates": results.rates(),
+        "worst_case": results.worst_case(),
+        "utility": results.final_utility(),
+        "utility_curve": results.utility_curve(),
+        "frontier": _stacked([frontier.points for frontier in frontiers]),
+        "baseline": _stacked(pairs),
         "guarantees": results.guarantees,
-        "hypervolume": pd.concat(families) if families else pd.DataFrame(),
+        "hypervolume": _stacked(families),
         "checks": pd.DataFrame(verdicts, columns=["name", "verdict", "text", "details"]),
         "cells": results.cells,
     }
 
 
-def _scenarios(
-    results: Results, rates: pd.DataFrame, worst: pd.DataFrame, frontiers: list[Frontier]
-) -> list[Scenario]:
-    curve = utility_curve(results)
+def _stacked(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(tables) if tables else pd.DataFrame()
+
+
+def _scenarios(results: Results) -> list[Scenario]:
+    frontiers, curve = results.frontiers(), results.utility_curve()
     names = dict.fromkeys([*(f.scenario for f in frontiers), *curve["scenario"]])
     scenarios = []
     for name in names:
         here = [frontier for frontier in frontiers if frontier.scenario == name]
         here.sort(key=lambda frontier: frontier.checkpoint)
-        points = pd.concat([f.points for f in here]) if here else pd.DataFrame()
+        points = _stacked([frontier.points for frontier in here])
         scenarios.append(
             Scenario(
                 name=name,
                 answer=_answer(name, points),
                 frontier=frontier_figure(name, points) if here else None,
-                accuracy=accuracy_figure(name, curve[curve["scenario"] == name], results),
-                settings=tuple(_setting(results, rates, worst, frontier) for frontier in here),
+                accuracy=accuracy_figure(name, curve[curve["scenario"] == name]),
+                settings=tuple(_setting(results, frontier) for frontier in here),
             )
         )
     return scenarios
 
 
-def _setting(
-    results: Results, rates: pd.DataFrame, worst: pd.DataFrame, frontier: Frontier
-) -> Setting:
+def _setting(results: Results, frontier: Frontier) -> Setting:
     place = (frontier.scenario, frontier.checkpoint)
-    own_rates, own_worst, own_attacks = (
-        frame[(frame["scenario"] == place[0]) & (frame["checkpoint"] == place[1])]
-        for frame in (rates, worst, results.attacks)
-    )
-    claims = guarantees(results)
+    tables = (results.rates(), results.worst_case(), results.attacks, results.scores)
+    rates, worst, attacks, scores = (at(table, *place) for table in tables)
+    claims = results.claims()
+    metrics = [name for name in scores["metric"].unique() if name not in _ONLY_IN_FILES]
     return Setting(
         title=f"{frontier.scenario}, model of round {frontier.checkpoint}",
         frontier=frontier,
         headline=headline_table(frontier.points),
-        informed=bool(frontier.points["informed_rate"].notna().any()),
+        stronger=stronger_servers(frontier.points),
         baseline=baseline_table(frontier.baseline, frontier.points),
         baseline_missing=_baseline_missing(frontier),
-        guarantees=guarantee_table(claims[claims["scenario"] == place[0]], own_rates),
+        guarantees=guarantee_table(claims[claims["scenario"] == frontier.scenario], rates),
         families=family_table(frontier.families),
-        rates=rate_table(own_rates),
-        heatmap=heatmap_figure(*place, own_rates),
-        strength=strength_figure(*place, own_worst),
-        psnr=psnr_figure(*place, own_attacks, own_rates),
-        gallery=make_gallery(results, rates, *place),
+        rates=rate_table(rates, metrics),
+        heatmap=heatmap_figure(*place, rates),
+        strength=strength_figure(*place, worst),
+        psnr=psnr_figure(*place, attacks, scores),
+        gallery=make_gallery(results, *place),
     )
 
 
@@ -213,8 +204,7 @@ def _answer(scenario: str, points: pd.DataFrame) -> str:
         return f"{scenario}: no attack ran, so nothing is known of any defense."
     order = attacked.sort_values(["advantage_high", "advantage"], ascending=False)
     worst = order.drop_duplicates("defense")
-    control = worst[worst["family"] == "none"]
-    defended = worst[worst["family"] != "none"]
+    control, defended = worst[worst["control"]], worst[~worst["control"]]
     start = f"{scenario}: without a defense, the attacks identify "
     start += f"{control['success_text'].iloc[0]} of the victims" if len(control) else "(not run)"
     if defended.empty:
@@ -229,13 +219,12 @@ def _answer(scenario: str, points: pd.DataFrame) -> str:
     )
 
 
-def _render(
-    results: Results, rates: pd.DataFrame, checks: Sequence[Check], scenarios: list[Scenario]
-) -> str:
+def _render(results: Results, scenarios: list[Scenario]) -> str:
+    checks, rates = results.checks(), results.rates()
     verdicts = {check.verdict for check in checks}
     verdict = next((kind for kind in ("fail", "warn") if kind in verdicts), "pass")
-    status = results.cells["status"]
     candidates = results.attacks["candidates"].dropna().unique()
+    stronger = {name for scenario in scenarios for s in scenario.settings for name in s.stronger}
     return render(
         "page.html.j2",
         scenarios=scenarios,
@@ -243,14 +232,34 @@ def _render(
         verdict=verdict,
         trust=_TRUST[verdict],
         panel=results.panel,
-        cells=f"{(status == 'ok').sum()} of {len(status)}",
+        cells=_progress(results.cells["status"]),
         candidates=", ".join(f"{number:.0f}" for number in sorted(candidates)),
+        stronger=stronger,
+        media=set(results.renderings["media"]) or {"image/png"},
         tiers=TIERS,
+        false_alarms=_false_alarms(results.final_utility()),
         failures=failure_table(results.cells),
         not_applicable=not_applicable_table(rates),
+        refused=refused_table(rates),
+        not_needed=not_needed_table(rates),
         config=yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True),
         packages=_versions(),
     )
+
+
+def _progress(status: pd.Series[str]) -> str:
+    spared = (status == "not needed").sum()
+    text = f"{(status == 'ok').sum()} of {len(status)} cells finished"
+    return text + (f", {spared} had nothing left to find" if spared else "")
+
+
+def _false_alarms(utility: pd.DataFrame) -> list[str]:
+    """Return which defenses refuse honest models."""
+    return [
+        f"{row.scenario}: under {row.defense}, clients refused the honest model that they were "
+        f"sent {row.refused} times in {row.seeds * row.rounds} rounds of training."
+        for row in rows(utility[utility["refused"] > 0])
+    ]
 
 
 def _versions() -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Any
 
 import pandas as pd
 
+from leakfrontier.evaluate.analysis import FINISHED
 from leakfrontier.evaluate.labels import (
     describe_attack,
     describe_defenses,
@@ -17,6 +19,21 @@ from leakfrontier.evaluate.labels import (
     rows,
     short_names,
 )
+
+STRONGER = {
+    "parameters": "crafted parameters",
+    "architecture": "crafted architecture",
+    "candidates": "given candidates",
+}
+"""The worst cases beside the passive server's, and what they add to it."""
+
+_METRICS = {
+    "psnr": ("PSNR", "{:.1f} dB"),
+    "ssim": ("SSIM", "{:.2f}"),
+    "snr": ("SNR", "{:.1f} dB"),
+    "token_accuracy": ("Token accuracy", "{:.0%}"),
+}
+"""How metrics are called and printed; others by their own name."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +45,20 @@ class Table:
     marks: tuple[str, ...] = ()
 
 
+def stronger_servers(points: pd.DataFrame) -> list[str]:
+    """Return the worst cases, besides the passive server's, of which something is known."""
+    return [name for name in STRONGER if (points[f"{name}_text"] != "n/a").any()]
+
+
 def headline_table(points: pd.DataFrame) -> Table:
-    """Return the frontier's points; the worst case with candidates only if an attack had some."""
-    informed = points["informed_rate"].notna().any()
+    """Return the frontier's points; the worst cases of stronger servers only if they attacked."""
+    stronger = stronger_servers(points)
     header = (
         "Defense",
         "Accuracy",
         "Worst-case success",
         "Advantage over prior",
-        *(("Success, candidates known",) if informed else ()),
+        *(f"Success, {STRONGER[name]}" for name in stronger),
         "\u03b5",
         "P(Pareto-optimal)",
         "Verdict",
@@ -47,16 +69,15 @@ def headline_table(points: pd.DataFrame) -> Table:
             _limits(row.accuracy, row.accuracy_low, row.accuracy_high),
             str(row.success_text),
             str(row.advantage_text),
-            *((str(row.informed_text),) if informed else ()),
+            *(str(getattr(row, f"{name}_text")) for name in stronger),
             epsilon_text(row.epsilon),
             "n/a" if pd.isna(row.p_pareto) else f"{row.p_pareto:.2f}",
-            "undefended control" if row.family == "none" else str(row.verdict),
+            "undefended control" if row.control else str(row.verdict),
         )
         for row in rows(points)
     )
     marks = tuple(
-        "control" if row.family == "none" else "pareto" if row.pareto else ""
-        for row in rows(points)
+        "control" if row.control else "pareto" if row.pareto else "" for row in rows(points)
     )
     return Table(header, lines, marks)
 
@@ -65,16 +86,18 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
     """Return what is claimed and audited, beside the strongest single attack and its bound.
 
     Args:
-        claims: `guarantees` of one scenario.
-        rates: `attack_rates` of this scenario and one checkpoint.
+        claims: `Results.claims` of one scenario.
+        rates: `Results.rates` of this scenario and one checkpoint. A rate over what a cascade has
+            left cannot be compared with a bound.
     """
     header = (
         *("Defense", "\u03b5 at \u03b4", "Protects a", "q", "Steps", "\u03c3 claimed"),
         *("\u03c3 measured", "Audited \u03b5", "Strongest attack", "Its bound \u03b3", "Noise"),
     )
-    attacks = rates[~rates["baseline"]].dropna(subset="rate").sort_values("rate")
+    whole = ~rates["baseline"] & (rates["not_needed"] == 0)
+    attacks = rates[whole].dropna(subset="rate").sort_values("rate")
     strongest = attacks.groupby("defense").tail(1).set_index("defense")
-    names = short_names(rates["adversary"].unique())
+    names = short_names(rates, "adversary")
     order = describe_defenses(claims)["defense"]
     lines = []
     for row in rows(claims.set_index("defense").loc[order].reset_index()):
@@ -115,11 +138,11 @@ def baseline_table(pairs: pd.DataFrame, points: pd.DataFrame) -> Table:
         pairs: `equal_utility` of one scenario and checkpoint.
         points: `Frontier.points` of the same.
     """
-    informed = (pairs["informed_verdict"] != "").any()
+    given = (pairs["candidates_verdict"] != "").any()
     header = (
         *("Defense", "Accuracy", "Success", "DP-SGD", "\u03b5", "Accuracy", "Success"),
         *("Difference in success", "Verdict"),
-        *(("Verdict, candidates known",) if informed else ()),
+        *(("Verdict, given candidates",) if given else ()),
     )
     known = points.set_index("defense")
     lines = []
@@ -136,7 +159,7 @@ def baseline_table(pairs: pd.DataFrame, points: pd.DataFrame) -> Table:
                 str(other["success_text"]),
                 f"{100 * pair.difference:+.0f} [{100 * pair.low:+.0f}, {100 * pair.high:+.0f}] pts",
                 str(pair.verdict),
-                *((str(pair.informed_verdict) or "n/a",) if informed else ()),
+                *((str(pair.candidates_verdict) or "n/a",) if given else ()),
             )
         )
     return Table(header, tuple(lines))
@@ -155,49 +178,55 @@ def family_table(families: pd.DataFrame) -> Table:
     return Table(("Family", "Configurations", "Hypervolume [95 %]"), lines)
 
 
-def rate_table(rates: pd.DataFrame) -> Table:
-    """Return all rates of one scenario and checkpoint, beside their controls."""
+def rate_table(rates: pd.DataFrame, metrics: Sequence[str]) -> Table:
+    """Return all rates of one scenario and checkpoint, beside their controls.
+
+    Args:
+        rates: `Results.rates` of one scenario and checkpoint.
+        metrics: Which of their medians to show.
+    """
+    tiers = rates["tier_recognisable"].notna().any()
     header = (
         *("Defense", "Attack", "Success", "Bound", "Undefended", "Prior guess", "Chance"),
-        *("Counterfactual", "Advantage", "PSNR", "SSIM", "Recognisable", "Obs.", "Seconds"),
+        *("Counterfactual", "Advantage", *(_METRICS.get(name, (name,))[0] for name in metrics)),
+        *(("Recognisable",) if tiers else ()),
+        *("Obs.", "Seconds"),
     )
-    names = short_names(rates["adversary"].unique())
+    names = short_names(rates, "adversary")
     order = describe_defenses(rates).set_index("defense")["order"]
     rates = rates.assign(order=rates["defense"].map(order), attack=rates["adversary"].map(names))
     rates = rates.sort_values(["order", "baseline", "attack"], kind="stable")
     blind = rates[rates["baseline"]].sort_values("rate").groupby("defense")["text"].last()
-    control = rates[rates["family"] == "none"].groupby("adversary")["text"].last()
+    control = rates[rates["control"]].groupby("adversary")["text"].last()
     lines = tuple(
         (
             str(row.defense),
-            _attack_name(row),
-            str(row.text),
+            attack_name(row.attack, row),
+            f"{row.text} ({row.scope})" if row.scope else str(row.text),
             "none" if pd.isna(row.bound) else percent(row.bound),
             str(control.get(row.adversary, "not run")),
             str(blind.get(row.defense, "not run")),
             percent(row.chance),
             rate_text(row.counterfactual, row.observations),
             percent(row.advantage) if pd.isna(row.advantage) or row.advantage > 0 else "none",
-            "n/a" if pd.isna(row.psnr) else f"{row.psnr:.1f} dB",
-            "n/a" if pd.isna(row.ssim) else f"{row.ssim:.2f}",
-            rate_text(row.tier_recognisable, row.observations),
+            *(_score(name, medians[name]) for name in metrics),
+            *((rate_text(row.tier_recognisable, row.observations),) if tiers else ()),
             str(row.observations),
             "n/a" if pd.isna(row.seconds) else f"{row.seconds:.2f}",
         )
-        for row in rows(rates)
+        for row, medians in zip(rows(rates), rates[[*metrics]].to_dict("records"), strict=True)
     )
     return Table(header, lines, tuple("baseline" if flag else "" for flag in rates["baseline"]))
 
 
-def _attack_name(row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
-    unknown = row.family == "none" or pd.isna(row.knows_defense)
-    return describe_attack(
-        row.attack,
-        baseline=row.baseline,
-        simulates=row.simulates,
-        knows=None if unknown else bool(row.knows_defense),
-        candidates=row.candidates_granted,
-    )
+def _score(metric: str, value: float) -> str:
+    return "n/a" if pd.isna(value) else _METRICS.get(metric, ("", "{:.3g}"))[1].format(value)
+
+
+def attack_name(name: str, row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
+    """Return what to call an attack on a defense, from a row of `Results.rates`."""
+    unknown = row.control or pd.isna(row.knows_defense)
+    return describe_attack(name, row, None if unknown else bool(row.knows_defense))
 
 
 def _limits(value: float, low: float, high: float) -> str:
@@ -208,7 +237,7 @@ def _limits(value: float, low: float, high: float) -> str:
 
 def failure_table(cells: pd.DataFrame) -> Table:
     """Return the cells without a result."""
-    failed = cells[cells["status"] != "ok"].fillna({"adversary": "(training)"})
+    failed = cells[~cells["status"].isin(FINISHED)].fillna({"adversary": "(training)"})
     groups = failed.groupby(["status", "scenario", "defense", "adversary", "error"], sort=False)
     lines = tuple((*map(str, key), str(len(group))) for key, group in groups)
     return Table(("Status", "Scenario", "Defense", "Adversary", "Error", "Cells"), lines)
@@ -216,14 +245,42 @@ def failure_table(cells: pd.DataFrame) -> Table:
 
 def not_applicable_table(rates: pd.DataFrame) -> Table:
     """Return the attacks that could not run, and why."""
-    absent = rates[rates["not_applicable"] > 0]
-    groups = absent.groupby(["scenario", "checkpoint", "adversary", "reason"], sort=False)
+    return _reasons(rates, "not_applicable", "reason")
+
+
+def refused_table(rates: pd.DataFrame) -> Table:
+    """Return the attacks whose models the clients refused, and why."""
+    return _reasons(rates, "refused", "refusal")
+
+
+def _reasons(rates: pd.DataFrame, count: str, reason: str) -> Table:
+    """Return the attacks that some uploads are counted for, with the defenses and the reason."""
+    groups = rates[rates[count] > 0].groupby(
+        ["scenario", "checkpoint", "adversary", reason], sort=False
+    )
     lines = []
-    for (scenario, checkpoint, adversary, reason), group in groups:
+    for (scenario, *place, text), group in groups:
         everywhere = (
             group["defense"].nunique()
             == rates.loc[rates["scenario"] == scenario, "defense"].nunique()
         )
         defenses = "all" if everywhere else ", ".join(group["defense"].unique())
-        lines.append((str(scenario), str(checkpoint), str(adversary), defenses, str(reason)))
+        lines.append((str(scenario), *map(str, place), defenses, str(text)))
     return Table(("Scenario", "Round", "Attack", "Defenses", "Reason"), tuple(lines))
+
+
+def not_needed_table(rates: pd.DataFrame) -> Table:
+    """Return what a cascade spared the attacks, as there was nothing left to find."""
+    names = short_names(rates, "adversary")
+    lines = tuple(
+        (
+            *(str(row.scenario), str(row.checkpoint), str(row.defense)),
+            attack_name(names[row.adversary], row),
+            f"{row.found} of {row.victims} victims in {row.observations} uploads still safe"
+            if row.observations
+            else "",
+            f"{row.not_needed} uploads",
+        )
+        for row in rows(rates[rates["not_needed"] > 0])
+    )
+    return Table(("Scenario", "Round", "Defense", "Attack", "Found", "Not needed"), lines)

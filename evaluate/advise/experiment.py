@@ -33,7 +33,6 @@ from torch.func import functional_call, grad, vmap
 
 from leakfrontier.defenses import Defense
 
-from ..analysis import attack_rates, worst_case
 from ..cells import AttackTrial, TrainTrial, Trial
 from ..config import RunConfig
 from ..errors import UserError
@@ -334,7 +333,7 @@ def _attacked(results: Results) -> dict[str, dict[str, Any]]:
 
     The strongest is chosen among several; its interval holds for all of them at once.
     """
-    rates, worst = attack_rates(results), worst_case(results)
+    rates, worst = results.rates(), results.worst_case()
     failed = results.cells[(results.cells["kind"] == "attack") & (results.cells["status"] != "ok")]
     found = {}
     for arm, attacks in rates[~rates["baseline"]].groupby("defense"):
@@ -344,7 +343,7 @@ def _attacked(results: Results) -> dict[str, dict[str, Any]]:
         best = ran.sort_values("rate", kind="stable").iloc[-1]
         n = int(best["observations"])
         union = worst[worst["defense"] == arm].iloc[0]
-        rate, low, high = (float(union[f"informed_{name}"]) for name in ("rate", "low", "high"))
+        rate, low, high = (float(union[f"candidates_{name}"]) for name in ("rate", "low", "high"))
         found[str(arm)] = {
             "success": clopper_pearson(round(best["rate"] * n), n, 1 - 0.05 / len(ran)),
             "strongest": str(best["adversary"]),

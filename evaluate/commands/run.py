@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..analysis import utility, worst_case
 from ..config import load_config
 from ..errors import UserError
 from ..results import Results
@@ -83,11 +82,11 @@ def _print_summary(console: Console, results: Results) -> None:
         what = cell["adversary"] if cell["kind"] == "attack" else "training"
         text = escape(f"{what} on {cell['defense']}: {reason}")
         console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
-    accuracy = utility(results).set_index(["scenario", "defense"])["text"]
+    accuracy = results.final_utility().set_index(["scenario", "defense"])["text"]
     table = Table(title="worst case over the panel: victims identified", title_justify="left")
     for column in ("scenario", "round", "defense", "accuracy", "success"):
         table.add_column(column, overflow="fold")
-    for _, row in worst_case(results).iterrows():
+    for _, row in results.worst_case().iterrows():
         arm = (row["scenario"], row["defense"])
         texts = (
             row["scenario"],

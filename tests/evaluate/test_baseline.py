@@ -6,9 +6,7 @@ import pandas as pd
 import pytest
 from synthetic import write_tiny
 
-from leakfrontier.evaluate.baseline import equal_utility
 from leakfrontier.evaluate.frontier import make_frontiers
-from leakfrontier.reports import write_report
 
 NONE = [False] * 20
 ALL = [True] * 20
@@ -25,7 +23,7 @@ def pairs(
         for sigma, correct, identified in private
     ]
     results = write_tiny(folder, arms)
-    found = equal_utility(results, make_frontiers(results, draws=20)[0].points)
+    found = make_frontiers(results, draws=20)[0].baseline
     assert found["defense"].tolist() == ["Mine()"]
     return found.iloc[0]
 
@@ -76,17 +74,4 @@ def test_without_an_equal_partner_only_dominance_decides(
 def test_dp_sgd_without_noise_is_no_baseline(tmp_path: Path) -> None:
     arms = [("Mine()", "Mine", None, 800, ALL), ("DPSGD()", "DPSGD", 0.0, 800, NONE)]
     results = write_tiny(tmp_path, arms)
-    assert equal_utility(results, make_frontiers(results, draws=20)[0].points).empty
-
-
-def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
-    write_tiny(tmp_path, [("none", "none", None, 900, ALL), ("Mine()", "Mine", None, 800, NONE)])
-    page = write_report(tmp_path).read_text()
-    assert "This run has no DP-SGD to compare with" in page
-    assert "{name: DPSGD, noise_multiplier: [0.01, 0.1, 1.0]}" in page
-    assert (
-        pd.read_csv(tmp_path / "tables" / "checks.csv")
-        .set_index("name")
-        .loc["private baseline", "verdict"]
-        == "warn"
-    )
+    assert make_frontiers(results, draws=20)[0].baseline.empty

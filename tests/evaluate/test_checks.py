@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from synthetic import make_results
 
-from leakfrontier.evaluate.checks import Check, run_checks
-from leakfrontier.evaluate.store import Results
+from leakfrontier.evaluate.checks import Check
+from leakfrontier.evaluate.results import Results
 
 NAMES = [
     "undefended control",
@@ -37,13 +37,17 @@ def rising(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return make_results(tmp_path_factory.mktemp("rising"), monotone=False)
 
 
-def relabel_weakest(results: Results, label: str) -> Results:
-    weakest = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
-    return with_attacks(results, defense=results.attacks["defense"].replace(weakest, label))
+def with_weakest(results: Results, options: dict[str, Any]) -> Results:
+    """Return an evaluation whose weakest DPSGD has other options."""
+    weakest = {"noise_multiplier": 0.01, "max_grad_norm": 1.0}
+    known = results.attacks["defense_options"]
+    return with_attacks(
+        results, defense_options=known.map(lambda own: options if own == weakest else own)
+    )
 
 
 def troubles(results: Results) -> dict[str, Check]:
-    return {check.name: check for check in run_checks(results) if check.verdict != "pass"}
+    return {check.name: check for check in results.checks() if check.verdict != "pass"}
 
 
 def with_attacks(results: Results, **columns: Any) -> Results:  # noqa: ANN401 - as pandas has it
@@ -51,7 +55,7 @@ def with_attacks(results: Results, **columns: Any) -> Results:  # noqa: ANN401 -
 
 
 def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Results) -> None:
-    checks = run_checks(results)
+    checks = results.checks()
     assert [check.name for check in checks] == NAMES
     assert {check.verdict for check in checks} == {"pass"}
 
@@ -91,9 +95,9 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Resul
         (
             {"monotone": False},
             {"monotone": "warn"},
-            "70.0 % [45.7, 88.1] instead of <= 16.8 % under DPSGD(noise_multiplier=0.01, "
-            "max_grad_norm=1.0): LinearLeakage against DPSGD(noise_multiplier=1.0, "
-            "max_grad_norm=1.0), fashion-mini/mlp, round 0",
+            "65.0 % [40.8, 84.6] instead of <= 16.8 % under DPSGD(noise_multiplier=0.01, "
+            "max_grad_norm=1.0): a passive server against DPSGD(noise_multiplier=1.0, "
+            "max_grad_norm=1.0), fashion-mini/lenet, round 0",
         ),
         (
             {"labels_granted": True},
@@ -120,7 +124,7 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Resul
             "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0), fashion-mini/lenet, round 0",
         ),
         ({"bound": 0.6}, {}, None),
-        ({"informed": True, "bound": 0.8}, {}, None),  # p = 0.01, of many comparisons
+        ({"candidates": True, "bound": 0.8}, {}, None),  # p = 0.01, of many comparisons
         (
             {"batch_size": 2, "bound": 0.2},
             {"proven bound": "fail"},
@@ -139,15 +143,15 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Resul
             "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0), fashion-mini/mlp: "
             "not audited: the noise is not Gaussian",
         ),
-        ({"guaranteed": True, "informed": True}, {}, None),
+        ({"guaranteed": True, "candidates": True}, {}, None),
         ({"private": False}, {"private baseline": "warn"}, "fashion-mini/lenet"),
         (
-            {"informed": True, "attack_success": 0.05},  # candidates do not save the control
+            {"candidates": True, "attack_success": 0.05},  # candidates do not save the control
             {"undefended control": "fail", "blind guess": "warn"},
             "fashion-mini/lenet, round 0: no attack",
         ),
         (
-            {"informed": True, "bound": 0.7},
+            {"candidates": True, "bound": 0.7},
             {"proven bound": "fail"},
             ">= 83.2 % against a bound of 70 %: PriorAware against "
             "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0), fashion-mini/lenet, round 0",
@@ -157,6 +161,33 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Resul
             {"power": "warn"},
             "16 of 17 observations cannot exclude a rate of 21 %: fashion-mini/mlp",
         ),
+        (
+            {"active": True, "attack_success": 0.05},  # nor does an active server
+            {"undefended control": "fail", "blind guess": "warn"},
+            "fashion-mini/lenet, round 0: no attack",
+        ),
+        ({"active": True, "refuses": "TopK(ratio=0.1)"}, {}, None),
+        ({"cascade": True}, {}, None),
+        ({"cascade": True, "active": True, "candidates": True, "attack_success": 1.2}, {}, None),
+        (
+            {"cascade": True, "adaptive": False},
+            {"adaptive": "warn"},
+            "TopK(ratio=0.1), fashion-mini/mlp, round 0",
+        ),
+        ({"cascade": True, "monotone": False}, {"monotone": "warn"}, None),
+        (
+            {"cascade": True, "optimiser_failures": 0.5},
+            {"optimiser": "warn"},
+            None,
+        ),
+        (
+            {"cascade": True, "bound": 0.3},
+            {"proven bound": "fail"},
+            "65.0 % [40.8, 84.6] against a bound of 30 %: InvertingGradients against "
+            "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0), fashion-mini/lenet, round 0",
+        ),
+        # All of the six uploads that were left, which says nothing of the fourteen others.
+        ({"cascade": True, "active": True, "bound": 0.75}, {}, None),
         ({"batch_size": 2}, {}, None),
         ({"checkpoints": (0, 20)}, {}, None),
     ],
@@ -208,17 +239,36 @@ def test_a_success_short_of_the_truth_s_objective_is_no_failed_optimiser(results
 
 
 def test_strengths_are_compared_only_if_all_other_options_agree(rising: Results) -> None:
-    other = relabel_weakest(rising, "DPSGD(noise_multiplier=0.01, max_grad_norm=9.0)")
+    other = with_weakest(rising, {"noise_multiplier": 0.01, "max_grad_norm": 9.0})
     assert "monotone" in troubles(rising)
     assert "monotone" not in troubles(other)
 
 
 def test_an_option_left_at_its_default_is_part_of_the_sweep(rising: Results) -> None:
-    assert "monotone" in troubles(relabel_weakest(rising, "DPSGD(max_grad_norm=1.0)"))
+    assert "monotone" in troubles(with_weakest(rising, {"max_grad_norm": 1.0}))
 
 
-def test_a_defense_without_a_readable_label_is_compared_with_none(rising: Results) -> None:
-    assert "monotone" not in troubles(relabel_weakest(rising, "DPSGD(<secret>)"))
+def test_options_may_be_lists_and_mappings(rising: Results) -> None:
+    """As those of a chain: what is equal is compared, whatever it is made of."""
+
+    def wrapped(options: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "1 DPSGD noise_multiplier": options.get("noise_multiplier"),
+            "layers": [1, {"a": 2}],
+        }
+
+    chained = with_attacks(rising, defense_options=rising.attacks["defense_options"].map(wrapped))
+    assert "monotone" in troubles(chained)
+
+
+def test_a_cell_with_nothing_left_to_find_is_complete(tmp_path: Path) -> None:
+    results = make_results(tmp_path, cascade=True, active=True, attack_success=1.2)
+    (check,) = (check for check in results.checks() if check.name == "completeness")
+    spared = (results.cells["status"] == "not needed").sum()
+    assert spared
+    assert check.text == (
+        f"All {len(results.cells)} cells finished, {spared} of them with nothing left to find."
+    )
 
 
 def test_seventeen_observations_are_enough(tmp_path: Path) -> None:

@@ -156,7 +156,6 @@ def test_bootstraps_are_deterministic_by_seed() -> None:
     for estimate in (
         lambda seed: statistics.rate(a, cluster, seed=seed),
         lambda seed: statistics.mean_interval(values, cluster, seed=seed),
-        lambda seed: statistics.median_interval(values, cluster, seed=seed),
         lambda seed: statistics.paired_difference(a, b, cluster, seed=seed),
     ):
         assert estimate(1) == estimate(1)
@@ -182,32 +181,10 @@ def test_mean_interval_agrees_with_scipys_bootstrap(confidence: float) -> None:
     assert interval.n == 81
 
 
-@pytest.mark.parametrize("size", [80, 81])
-@pytest.mark.parametrize("victims", [1, 3])
-def test_median_interval_agrees_with_medians_of_the_same_resamples(size: int, victims: int) -> None:
-    # A median moves in steps between values, so other resamples would not do as a reference.
-    values = np.random.default_rng(0).normal(20, 5, size=size)
-    cluster = np.arange(size) // victims
-    n = cluster[-1] + 1
-    counts = np.random.default_rng(7).multinomial(n, np.full(n, 1 / n), size=statistics.DRAWS)
-    medians = [np.median(np.repeat(values, count[cluster])) for count in counts]
-    interval = statistics.median_interval(values, cluster, 0.9, seed=7)
-    assert (interval.low, interval.high) == pytest.approx(tuple(np.quantile(medians, [0.05, 0.95])))
-    assert (interval.value, interval.n) == (np.median(values), n)
-
-
-def test_median_interval_resamples_whole_clusters() -> None:
-    # Two clusters: every resample is one of them twice, or both; the median of both is 5.5.
-    values, cluster = [3, 1, 2, 9, 8, 10], [0, 0, 0, 1, 1, 1]
-    interval = statistics.median_interval(values, cluster)
-    assert (interval.value, interval.low, interval.high) == (5.5, 2, 9)
-
-
-def test_location_of_one_cluster_has_no_limits() -> None:
-    for estimate in (statistics.mean_interval, statistics.median_interval):
-        assert estimate([1, 2, 6], [0, 0, 0]).low == -np.inf
-        assert estimate([1, 2, 6], [0, 0, 0]).high == np.inf
-        assert np.isnan(estimate([], []).value)
+def test_mean_of_one_cluster_has_no_limits() -> None:
+    interval = statistics.mean_interval([1, 2, 6], [0, 0, 0])
+    assert (interval.value, interval.low, interval.high) == (3, -np.inf, np.inf)
+    assert np.isnan(statistics.mean_interval([], []).value)
 
 
 def test_clusters_must_fit_the_values() -> None:
@@ -222,7 +199,14 @@ def test_outcomes_must_be_measured() -> None:
         with pytest.raises(ValueError, match="outcomes must be 0 or 1"):
             statistics.rate(bad, [0, 1])
         with pytest.raises(ValueError, match="outcomes must be 0 or 1"):
-            statistics.union([bad])
+            statistics.paired_difference(bad, [0, 1], [0, 1])
+    with pytest.raises(ValueError, match="outcomes must have one dimension"):
+        statistics.rate([[0, 1]], [0])
+
+
+def test_outcomes_must_be_paired() -> None:
+    with pytest.raises(ValueError, match="paired, got 2 and 1"):
+        statistics.paired_difference([1, 0], [1], [0, 1])
 
 
 def test_accuracy_of_few_seeds_spans_them_and_the_interval_of_one_test_set() -> None:
@@ -252,16 +236,6 @@ def test_accuracy_of_equal_seeds_is_still_uncertain() -> None:
 def test_accuracy_counts_are_checked(correct: list[int], total: list[int]) -> None:
     with pytest.raises(ValueError, match="must"):
         statistics.accuracy_interval(correct, total)
-
-
-def test_mcnemar_counts_discordant_pairs() -> None:
-    a = [1] * 9 + [0] * 1 + [1] * 20 + [0] * 20
-    b = [0] * 9 + [1] * 1 + [1] * 20 + [0] * 20
-    assert statistics.mcnemar(a, b) == pytest.approx(2 * (1 + 10) / 2**10)
-    assert statistics.mcnemar(b, a) == statistics.mcnemar(a, b)
-    assert statistics.mcnemar(a, a) == 1
-    with pytest.raises(ValueError, match="paired, got 2 and 1"):
-        statistics.mcnemar([1, 0], [1])
 
 
 def test_paired_difference_is_narrower_than_the_unpaired_spread() -> None:
@@ -304,19 +278,6 @@ def test_advantage_is_corrected_for_the_prior() -> None:
     assert statistics.advantage(0.1, 0.1) == 0
     assert statistics.advantage(0.0, 0.5) == -1
     assert np.isnan(statistics.advantage(1.0, 1.0))
-
-
-def test_union_is_the_worst_case_per_victim() -> None:
-    assert statistics.union([[1, 0, 0], [1, 1, 0]]).tolist() == [True, True, False]
-
-
-def test_selectable_follows_the_lowest_objective() -> None:
-    nan, inf = float("nan"), float("inf")
-    successes = [[1, 1, 0, 1, 0], [0, 0, 1, 0, 1]]
-    objectives = [[0.2, 0.2, nan, nan, nan], [0.1, 0.3, 5.0, nan, inf]]
-    assert statistics.selectable(successes, objectives).tolist() == [False, True, True, True, True]
-    with pytest.raises(ValueError, match=r"objectives must have shape \(2, 5\)"):
-        statistics.selectable(successes, objectives[0])
 
 
 def brute_dominates(u: np.ndarray, s: np.ndarray, a: int, b: int) -> bool:

@@ -1,22 +1,158 @@
-"""The page in a browser: every chart is drawn, nothing is fetched, nothing fails."""
+"""The page: complete, escaped, and drawn in a browser, where nothing is fetched or fails."""
 
+import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import synthetic
 from browser import chart_marks
+from PIL import Image
 from playwright.sync_api import Page
-from synthetic import make_results
+from synthetic import make_results, write_tiny
 
+from leakfrontier.evaluate.results import Results
 from leakfrontier.reports import write_report
 
 
-@pytest.mark.parametrize("checkpoints", [(0,), (0, 40)], ids=["one round", "two rounds"])
-def test_page_works_offline(
-    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: tuple[int, ...]
-) -> None:
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+    folder = tmp_path_factory.mktemp("report")
+    results = make_results(folder, failed=1, missing=1)
+    write_report(folder)
+    return folder, results
+
+
+@pytest.fixture
+def one_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "SCENARIOS", synthetic.SCENARIOS[:1])
-    make_results(tmp_path, checkpoints=checkpoints, informed=True, guaranteed=True, bound=0.9)
+
+
+def test_tables_round_trip(report: tuple[Path, Results]) -> None:
+    folder, results = report
+    names = {path.stem for path in (folder / "tables").glob("*.csv")}
+    assert names == {
+        *("attacks", "scores", "rates", "worst_case", "utility", "utility_curve"),
+        *("frontier", "hypervolume", "checks", "cells", "baseline", "guarantees"),
+    }
+    rates = results.rates()
+    stored = pd.read_csv(folder / "tables" / "rates.csv", keep_default_na=True)
+    numbers = rates.select_dtypes("number").columns
+    np.testing.assert_array_equal(stored[numbers].to_numpy(float), rates[numbers].to_numpy(float))
+    attacks = pd.read_csv(folder / "tables" / "attacks.csv")
+    assert len(attacks) == len(results.attacks)
+    assert set(pd.read_csv(folder / "tables" / "cells.csv")["status"]) == {"ok", "error", "missing"}
+
+
+def test_figures_are_drawn(report: tuple[Path, Results]) -> None:
+    folder, _ = report
+    stems = {path.stem for path in (folder / "figures").iterdir()}
+    for kind in ("frontier", "heatmap", "strength", "psnr", "accuracy"):
+        assert any(stem.startswith(kind) for stem in stems), kind
+    for stem in stems:
+        image = Image.open(folder / "figures" / f"{stem}.png").convert("RGB")
+        assert min(image.size) > 300
+        assert len(image.getcolors(maxcolors=10**6) or []) > 20
+        assert (folder / "figures" / f"{stem}.svg").read_text().startswith("<svg")
+    assert not list(folder.rglob("*.partial"))
+
+
+def test_zero_is_never_printed_as_zero(report: tuple[Path, Results]) -> None:
+    page = (report[0] / "report.html").read_text()
+    assert "&lt;= 16.8 %" in page
+    assert not re.search(r">\s*-?0(\.0+)? ?%", page)
+
+
+def test_page_names_gaps(report: tuple[Path, Results]) -> None:
+    page = (report[0] / "report.html").read_text()
+    assert "the first layer is a convolution" in page
+    assert "ValueError: loss is not finite" in page
+
+
+@pytest.mark.usefixtures("one_scenario")
+def test_page_without_references(tmp_path: Path) -> None:
+    make_results(tmp_path, control=False, baseline=False)
+    page = write_report(tmp_path).read_text()
+    assert "there is no undefended control" in page
+    assert "<td>not run</td>" in page
+
+
+def test_page_without_any_result(tmp_path: Path) -> None:
+    make_results(tmp_path, missing=116)
+    assert "nothing to report yet" in write_report(tmp_path).read_text()
+
+
+def test_labels_are_escaped(tmp_path: Path) -> None:
+    evil = "Evil(name='</script><img src=x>')"
+    write_tiny(tmp_path, [("none", "none", None, 900, [True]), (evil, "Evil", 1.0, 800, [True])])
+    page = write_report(tmp_path).read_text()
+    assert "<img src=x>" not in page
+    assert "&lt;img src=x&gt;" in page
+
+
+def test_a_missing_baseline_is_named(tmp_path: Path) -> None:
+    write_tiny(
+        tmp_path,
+        [("none", "none", None, 900, [True] * 20), ("Mine()", "Mine", None, 800, [False] * 20)],
+    )
+    page = write_report(tmp_path).read_text()
+    assert "This run has no DP-SGD to compare with" in page
+    assert "{name: DPSGD, noise_multiplier: [0.01, 0.1, 1.0]}" in page
+    assert (
+        pd.read_csv(tmp_path / "tables" / "checks.csv")
+        .set_index("name")
+        .loc["private baseline", "verdict"]
+        == "warn"
+    )
+
+
+@pytest.mark.usefixtures("one_scenario")
+def test_page_says_what_was_refused_and_what_was_not_needed(tmp_path: Path) -> None:
+    make_results(tmp_path, active=True, cascade=True, refuses="TopK(ratio=0.1)")
+    page = write_report(tmp_path).read_text()
+    assert "Attacks refused by the client" in page
+    assert "the first layer isolates examples" in page
+    assert "<td>refused by the client</td>" in page
+    assert "sent 6 times in 80 rounds of training" in page
+    assert "nothing left to find" in page
+    assert "uploads still safe; " in page
+    assert "informed" not in page.partition("<script>")[0]
+
+
+def test_nothing_is_said_of_refusals_and_cascades_without_any(report: tuple[Path, Results]) -> None:
+    page = (report[0] / "report.html").read_text()
+    for words in (
+        "False alarms",
+        "refused by the client</h3>",
+        "still safe; ",
+        "crafted parameters",
+    ):
+        assert words not in page.partition('<section id="definitions">')[0]
+
+
+DEFINITIONS = {
+    "image/png": ["by pixel L2", "PSNR, SSIM of images"],
+    "audio/wav": ["by L2 of the amplitudes", "&minus;1 to 1"],
+    "tokens": ["the number of tokens that do not match", "Token accuracy</dt>"],
+}
+
+
+@pytest.mark.usefixtures("one_scenario")
+@pytest.mark.parametrize("media", DEFINITIONS)
+def test_definitions_are_those_of_the_modality(tmp_path: Path, media: Any) -> None:  # noqa: ANN401
+    make_results(tmp_path, media=media)
+    page = write_report(tmp_path).read_text()
+    for other, words in DEFINITIONS.items():
+        assert all((word in page) == (other == media) for word in words), other
+    assert ("How close the reconstructions are" in page) == (media != "tokens")
+
+
+@pytest.mark.usefixtures("one_scenario")
+@pytest.mark.parametrize("checkpoints", [(0,), (0, 40)], ids=["one round", "two rounds"])
+def test_page_works_offline(page: Page, tmp_path: Path, checkpoints: tuple[int, ...]) -> None:
+    make_results(tmp_path, checkpoints=checkpoints, candidates=True, guaranteed=True, bound=0.9)
     address = write_report(tmp_path).as_uri()
     problems: list[str] = []
     requests: list[str] = []
@@ -45,3 +181,40 @@ def test_page_works_offline(
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     assert problems == []
     assert [url for url in requests if not url.startswith(("data:", "blob:", address))] == []
+
+
+@pytest.mark.usefixtures("one_scenario")
+def test_sound_is_playable(page: Page, tmp_path: Path) -> None:
+    make_results(tmp_path, media="audio/wav")
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+    page.goto(write_report(tmp_path).as_uri())
+    players = page.locator("#gallery audio")
+    assert players.count() > 10
+    ready = """player => new Promise(done => {
+        player.oncanplay = () => done(true);
+        player.onerror = () => done(false);
+        player.load();
+    })"""
+    assert players.first.evaluate(ready)
+    assert players.last.evaluate(ready)
+    assert players.first.evaluate("player => player.duration") == pytest.approx(0.5)
+    assert page.locator("#gallery .found").first.inner_text() == "identified"
+    assert problems == []
+
+
+@pytest.mark.usefixtures("one_scenario")
+def test_wrong_tokens_are_marked_and_not_by_colour_alone(page: Page, tmp_path: Path) -> None:
+    make_results(tmp_path, media="tokens")
+    page.goto(write_report(tmp_path).as_uri())
+    wrong = page.locator("#gallery mark")
+    assert wrong.first.text_content() == "wrong: &"
+    line, bracket = (
+        wrong.first.evaluate(f"mark => getComputedStyle(mark{style}")
+        for style in (").textDecorationLine", ", '::before').content")
+    )
+    assert (line, bracket) == ("line-through", '"["')
+    truths = page.locator("#gallery td:nth-last-child(2) .tokens")
+    assert truths.first.inner_text() == "to be <or> not"
+    assert page.locator("#gallery td:nth-last-child(2) mark").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200

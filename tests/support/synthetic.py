@@ -3,29 +3,35 @@
 By default the evaluation can be trusted; every argument takes one reason for that away.
 """
 
+import io
+import json
+import wave
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from leakfrontier.adversaries.base import Threat
+from leakfrontier.evaluate.rendering import png
+from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.rows import (
     AttackRow,
     Cell,
     GuaranteeRow,
+    Media,
     Outcome,
-    Picture,
+    Rendering,
+    Score,
     UtilityRow,
 )
-from leakfrontier.evaluate.store import Results, Store
+from leakfrontier.evaluate.store import Store
 
 SCENARIOS = ("fashion-mini/lenet", "fashion-mini/mlp")
 ROUNDS = (0, 20, 40)
 CANDIDATES = 100
-PICTURED = 8
+RENDERED = 8
 SHAPE = (1, 28, 28)
 TEST_SIZE = 1000
 
@@ -34,12 +40,17 @@ TEST_SIZE = 1000
 class Arm:
     """A defense, how much of each attack's success it leaves, and the accuracy it ends with."""
 
-    label: str
     family: str
     strength: float | None
     leaves: float
     accuracy: float
     stochastic: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.family}({options})" if options else self.family
 
 
 @dataclass(frozen=True)
@@ -52,15 +63,21 @@ class Foe:
     simulates: bool = False
     objective: bool = False
     candidates: bool = False
+    threat: str = "passive"
+
+
+def _dpsgd(noise: float, leaves: float, accuracy: float) -> Arm:
+    options = {"noise_multiplier": noise, "max_grad_norm": 1.0}
+    return Arm("DPSGD", noise, leaves, accuracy, stochastic=True, options=options)
 
 
 ARMS = (
-    Arm("none", "none", None, 1.0, 0.85),
-    Arm("DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)", "DPSGD", 0.01, 0.7, 0.83, True),
-    Arm("DPSGD(noise_multiplier=0.1, max_grad_norm=1.0)", "DPSGD", 0.1, 0.3, 0.78, True),
-    Arm("DPSGD(noise_multiplier=1.0, max_grad_norm=1.0)", "DPSGD", 1.0, 0.0, 0.60, True),
-    Arm("TopK(ratio=0.5)", "TopK", 0.5, 0.9, 0.84),
-    Arm("TopK(ratio=0.1)", "TopK", 0.9, 0.5, 0.80),
+    Arm("none", None, 1.0, 0.85),
+    _dpsgd(0.01, 0.7, 0.83),
+    _dpsgd(0.1, 0.3, 0.78),
+    _dpsgd(1.0, 0.0, 0.60),
+    Arm("TopK", 0.5, 0.9, 0.84, options={"ratio": 0.5}),
+    Arm("TopK", 0.9, 0.5, 0.80, options={"ratio": 0.1}),
 )
 FOES = (
     Foe("PriorGuess", 0.0, baseline=True),
@@ -87,7 +104,11 @@ def make_results(
     failed: int = 0,
     missing: int = 0,
     bound: float | None = None,
-    informed: bool = False,
+    candidates: bool = False,
+    active: bool = False,
+    refuses: str | None = None,
+    cascade: bool = False,
+    media: Media = "image/png",
     guaranteed: bool = False,
     measured: float | None = 1.0,
     private: bool = True,
@@ -112,7 +133,11 @@ def make_results(
         failed: Number of cells that end in an error.
         missing: Number of cells that never ran.
         bound: Proven bound on identification, claimed by DPSGD.
-        informed: Whether there is an attack that is handed candidates, which never fails.
+        candidates: Whether there is an attack that is given candidates, which never fails.
+        active: Whether there is an attack that crafts parameters, which never fails.
+        refuses: The defense that refuses crafted parameters, and some honest ones.
+        cascade: Whether a defended upload is not attacked again once all its victims are found.
+        media: How victims are shown.
         guaranteed: Whether what DPSGD claims is recorded.
         measured: What an audit finds of the claimed noise, as a share; None without an audit.
         private: Whether there is DPSGD at all.
@@ -122,36 +147,66 @@ def make_results(
         arms = [*arms[:-5], *_reversed(arms[-5:-2]), *arms[-2:]]
     arms = [arm for arm in arms if private or arm.family != "DPSGD"]
     foes = [foe for foe in FOES if baseline or not foe.baseline]
-    foes += [Foe("PriorAware", 1.0, simulates=True, candidates=True)] if informed else []
+    foes += [Foe("PriorAware", 1.0, simulates=True, candidates=True)] if candidates else []
+    foes += [Foe("Imprint", 1.0, threat="parameters")] if active else []
     cells: list[tuple[Cell, Outcome]] = []
     for scenario, arm, seed in product(SCENARIOS, arms, seeds):
         labels = _labels(scenario, arm, seed, batch_size)
         claims = (_claim(arm, measured),) if guaranteed and arm.family == "DPSGD" else ()
-        trained = Outcome(utility=_utility(arm, seed), guarantees=claims, busy=20.0)
+        utility = _utility(arm, seed, refused=3 if arm.label == refuses else 0)
+        trained = Outcome(utility=utility, guarantees=claims, busy=20.0)
         cells.append((_cell("train", labels), trained))
-        for checkpoint, (foe, knows) in product(checkpoints, _variants(arm, foes, adaptive)):
-            success = foe.success * arm.leaves * attack_success * (1.0 if knows else 0.5)
-            success = 1.0 if foe.candidates else success
-            outcome = _attack(
-                foe,
-                success=blind_success if foe.baseline else success,
-                applicable=foe.label != "LinearLeakage" or scenario != SCENARIOS[0],
-                fails=optimiser_failures if arm.family != "none" else 0.0,
-                shape=(seeds.index(seed), len(seeds), observations, batch_size),
-                labels_granted=foe.candidates or (labels_granted and not foe.baseline),
-                bound=bound if arm.family == "DPSGD" else None,
-            )
-            attack = {
-                "checkpoint": checkpoint,
-                "adversary": foe.label,
-                "threat": Threat.PASSIVE.value,
-                "baseline": foe.baseline,
-                "simulates": foe.simulates,
-                "candidates_granted": foe.candidates,
-                "knows_defense": knows,
-            }
-            cells.append((_cell("attack", labels | attack), outcome))
+        for checkpoint in checkpoints:
+            found: set[tuple[int, int]] = set()
+            for foe, knows in _variants(arm, foes, adaptive):
+                success = foe.success * arm.leaves * attack_success * (1.0 if knows else 0.5)
+                success = 1.0 if foe.candidates or foe.threat != "passive" else success
+                outcome = _attack(
+                    foe,
+                    success=blind_success if foe.baseline else success,
+                    absent=_absent(foe, scenario, refuses == arm.label),
+                    fails=optimiser_failures if arm.family != "none" else 0.0,
+                    shape=(seeds.index(seed), len(seeds), observations, batch_size),
+                    labels_granted=foe.candidates or (labels_granted and not foe.baseline),
+                    bound=bound if arm.family == "DPSGD" else None,
+                    media=media,
+                )
+                if cascade and arm.family != "none" and not (foe.baseline or foe.candidates):
+                    outcome = _still_safe(outcome, found)
+                    found |= {(r.observation, r.victim) for r in outcome.attacks if r.identified}
+                attack = {
+                    "checkpoint": checkpoint,
+                    "adversary": foe.label,
+                    "adversary_name": foe.label,
+                    "adversary_options": {},
+                    "threat": foe.threat,
+                    "baseline": foe.baseline,
+                    "simulates": foe.simulates,
+                    "candidates_granted": foe.candidates,
+                    "knows_defense": knows,
+                }
+                cells.append((_cell("attack", labels | attack), outcome))
     return _write(folder, cells, failed, missing)
+
+
+def _absent(foe: Foe, scenario: str, refuses: bool) -> AttackRow | None:
+    """Return what an attack without a guess leaves of a victim."""
+    if foe.label == "LinearLeakage" and scenario == SCENARIOS[0]:
+        reason = "the first layer is a convolution"
+        return AttackRow(0, 0, outcome="not applicable", reason=reason)
+    if foe.threat != "passive" and refuses:
+        return AttackRow(0, 0, outcome="refused", reason="the first layer isolates examples")
+    return None
+
+
+def _still_safe(outcome: Outcome, found: set[tuple[int, int]]) -> Outcome:
+    """Return what a cascade leaves of an outcome: the uploads with a victim not yet found."""
+    safe = {r.observation for r in outcome.attacks if (r.observation, r.victim) not in found}
+    left = {
+        name: tuple(row for row in getattr(outcome, name) if row.observation in safe)
+        for name in ("attacks", "scores", "renderings")
+    }
+    return replace(outcome, **left, status="ok" if safe else "not needed")
 
 
 def _write(folder: Path, cells: list[tuple[Cell, Outcome]], failed: int, missing: int) -> Results:
@@ -175,8 +230,7 @@ def _variants(arm: Arm, foes: list[Foe], adaptive: bool) -> Iterator[tuple[Foe, 
 
 def _reversed(arms: list[Arm]) -> list[Arm]:
     return [
-        Arm(arm.label, arm.family, arm.strength, other.leaves, arm.accuracy, arm.stochastic)
-        for arm, other in zip(arms, reversed(arms), strict=True)
+        replace(arm, leaves=other.leaves) for arm, other in zip(arms, reversed(arms), strict=True)
     ]
 
 
@@ -191,6 +245,7 @@ def _labels(scenario: str, arm: Arm, seed: int, batch_size: int) -> dict[str, An
         "seed": seed,
         "defense": arm.label,
         "family": arm.family,
+        "defense_options": arm.options,
         "strength": arm.strength,
         "stochastic": arm.stochastic,
     }
@@ -213,10 +268,10 @@ def _claim(arm: Arm, measured: float | None) -> GuaranteeRow:
     )
 
 
-def _utility(arm: Arm, seed: int) -> tuple[UtilityRow, ...]:
+def _utility(arm: Arm, seed: int, refused: int) -> tuple[UtilityRow, ...]:
     progress = np.linspace(0.1, arm.accuracy, len(ROUNDS)) + 0.005 * seed
     return tuple(
-        UtilityRow(round=at, correct=int(TEST_SIZE * accuracy), total=TEST_SIZE, loss=2 - accuracy)
+        UtilityRow(at, int(TEST_SIZE * accuracy), TEST_SIZE, 2 - accuracy, refused)
         for at, accuracy in zip(ROUNDS, progress.tolist(), strict=True)
     )
 
@@ -225,32 +280,32 @@ def _attack(
     foe: Foe,
     *,
     success: float,
-    applicable: bool,
+    absent: AttackRow | None,
     fails: float,
     shape: tuple[int, int, int, int],
     labels_granted: bool,
     bound: float | None,
+    media: Media,
 ) -> Outcome:
     """Return scores with an exact share of successes, over all seeds; each attack's own."""
     part, parts, observations, batch_size = shape
-    if not applicable:
-        reason = "the first layer is a convolution"
-        rows = [AttackRow(i, v, reason) for i in range(observations) for v in range(batch_size)]
-        return Outcome(attacks=tuple(rows))
+    places = list(product(range(observations), range(batch_size)))
+    if absent is not None:
+        return Outcome(
+            attacks=tuple(replace(absent, observation=i, victim=victim) for i, victim in places)
+        )
     rng = np.random.default_rng([len(foe.label), part])
     victims = observations * batch_size
     rank = np.random.default_rng(len(foe.label)).permutation(parts * victims)
     rank = rank[part * victims : (part + 1) * victims].reshape(observations, batch_size)
-    rows, pictures = [], []
-    for observation, victim in product(range(observations), range(batch_size)):
+    rows, scores, renderings = [], [], []
+    for observation, victim in places:
         identified = bool(rank[observation, victim] < round(success * parts * victims))
         failed = bool(rank[observation, 0] < round(fails * parts * victims))
         rows.append(
             AttackRow(
                 observation=observation,
                 victim=victim,
-                psnr=float(rng.normal(24 if identified else 9, 1)),
-                ssim=float(np.clip(rng.normal(0.8 if identified else 0.1, 0.03), -1, 1)),
                 identified=identified,
                 counterfactual=False,
                 candidates=CANDIDATES,
@@ -262,9 +317,23 @@ def _attack(
                 seconds=1.5,
             )
         )
-        if part == 0 and observation * batch_size + victim < PICTURED:
-            pictures.append(_picture(observation, victim, identified))
-    return Outcome(attacks=tuple(rows), pictures=tuple(pictures), busy=1.5 * observations)
+        for metric, value in _scores(media, identified, rng).items():
+            scores.append(Score(observation, victim, metric, value))
+        if part == 0 and observation * batch_size + victim < RENDERED:
+            renderings.append(_rendering(media, observation, victim, identified))
+    return Outcome(tuple(rows), tuple(scores), renderings=tuple(renderings), busy=1.5 * victims)
+
+
+def _scores(media: Media, identified: bool, rng: np.random.Generator) -> dict[str, float]:
+    if media == "tokens":
+        return {"token_accuracy": 1.0 if identified else 0.25}
+    psnr = float(rng.normal(24 if identified else 9, 1))
+    if media == "audio/wav":
+        return {"psnr": psnr, "snr": psnr - 6}
+    return {
+        "psnr": psnr,
+        "ssim": float(np.clip(rng.normal(0.8 if identified else 0.1, 0.03), -1, 1)),
+    }
 
 
 def _objective(identified: bool, failed: bool) -> float:
@@ -272,19 +341,45 @@ def _objective(identified: bool, failed: bool) -> float:
     return 0.4 if failed else 0.1 if identified else 0.15
 
 
-def _picture(observation: int, victim: int, identified: bool) -> Picture:
-    rng = np.random.default_rng([observation, victim])
+def _rendering(media: Media, observation: int, victim: int, identified: bool) -> Rendering:
+    make = {"image/png": _image, "audio/wav": _sound, "tokens": _text}[media]
+    truth, noise = make(np.random.default_rng([observation, victim]))
+    return Rendering(observation, victim, media, truth, truth if identified else noise)
+
+
+def _image(rng: np.random.Generator) -> tuple[bytes, bytes]:
     across, down = np.meshgrid(np.linspace(0, 255, SHAPE[1]), np.linspace(0, 255, SHAPE[2]))
     truth = np.where(rng.integers(2), across, (across + down) / 2).astype(np.uint8)
     noise = rng.integers(0, 256, truth.shape, dtype=np.uint8)
-    guess = truth if identified else noise
-    return Picture(observation, victim, SHAPE, truth.tobytes(), guess.tobytes())
+    return png(truth.tobytes(), SHAPE), png(noise.tobytes(), SHAPE)
+
+
+def _sound(rng: np.random.Generator) -> tuple[bytes, bytes]:
+    tone = np.sin(np.arange(4000) * 2 * np.pi * rng.integers(200, 400) / 8000)
+    return _wav(tone), _wav(rng.uniform(-1, 1, 4000))
+
+
+def _wav(amplitudes: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes((amplitudes * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def _text(rng: np.random.Generator) -> tuple[bytes, bytes]:
+    words = ["to ", "be ", "<or> ", "not"]
+    return json.dumps(words).encode(), json.dumps(["to ", "&", "or ", "nit"]).encode()
 
 
 TinyArm = tuple[str, str, float | None, int, list[bool]]
 
 
-def write_tiny(folder: Path, arms: list[TinyArm], *, pictures: tuple[Picture, ...] = ()) -> Results:
+def write_tiny(
+    folder: Path, arms: list[TinyArm], *, renderings: tuple[Rendering, ...] = ()
+) -> Results:
     """Write arms of (label, family, strength, correct of 1000, identified) and one attack."""
     cells = []
     for label, family, strength, correct, identified in arms:
@@ -295,34 +390,36 @@ def write_tiny(folder: Path, arms: list[TinyArm], *, pictures: tuple[Picture, ..
             "protocol": "FedSGD",
             "batch_size": 1,
             "seed": 0,
-            "checkpoint": None,
             "defense": label,
             "family": family,
+            "defense_options": {} if strength is None else {"level": strength},
             "strength": strength,
             "stochastic": False,
-            "adversary": None,
-            "threat": None,
-            "baseline": None,
-            "simulates": None,
-            "knows_defense": None,
         }
         attack = labels | {
             "checkpoint": 0,
-            "adversary": "Attack()",
+            "adversary": "Attack",
+            "adversary_name": "Attack",
+            "adversary_options": {},
             "threat": "passive",
             "baseline": False,
             "simulates": False,
+            "candidates_granted": False,
             "knows_defense": True,
         }
         rows = tuple(
-            AttackRow(
-                i, 0, psnr=10.0, ssim=0.1, identified=flag, counterfactual=False, candidates=100
-            )
+            AttackRow(i, 0, identified=flag, counterfactual=False, candidates=100)
             for i, flag in enumerate(identified)
+        )
+        scores = tuple(
+            Score(i, 0, metric, value)
+            for i in range(len(rows))
+            for metric, value in {"psnr": 10.0, "ssim": 0.1}.items()
         )
         trained = Outcome(utility=(UtilityRow(5, correct, 1000, 1.0),))
         cells.append((Cell("train", labels, labels), trained))
-        cells.append((Cell("attack", attack, attack), Outcome(attacks=rows, pictures=pictures)))
+        attacked = Outcome(rows, scores, renderings=renderings)
+        cells.append((Cell("attack", attack, attack), attacked))
     store = Store(folder, create=True)
     store.begin("panel-1", {"name": "tiny"}, [cell for cell, _ in cells])
     for cell, outcome in cells:

@@ -1,0 +1,111 @@
+"""The tables of the page."""
+
+from pathlib import Path
+
+import pytest
+from synthetic import SCENARIOS, make_results
+
+from leakfrontier.evaluate.analysis import at
+from leakfrontier.evaluate.frontier import make_frontiers
+from leakfrontier.reports.tables import (
+    Table,
+    failure_table,
+    guarantee_table,
+    headline_table,
+    not_applicable_table,
+    not_needed_table,
+    rate_table,
+    refused_table,
+)
+
+LENET, MLP = SCENARIOS
+TOPK = "TopK(ratio=0.1)"
+
+
+def column(table: Table, name: str) -> dict[str, str]:
+    """Return a column by the first one, the last row of each."""
+    place = table.header.index(name)
+    return {row[0]: row[place] for row in table.rows}
+
+
+def test_stronger_servers_have_columns_if_they_attacked(tmp_path: Path) -> None:
+    plain, active = (
+        headline_table(make_frontiers(results, draws=20)[0].points)
+        for results in (
+            make_results(tmp_path / "plain"),
+            make_results(tmp_path / "active", active=True, candidates=True, refuses=TOPK),
+        )
+    )
+    added = ["Success, crafted parameters", "Success, given candidates"]
+    assert [name for name in active.header if name not in plain.header] == added
+    assert column(active, "Worst-case success") == column(plain, "Worst-case success")
+    assert column(active, added[0])[TOPK] == "refused by the client"
+    assert column(active, added[0])["none"] == "100.0 % [83.2, 100.0]"
+
+
+def test_rates_of_a_cascade_say_what_they_are_over(tmp_path: Path) -> None:
+    rates = at(make_results(tmp_path, cascade=True, candidates=True).rates(), MLP, 0)
+    table = rate_table(rates, ["psnr"])
+    success = {(row[0], row[1]): row[2] for row in table.rows}
+    assert success[TOPK, "LinearLeakage"] == "50.0 % [27.2, 72.8]"
+    assert success[TOPK, "InvertingGradients (knows defense)"].endswith(
+        " (of 10 uploads still safe; 10 not needed)"
+    )
+    spared = {(row[2], row[3]): row[4:] for row in not_needed_table(rates).rows}
+    found, uploads = spared[TOPK, "InvertingGradients (knows defense)"]
+    assert found.endswith(" of 10 victims in 10 uploads still safe")
+    assert uploads == "10 uploads"
+
+
+@pytest.mark.parametrize(
+    ("media", "shown"),
+    [
+        ("image/png", ["PSNR", "SSIM", "Recognisable"]),
+        ("audio/wav", ["PSNR", "SNR"]),
+        ("tokens", ["Token accuracy"]),
+    ],
+)
+def test_rates_have_the_scores_of_their_modality(
+    tmp_path: Path, media: str, shown: list[str]
+) -> None:
+    results = make_results(tmp_path, media=media)
+    metrics = results.scores["metric"].unique().tolist()
+    table = rate_table(at(results.rates(), MLP, 0), metrics)
+    first, last = table.header.index("Advantage"), table.header.index("Obs.")
+    assert list(table.header[first + 1 : last]) == shown
+    assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+def test_a_metric_without_a_name_keeps_its_own(tmp_path: Path) -> None:
+    rates = at(make_results(tmp_path).rates(), MLP, 0).assign(rouge_l=0.12345)
+    assert column(rate_table(rates, ["rouge_l"]), "rouge_l")["none"] == "0.123"
+
+
+def test_a_bound_is_compared_with_rates_over_all_uploads(tmp_path: Path) -> None:
+    results = make_results(tmp_path, cascade=True, active=True, guaranteed=True, bound=0.9)
+    claims = results.claims()
+    table = guarantee_table(claims[claims["scenario"] == MLP], at(results.rates(), MLP, 0))
+    strongest = column(table, "Strongest attack")
+    weak = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
+    assert strongest[weak] == "70.0 % [45.7, 88.1] by LinearLeakage"  # not what Imprint had left
+
+
+def test_gaps_have_their_reasons(tmp_path: Path) -> None:
+    results = make_results(tmp_path, active=True, refuses=TOPK, failed=1, missing=1)
+    rates = results.rates()
+    assert not_applicable_table(rates).rows == (
+        (LENET, "0", "LinearLeakage", "all", "the first layer is a convolution"),
+    )
+    assert refused_table(rates).rows == (
+        (LENET, "0", "Imprint", TOPK, "the first layer isolates examples"),
+        (MLP, "0", "Imprint", TOPK, "the first layer isolates examples"),
+    )
+    assert [row[0] for row in failure_table(results.cells).rows] == ["error", "missing"]
+    assert not_needed_table(rates).rows == ()
+
+
+def test_what_was_not_needed_is_no_failure(tmp_path: Path) -> None:
+    results = make_results(tmp_path, cascade=True, active=True, attack_success=1.2)
+    assert (results.cells["status"] == "not needed").any()
+    assert failure_table(results.cells).rows == ()
+    assert ("", "20 uploads") in [row[4:] for row in not_needed_table(results.rates()).rows]
