@@ -14,7 +14,6 @@ import pandas as pd
 
 from .labels import ADVERSARY, ARM, ATTACK, DEFENSE, rows, scope_text
 from .metrics import TIERS
-from .results import Results
 from .statistics import Interval, accuracy_interval, advantage, rate
 
 if TYPE_CHECKING:

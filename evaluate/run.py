@@ -136,12 +136,12 @@ class _Agenda:
 
     def _admit(self, steps: Iterable[Step]) -> None:
         """Take cells up; those that are in the store may make others possible at once."""
-        possible = deque(steps)
+        possible, narrowed = deque(steps), []
         while possible:
             trial, planned = possible.popleft()
             key = trial.cell.key
             if key != planned.key:
-                self._store.replace(planned, trial.cell)
+                narrowed.append((planned, trial.cell))
             if key not in self._finished and _nothing_left(trial):
                 self._store.write(key, Outcome(status="not needed"), 0.0)
                 self._finished.add(key)
@@ -150,6 +150,8 @@ class _Agenda:
                 possible += self._schedule.after(trial, self._victims.get(key, ()))
             else:
                 self.tasks.append((trial, self._store.folder))
+        if narrowed:
+            self._store.replace(narrowed)
 
 
 def check_scenario(scenario: Scenario) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -95,15 +95,17 @@ class Store:
                 [_planned(cell, place) for place, cell in enumerate(cells)],
             )
 
-    def replace(self, planned: Cell, cell: Cell) -> None:
-        """Put another cell in the place of a planned one."""
+    def replace(self, cells: Iterable[tuple[Cell, Cell]]) -> None:
+        """Put cells in the places of planned ones, which come first in each pair."""
         with self._connect() as database:
-            query = "SELECT place FROM plan WHERE cell = ?"
-            (place,) = database.execute(query, (planned.key,)).fetchone()
-            database.execute("UPDATE plan SET place = NULL WHERE cell = ?", (planned.key,))
-            database.execute(
-                "INSERT OR REPLACE INTO plan VALUES (?, ?, ?, ?, ?)", _planned(cell, place)
-            )
+            places = dict(database.execute("SELECT cell, place FROM plan"))
+            for planned, cell in cells:
+                place = places.pop(planned.key, None)
+                if place is not None:
+                    database.execute("UPDATE plan SET place = NULL WHERE cell = ?", (planned.key,))
+                    database.execute(
+                        "INSERT OR REPLACE INTO plan VALUES (?, ?, ?, ?, ?)", _planned(cell, place)
+                    )
 
     def finished(self, *, failed: bool = True) -> set[str]:
         """Return the keys of the cells that need not run again.

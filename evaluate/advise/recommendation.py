@@ -100,7 +100,11 @@ def _proofs(question: Question) -> Advice:
     rows = [proven(question, factor * sigma) for factor in (0.0, *PROVEN_LADDER)]
     recommended = next(row for row in rows if row.noise_multiplier == sigma)
     return Advice(
-        question, None, tuple(rows), recommended, tuple(proven_reasons(question, recommended))
+        question,
+        setting=None,
+        rows=tuple(rows),
+        recommended=recommended,
+        reasons=tuple(proven_reasons(question, recommended)),
     )
 
 
@@ -123,10 +127,10 @@ def _measurements(experiment: Experiment) -> Advice:
     data = len(load_world(experiment.scenario).train.targets)
     return Advice(
         question,
-        experiment.scenario.name,
-        (*rows, *searched, *retuned),
-        recommended,
-        tuple(_reasons(experiment, best, rows, recommended)),
+        setting=experiment.scenario.name,
+        rows=(*rows, *searched, *retuned),
+        recommended=recommended,
+        reasons=tuple(_reasons(experiment, best, rows, recommended)),
         panel=experiment.config([best]).panel,
         proxy=data if data != question.examples else None,
     )

@@ -117,7 +117,7 @@ def advise(
             question, scenario, out=folder, seed=seed, workers=workers, console=progress
         )
     except Unreachable as error:
-        advice = Advice(question, None, (), None, (str(error),))
+        advice = Advice(question, setting=None, rows=(), recommended=None, reasons=(str(error),))
     except KeyboardInterrupt:
         progress.print("Interrupted. The same command continues where it stopped.")
         raise typer.Exit(130) from None

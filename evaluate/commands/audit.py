@@ -77,14 +77,14 @@ def audit(
         start, findings = time.perf_counter(), []
         for run in range(seed, seed + runs):
             found = run_audits(
-                audited,
-                world.model(audited, run),
-                world.modality.loss,
-                examples,
-                plan,
-                generator("audit", name, run),
-                (name,),
-                runs,
+                defense=audited,
+                model=world.model(audited, run),
+                loss=world.modality.loss,
+                data=examples,
+                plan=plan,
+                rng=generator("audit", name, run),
+                methods=(name,),
+                runs=runs,
             )[name]
             findings.append(found)
             if isinstance(found, NotApplicable):

@@ -104,7 +104,7 @@ def reproduce(
     results = run_trials(
         _interleaved(planned.values()),
         out,
-        panel=f"table {table.name}",
+        panel="tables",  # several may share a folder
         config={"table": table.name, "procedure": procedure, "seed": seed},
         workers=workers,
         retry_failed=True,

@@ -144,7 +144,7 @@ def test_cells_that_the_last_run_did_not_plan_are_left_out(tmp_path: Path) -> No
 
 def test_a_cell_takes_the_place_of_a_planned_one(tmp_path: Path) -> None:
     store = written(tmp_path, none=FOUND, TopK=FOUND, Noise=FOUND)
-    store.replace(cell("TopK"), cell("TopK on fewer uploads"))
+    store.replace([(cell("TopK"), cell("TopK on fewer uploads"))])
     assert store.results().cells["defense"].tolist() == ["none", "TopK on fewer uploads", "Noise"]
     assert store.results().cells["status"].tolist() == ["ok", "missing", "ok"]
     store.write(cell("TopK on fewer uploads").key, Outcome(status="not needed"), 0.0)
