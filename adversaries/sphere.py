@@ -16,9 +16,7 @@ References:
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
-from scipy.optimize import linprog
 from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
@@ -176,29 +174,6 @@ def round_by_sampling(L: Tensor, directions: Tensor, smallest: int, rng: Generat
     if size > 1:
         exact &= values[:, -2] > 1e-4 * values[:, 0]
     return torch.where(exact.unsqueeze(1), right[:, -1].to(directions), directions)
-
-
-def round_by_linear_program(L: Tensor, directions: Tensor) -> Tensor:
-    """Round by linear programs, min ||Lr||_1 with <r, q> = 1; exact and slow, the reference."""
-    rows, size = L.shape
-    matrix = L.double().numpy()
-    identity = np.eye(rows)
-    above = np.block([[matrix, -identity], [-matrix, -identity]])
-    cost = np.concatenate([np.zeros(size), np.ones(rows)])
-    rounded = []
-    for direction in directions.double().numpy():
-        solution = linprog(
-            cost,
-            A_ub=above,
-            b_ub=np.zeros(2 * rows),
-            A_eq=np.concatenate([direction, np.zeros(rows)])[None],
-            b_eq=[1.0],
-            bounds=[(None, None)] * size + [(0, None)] * rows,
-        )
-        if solution.x is None:
-            raise RuntimeError(f"the linear program failed: {solution.message}")
-        rounded.append(torch.from_numpy(solution.x[:size]))
-    return normalize(torch.stack(rounded), dim=1).to(directions)
 
 
 def refine(

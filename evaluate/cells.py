@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import Field, dataclass, field, replace
 from functools import cached_property
@@ -346,7 +347,10 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
         raise ValueError("a source file has changed since the run began: start the run again")
     # All draws of ours come from generators of their own; this is for dropout in users' models.
     torch.manual_seed(generator("global", trial.cell.identity).initial_seed())
-    return trial.run(folder)
+    with warnings.catch_warnings(record=True) as caught:
+        outcome = trial.run(folder)
+    notes = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
+    return replace(outcome, note="; ".join(notes))
 
 
 def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[int]:

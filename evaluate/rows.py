@@ -199,6 +199,9 @@ class Outcome:
 
     Attributes:
         busy: Seconds spent in training or in the attack itself, without the harness around it.
+        status: How it ended.
+        error: Why there is no result.
+        note: What was warned of on the way.
     """
 
     attacks: tuple[AttackRow, ...] = ()
@@ -209,6 +212,7 @@ class Outcome:
     busy: float = 0.0
     status: Status = "ok"
     error: str = ""
+    note: str = ""
 
 
 def digest(value: Any) -> str:  # noqa: ANN401 - any JSON value

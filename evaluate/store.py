@@ -133,8 +133,8 @@ class Store:
             for table in ("outcomes", *_TABLES):
                 database.execute(f"DELETE FROM {table} WHERE cell = ?", (key,))
             database.execute(
-                "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?)",
-                (key, outcome.status, outcome.error, seconds, outcome.busy),
+                "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?, ?)",
+                (key, outcome.status, outcome.error, outcome.note, seconds, outcome.busy),
             )
             for table, row_type in _TABLES.items():
                 self._insert(database, table, row_type, key, getattr(outcome, table))
@@ -224,7 +224,7 @@ class Store:
         )
         database.execute(
             "CREATE TABLE outcomes"
-            " (cell TEXT PRIMARY KEY, status TEXT, error TEXT, seconds REAL, busy REAL)"
+            " (cell TEXT PRIMARY KEY, status TEXT, error TEXT, note TEXT, seconds REAL, busy REAL)"
         )
         for table, row_type in _TABLES.items():
             database.execute(f"CREATE TABLE {table} (cell TEXT, {', '.join(_columns(row_type))})")

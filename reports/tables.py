@@ -243,6 +243,16 @@ def failure_table(cells: pd.DataFrame) -> Table:
     return Table(("Status", "Scenario", "Defense", "Adversary", "Error", "Cells"), lines)
 
 
+def note_table(cells: pd.DataFrame) -> Table:
+    """Return what was warned of while cells ran."""
+    if "note" not in cells:  # results of an older format
+        return Table(("Note", "Adversary", "Cells"), ())
+    noted = cells[cells["note"].fillna("") != ""].fillna({"adversary": "(training)"})
+    groups = noted.groupby(["note", "adversary"], sort=False)
+    lines = tuple((*map(str, key), str(len(group))) for key, group in groups)
+    return Table(("Note", "Adversary", "Cells"), lines)
+
+
 def not_applicable_table(rates: pd.DataFrame) -> Table:
     """Return the attacks that could not run, and why."""
     return _reasons(rates, "not_applicable", "reason")

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -28,12 +27,9 @@ import numpy as np
 from scipy import fft
 from scipy.optimize import brentq
 
-from leakfrontier.defenses import Plan
-from leakfrontier.defenses.noise import Distribution
 from leakfrontier.defenses.pld import Schedule as Schedule
 from leakfrontier.defenses.pld import Segment as Segment
 from leakfrontier.defenses.pld import (
-    concentrated_epsilon,
     numerical_error,
     pld_epsilon,
     sampled_segment,
@@ -264,107 +260,3 @@ def least_noise(
     while excess(root) > 0:
         root += tolerance / 2
     return math.exp(root)
-
-
-@dataclass(frozen=True)
-class Translation:
-    """What noise of an absolute scale amounts to, in the terms of differential privacy.
-
-    Attributes:
-        noise_multiplier: The noise over the sensitivity; None where nothing bounds it.
-        unit: What is protected.
-        adjacency: `add/remove` or `replace`.
-        distribution: `gaussian` or `laplace`.
-        caveats: What must be said along with it.
-    """
-
-    noise_multiplier: float | None
-    unit: Unit
-    adjacency: str
-    distribution: Distribution
-    caveats: tuple[str, ...]
-
-    def epsilon(self, steps: int, delta: float, sample_rate: float = 1.0) -> float:
-        """Return epsilon of equal steps; infinite where nothing is guaranteed.
-
-        Laplace noise is accounted for as zero-concentrated privacy, without amplification.
-        """
-        if not self.noise_multiplier:
-            return math.inf
-        if self.distribution == "laplace":
-            rho = 1 / (2 * self.noise_multiplier**2)
-            return concentrated_epsilon(rho, Plan(steps, 1.0, delta))
-        return epsilon(sample_rate, self.noise_multiplier, steps, delta)
-
-
-def translate_noise(
-    scale: float,
-    clip: float | Sequence[float] | None,
-    *,
-    unit: Unit = "record",
-    batch_size: int = 1,
-    adjacency: Literal["add/remove", "replace"] = "add/remove",
-    distribution: Distribution = "gaussian",
-    observed_norm: float | None = None,
-) -> Translation:
-    """Translate noise as attack papers state it, on the upload, into a noise multiplier.
-
-    The upload is a mean over a batch of clipped gradients (unit `record`) or one clipped update
-    (unit `client`). Without clipping the sensitivity is unbounded, and no noise guarantees
-    anything, however large it is.
-
-    Args:
-        scale: Standard deviation of Gaussian noise (not its variance), or b of Laplace noise.
-        clip: L2 norm to which each gradient or update is clipped, or one for each of its
-            tensors; None if none is.
-        unit: What was clipped, and is protected.
-        batch_size: Gradients in the mean; a client's update is one.
-        adjacency: Whether the neighbouring dataset lacks the unit, or has another in its place.
-        distribution: Distribution of the noise.
-        observed_norm: Largest norm seen in practice, for what-if figures without clipping.
-    """
-    if not 0 <= scale < math.inf:
-        raise ValueError(f"scale must be in [0, inf), got {scale}")
-    if not batch_size >= 1 or (unit == "client" and batch_size != 1):
-        raise ValueError(f"batch_size must be at least 1, and 1 for a client, got {batch_size}")
-    caveats = []
-    if clip is None:
-        caveats.append(
-            "without clipping the sensitivity is unbounded: epsilon is infinite, however large "
-            "the noise"
-        )
-        if observed_norm is not None:
-            would_be = scale * batch_size / observed_norm
-            caveats.append(
-                f"empirical, not a guarantee: were {observed_norm:g} the largest norm, this noise "
-                f"would be a noise multiplier of {would_be:.4g}"
-            )
-        return Translation(None, unit, adjacency, distribution, tuple(caveats))
-    norm = math.hypot(*np.atleast_1d(clip))
-    if not 0 < norm < math.inf:
-        raise ValueError(f"clip must be positive and finite, got {clip}")
-    sensitivity = norm / batch_size * (2 if adjacency == "replace" else 1)
-    if distribution == "laplace":
-        caveats.append(
-            "Laplace noise of scale b after L2 clipping is as concentrated as Gaussian noise of "
-            "standard deviation b, not of its own; amplification by sampling is not claimed"
-        )
-    if unit == "client":
-        caveats.append("a server sees who takes part: every round of a client counts in full")
-    return Translation(scale / sensitivity, unit, adjacency, distribution, tuple(caveats))
-
-
-def required_norm(
-    scale: float, target: float, sample_rate: float, steps: int, delta: float, batch_size: int = 1
-) -> float:
-    """Return the norm to which units would have to be clipped for raw noise to keep an epsilon.
-
-    Args:
-        scale: Standard deviation of Gaussian noise on the mean over a batch.
-        target: Epsilon to be kept, under addition or removal.
-        sample_rate: Probability that one unit is in a step.
-        steps: Number of steps.
-        delta: Failure probability.
-        batch_size: Gradients in the mean; 1 for a client's update.
-    """
-    return scale * batch_size / calibrate(target, sample_rate, steps, delta)

@@ -15,10 +15,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import bdtrc, ndtr, ndtri
+from scipy.special import bdtrc
 
 from ..statistics import Flags, Floats
-from .accounting import gaussian_sigma
 
 CONFIDENCE = 0.95
 """Confidence level of the lower bounds from canaries."""
@@ -71,28 +70,6 @@ def one_run_lower_bound(
 
     def excess(epsilon: float) -> float:
         return one_run_p_value(canaries, guesses, correct, epsilon, delta) - (1 - confidence)
-
-    return _largest(excess)
-
-
-def one_run_gaussian_lower_bound(
-    canaries: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE
-) -> float:
-    """Return the same against Gaussian mechanisms alone, which is tighter ([2], Algorithm 3).
-
-    It refutes that the mechanism is as private as one Gaussian step with that epsilon, and so is
-    for runs without subsampling.
-    """
-
-    def excess(epsilon: float) -> float:
-        mu = 1 / gaussian_sigma(epsilon, delta) if epsilon else 0.0
-        right = (1 - confidence) * correct / canaries
-        wrong = (1 - confidence) * (guesses - correct) / canaries
-        for i in range(correct - 1, -1, -1):
-            more = max(wrong, float(ndtr(ndtri(right) - mu)))
-            right = min(1.0, right + i / (guesses - i) * (more - wrong))
-            wrong = more
-        return guesses / canaries - right - wrong
 
     return _largest(excess)
 

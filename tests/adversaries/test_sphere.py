@@ -88,15 +88,6 @@ def test_rounding_by_sampling_makes_minima_of_a_smooth_loss_exact(mu: float) -> 
     assert hits(rounded, truth, 1 - 1e-9) > 0.6 * hits(near, truth, 0.99) > 0.3
 
 
-def test_the_linear_program_is_the_reference_for_rounding() -> None:
-    left, truth = dictionary(120, 5)
-    near = normalize(truth + 0.1 * sphere.uniform(5, truth, rng()), dim=1)
-    rounded = sphere.round_by_linear_program(left, near)
-    assert hits(rounded, truth, 1 - 1e-9) == 1
-    refined = sphere.refine(left, near, zeros=45, noise=torch.zeros(5, dtype=torch.float64))
-    torch.testing.assert_close((refined * rounded).sum(1).abs(), torch.ones(5).double())
-
-
 def test_refinement_averages_noise_over_all_zeros() -> None:
     left, truth = dictionary(1000, 10)
     noise = 1e-3

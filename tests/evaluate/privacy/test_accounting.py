@@ -28,9 +28,7 @@ from leakfrontier.evaluate.privacy.accounting import (
     epsilons,
     least_noise,
     record_segment,
-    required_norm,
     schedule_epsilon,
-    translate_noise,
 )
 
 REFERENCES = [  # sample rate, sigma, steps, delta; epsilon by RDP, PRV and PLD
@@ -322,69 +320,3 @@ def test_rejects_an_empty_schedule_and_a_bad_target() -> None:
     for target in (0.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=r"target must be in \(0, inf\)"):
             calibrate(target, 0.01, 1, 1e-5)
-
-
-def test_noise_without_clipping_translates_to_nothing() -> None:
-    raw = translate_noise(10.0, None, batch_size=8, observed_norm=4.0)
-    assert raw.noise_multiplier is None
-    assert raw.epsilon(1, 1e-5) == math.inf
-    assert "however large the noise" in raw.caveats[0]
-    assert "not a guarantee: were 4 the largest norm" in raw.caveats[1]
-    assert "noise multiplier of 20" in raw.caveats[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "sigma"),
-    [
-        ({"clip": 2.0, "batch_size": 8}, 0.1 * 8 / 2),
-        ({"clip": 2.0, "batch_size": 8, "adjacency": "replace"}, 0.1 * 8 / 4),
-        ({"clip": 2.0, "unit": "client"}, 0.1 / 2),
-        ({"clip": 2.0, "unit": "client", "adjacency": "replace"}, 0.1 / 4),
-        ({"clip": [3.0, 4.0], "batch_size": 8}, 0.1 * 8 / 5),
-    ],
-)
-def test_noise_with_clipping_translates_to_a_multiplier(
-    options: dict[str, object], sigma: float
-) -> None:
-    translated = translate_noise(0.1, **options)  # type: ignore[arg-type]
-    assert translated.noise_multiplier == pytest.approx(sigma)
-    assert translated.epsilon(3, 1e-5, 0.5) == epsilon(0.5, sigma, 3, 1e-5)
-
-
-def test_laplace_noise_counts_as_a_gaussian_of_its_scale_not_of_its_variance() -> None:
-    laplace = translate_noise(1.0, 1.0, distribution="laplace")
-    gaussian = translate_noise(1.0, 1.0)
-    assert laplace.noise_multiplier == gaussian.noise_multiplier == 1
-    assert gaussian.epsilon(1, 1e-5) == pytest.approx(4.377, abs=1e-3)
-    for entries, exact in ((10, 3.152), (100, 4.220)):
-        one = pld.privacy_loss_distribution.from_laplace_mechanism(
-            1.0, sensitivity=entries**-0.5, value_discretization_interval=1e-3
-        )
-        spread = one.self_compose(entries).get_epsilon_for_delta(1e-5)
-        assert spread == pytest.approx(exact, abs=2e-3)
-        assert spread <= gaussian.epsilon(1, 1e-5) <= laplace.epsilon(1, 1e-5)
-    same_variance = epsilon(1.0, math.sqrt(2), 1, 1e-5)
-    assert same_variance == pytest.approx(2.94, abs=0.005)
-    assert same_variance < 4.220  # too optimistic
-    assert laplace.epsilon(5, 1e-5, sample_rate=0.01) == laplace.epsilon(5, 1e-5)
-
-
-def test_required_norm_is_where_raw_noise_would_keep_epsilon() -> None:
-    norm = required_norm(0.1, 4.0, 0.01, 100, 1e-5, batch_size=32)
-    clipped = translate_noise(0.1, norm, batch_size=32)
-    assert clipped.epsilon(100, 1e-5, 0.01) == pytest.approx(4.0, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scale": -1.0, "clip": 1.0}, r"scale must be in \[0, inf\), got -1.0"),
-        ({"scale": 1.0, "clip": 0.0}, "clip must be positive and finite, got 0.0"),
-        ({"scale": 1.0, "clip": math.nan}, "clip"),
-        ({"scale": 1.0, "clip": 1.0, "batch_size": 0}, "batch_size must be at least 1"),
-        ({"scale": 1.0, "clip": 1.0, "batch_size": 2, "unit": "client"}, "1 for a client, got 2"),
-    ],
-)
-def test_translation_rejects_bad_parameters(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        translate_noise(**options)  # type: ignore[arg-type]

@@ -43,7 +43,6 @@ from leakfrontier.evaluate.privacy.one_run import (
     CANARIES,
     log_likelihood_ratio,
     one_run_ceiling,
-    one_run_gaussian_lower_bound,
     one_run_lower_bound,
     one_run_p_value,
 )
@@ -562,21 +561,8 @@ def test_one_run_equals_the_references(
         assert at_two == pytest.approx(p, rel=5e-3)
 
 
-@pytest.mark.parametrize(
-    ("canaries", "guesses", "correct", "bound"),
-    [(1000, 100, 95, 3.323), (1000, 200, 180, 2.901), (5000, 500, 480, 4.063)],
-)
-def test_the_gaussian_variant_equals_the_references(
-    canaries: int, guesses: int, correct: int, bound: float
-) -> None:
-    ours = one_run_gaussian_lower_bound(canaries, guesses, correct, 1e-5)
-    assert ours == pytest.approx(bound, abs=5e-3)
-    assert ours > one_run_lower_bound(canaries, guesses, correct, 1e-5)
-
-
 def test_one_run_limits() -> None:
     assert one_run_lower_bound(1000, 200, 100, 1e-5) == 0  # as good as a coin
-    assert one_run_gaussian_lower_bound(1000, 200, 100, 1e-5) == 0
     assert one_run_p_value(1000, 200, 0, 1.0, 1e-5) == 1
     with pytest.raises(ValueError, match="must not decrease, got 3, 2, 10"):
         one_run_p_value(10, 2, 3, 1.0, 1e-5)
