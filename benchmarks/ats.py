@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from leakfrontier.adversaries import FedSGD, InputSpace, InvertingGradients, Reconstruction
+from leakfrontier.adversaries import FedSGD, InvertingGradients, Reconstruction
 from leakfrontier.defenses import Batch
 from leakfrontier.defenses.ats import ATS
 from leakfrontier.defenses.ats_search import save_policies, search

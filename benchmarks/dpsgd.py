@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedSGD, InputSpace
+from leakfrontier.adversaries import FedSGD, ImageSpace
 from leakfrontier.defenses import DPSGD, Batch, Plan
 from leakfrontier.defenses.pld import gaussian_epsilon
 from leakfrontier.evaluate.data import load_dataset

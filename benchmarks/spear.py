@@ -19,10 +19,9 @@ from statistics import median
 import altair as alt
 import pandas as pd
 import torch
-from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedSGD, SPEARPlusPlus
-from leakfrontier.defenses import Batch, Defense
+from leakfrontier.adversaries import SPEARPlusPlus
+from leakfrontier.defenses import Batch
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import ThreatModel, Upload, observe
 from leakfrontier.evaluate.data import Dataset, load_dataset
@@ -50,7 +49,7 @@ def upload(data: Dataset, size: int, width: int, seed: int, *, centred: bool = T
     chosen = torch.randperm(len(data.train.targets), generator=rng)[:size]
     batch = Batch(space.to_inputs(data.train.inputs[chosen]), data.train.targets[chosen])
     threat = ThreatModel()
-    return observe(model, cross_entropy, [batch], Defense(), FedSGD(), space, threat, rng)[0]
+    return observe(client, [batch], threat, rng)[0]
 
 
 def attack(adversary: SPEARPlusPlus, seen: Upload, seed: int) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 import torch
 from federated import SPACE, rng
 
-from leakfrontier.adversaries import InputSpace
+from leakfrontier.adversaries import ImageSpace
 
 
 def test_pixels_and_inputs_are_inverse() -> None:

@@ -14,7 +14,7 @@ from leakfrontier.adversaries import (
     Candidates,
     FedAvg,
     FedSGD,
-    InputSpace,
+    ImageSpace,
     LinearLeakage,
     NotApplicable,
     Observation,
@@ -24,7 +24,7 @@ from leakfrontier.adversaries import (
 )
 from leakfrontier.defenses import DPSGD, Batch, ClientDP, Defense, Quantization, TopK, Update
 from leakfrontier.evaluate.cells import AttackTrial
-from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
+from leakfrontier.evaluate.client import Client, ThreatModel, make_replay, observe
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.privacy.bounds import reconstruction
 from leakfrontier.evaluate.rows import AttackRow
@@ -66,13 +66,12 @@ def successes(defense: Defense, candidates: int, trials: int) -> int:
     pool = Candidates(basis.unsqueeze(1), torch.zeros(candidates, 1, dtype=torch.long))
     model, space, threat = nn.Linear(size, 1, bias=False), ImageSpace((size,), 1), ThreatModel()
     threat = replace(threat, candidates=pool)
-    replay = make_replay(model, outputs_mean, defense, FedSGD(), threat, 1, draws)
+    client = Client(model, outputs_mean, defense, FedSGD(), space)
+    replay = make_replay(client, threat, draws)
     right = 0
     for index in torch.randint(candidates, (trials,), generator=draws).tolist():
         private = [Batch(pool.inputs[index], pool.targets[index])]
-        (upload,) = observe(
-            model, outputs_mean, private, defense, FedSGD(), space, threat, draws, replay
-        )
+        (upload,) = observe(client, private, threat, draws, replay=replay)
         right += found(upload.observation, pool) == index
     return right
 
@@ -162,16 +161,9 @@ def test_small_differences_survive_large_updates() -> None:
     size = 2**20
     pool = Candidates(torch.eye(3, size).unsqueeze(1), torch.zeros(3, 1, dtype=torch.long))
     model, defense = nn.Linear(size, 1, bias=False), ClientDP(30.0)
-    (upload,) = observe(
-        model,
-        outputs_mean,
-        [Batch(pool.inputs[0], pool.targets[0])],
-        defense,
-        FedSGD(),
-        ImageSpace((size,), 1),
-        ThreatModel(candidates=pool),
-        rng(),
-    )
+    client = Client(model, outputs_mean, defense, FedSGD(), ImageSpace((size,), 1))
+    private = Batch(pool.inputs[0], pool.targets[0])
+    (upload,) = observe(client, [private], ThreatModel(candidates=pool), rng())
     observation = upload.observation
     fit = prior_aware.likelihood(observation)
     assert fit is not None

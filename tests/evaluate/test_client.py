@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from federated import SPACE, batch, convolutional, mlp, observed, rng
+from federated import batch, convolutional, make_client, mlp, observed, rng
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
 from leakfrontier.defenses import DPSGD, Batch, Defense, Loss, TopK, Update
-from leakfrontier.evaluate.client import ThreatModel, local_update, observe, release
+from leakfrontier.evaluate.client import ThreatModel, observe, release
 from leakfrontier.evaluate.contract import Checked
 from leakfrontier.evaluate.federation import Federation
 
@@ -53,7 +53,7 @@ HOOKS = {
 def test_every_upload_passes_all_hooks_in_order(protocol: Protocol, hooks: list[str]) -> None:
     spy, model, share = Spy(), mlp(), batch(4)
 
-    federation = Federation(model, cross_entropy, [share], spy, protocol, 1, batch_size=4)
+    federation = Federation(make_client(model, spy, protocol), [share], 1, batch_size=4)
     federation.round(rng())
     assert spy.calls == hooks, "training"
 
@@ -99,7 +99,7 @@ def test_the_adversary_never_replays_the_clients_noise() -> None:
             }
 
     observation = observed(model, share, Noise())
-    clean = local_update(model, cross_entropy, share, Defense(), FedSGD(), rng())
+    clean = make_client(model).upload(share, rng())
     client = observation.update["1.weight"] - clean["1.weight"]
     for _ in range(3):
         replayed = observation.simulate(*share)["1.weight"] - clean["1.weight"]
@@ -110,7 +110,7 @@ def test_the_adversary_never_replays_the_clients_noise() -> None:
 def test_fedavg_equals_a_plain_loop_of_sgd() -> None:
     model, share = convolutional(), batch(6)
     protocol = FedAvg(epochs=2, batch_size=2, lr=0.1)
-    update = local_update(model, cross_entropy, share, Defense(), protocol, rng(5))
+    update = make_client(model, protocol=protocol).upload(share, rng(5))
 
     reference = convolutional()
     start = [p.detach().clone() for p in reference.parameters()]
@@ -144,7 +144,7 @@ def test_an_aggregate_is_one_observation_of_all_clients() -> None:
             return [{name: sum(u[name] for u in updates) for name in updates[0]}]  # type: ignore[misc]
 
     shares, model = [batch(2, seed) for seed in range(3)], mlp()
-    seen = observe(model, cross_entropy, shares, Sum(), FedSGD(), SPACE, ThreatModel(), rng())
+    seen = observe(make_client(model, Sum()), shares, ThreatModel(), rng())
     assert len(seen) == 1
     observation, truth = seen[0].observation, seen[0].truth
     assert (observation.batch_size, observation.protocol.clients) == (6, 3)
@@ -160,9 +160,7 @@ def test_an_upload_tells_what_was_trained_on() -> None:
             return Batch(-batch.inputs, batch.targets)
 
     share = batch(2)
-    (upload,) = observe(
-        mlp(), cross_entropy, [share], Inverted(), FedSGD(), SPACE, ThreatModel(), rng()
-    )
+    (upload,) = observe(make_client(mlp(), Inverted()), [share], ThreatModel(), rng())
     assert torch.equal(upload.truth.inputs, share.inputs)
     assert torch.equal(upload.trained_on.inputs, -share.inputs)
 
@@ -176,9 +174,8 @@ def test_what_was_trained_on_is_in_the_order_of_the_examples(size: int) -> None:
 
     share, protocol = batch(4), FedAvg(epochs=2, batch_size=size, lr=0.1)
     for defense, factor in ((Defense(), 1), (Doubled(), 2)):
-        (upload,) = observe(
-            mlp(), cross_entropy, [share], defense, protocol, SPACE, ThreatModel(), rng()
-        )
+        client = make_client(mlp(), defense, protocol)
+        (upload,) = observe(client, [share], ThreatModel(), rng())
         assert torch.equal(upload.trained_on.inputs, factor * share.inputs)
 
 
@@ -278,6 +275,6 @@ def test_an_empty_batch_is_refused() -> None:
 
 def test_checks_change_nothing() -> None:
     model, share = mlp(), batch(3)
-    plain = release(model, cross_entropy, [share], [TopK(0.1)], FedSGD(), rng())
-    checked = release(model, cross_entropy, [share], [Checked(TopK(0.1))], FedSGD(), rng())
+    plain = release([make_client(model, TopK(0.1))], [share], rng())
+    checked = release([make_client(model, Checked(TopK(0.1)))], [share], rng())
     assert all(torch.equal(plain[0][name], checked[0][name]) for name in plain[0])

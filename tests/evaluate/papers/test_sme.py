@@ -9,7 +9,7 @@ import pytest
 import torch
 from federated import rng
 
-from leakfrontier.adversaries import DLG, FedAvg, InputSpace
+from leakfrontier.adversaries import DLG, FedAvg, ImageSpace
 from leakfrontier.defenses import Batch
 from leakfrontier.evaluate.data import Dataset, load_dataset
 from leakfrontier.evaluate.models import build_model

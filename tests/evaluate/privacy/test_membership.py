@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedAvg, FedSGD, InputSpace, NotApplicable, PublicData
+from leakfrontier.adversaries import FedAvg, FedSGD, ImageSpace, NotApplicable, PublicData
 from leakfrontier.defenses import (
     DPSGD,
     Batch,
