@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from torch import nn
 
+from leakfrontier.adversaries import InputSpace
 from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.experiment import SEED_STRIDE, Effort, Experiment
 from leakfrontier.evaluate.advise.question import Question, Row

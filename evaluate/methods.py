@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
-from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedSGD, Protocol
+from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedBuff, FedSGD, Protocol
 from leakfrontier.defenses import DEFENSES, Chain, Defense
 
 from .plugins import load_attribute
 
-PROTOCOLS: dict[str, type[FedSGD] | type[FedAvg]] = {"FedSGD": FedSGD, "FedAvg": FedAvg}
+PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, FedAvg, FedBuff)}
+"""Every protocol by name. Add a class here to add a protocol."""
 
 T = TypeVar("T")
 
@@ -104,7 +105,7 @@ def build_adversary(method: Method) -> Adversary:
 
 def build_protocol(method: Method) -> Protocol:
     """Return the protocol that a configuration names."""
-    return _build(method, PROTOCOLS, object, "protocol")  # type: ignore[return-value]
+    return _build(method, PROTOCOLS, Protocol, "protocol")  # type: ignore[type-abstract]
 
 
 def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: str) -> T:

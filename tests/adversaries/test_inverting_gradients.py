@@ -3,7 +3,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from federated import SPACE, batch, make_client, mlp, observed, rng
+from federated import SPACE, TOKENS, batch, make_client, mlp, observed, rng
 from torch import Generator
 
 from leakfrontier.adversaries import (
@@ -109,7 +109,7 @@ def test_replays_a_defense_that_cannot_be_vectorised() -> None:
 
 def test_one_observation_that_is_not_applicable_does_not_stop_the_others() -> None:
     good = observed(LENET, batch(1))
-    tokens = replace(good, space=replace(SPACE, vocabulary=100))
+    tokens = replace(good, space=TOKENS)
     results = InvertingGradients(iterations=2).reconstruct_all([tokens, good], [rng(), rng()])
     assert isinstance(results[0], NotApplicable)
     assert isinstance(results[1], Reconstruction)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated import make_client, rng
+from federated import TOKENS, make_client, rng
 from torch import Generator, Tensor
 
 from leakfrontier.adversaries import (
@@ -15,7 +15,6 @@ from leakfrontier.adversaries import (
     Protocol,
     PublicData,
     Reconstruction,
-    TokenSpace,
 )
 from leakfrontier.adversaries.learning_to_invert import (
     Simulator,
@@ -204,7 +203,7 @@ def test_what_it_cannot_do_is_not_applicable() -> None:
     cases = {
         "no public data": replace(one, public=None),
         "no client is granted": replace(one, release=None),
-        "tokens": replace(one, space=TokenSpace((4,), 2, vocabulary=9)),
+        "tokens": replace(one, space=TOKENS),
         "of 9 examples": replace(one, batch_size=9),
         "19 public examples are too few": replace(one, public=few),
     }

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated import SPACE, batch, convolutional, make_client, mlp, observed, rng, seeded
+from federated import SPACE, TOKENS, batch, convolutional, make_client, mlp, observed, rng, seeded
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -242,7 +242,7 @@ def test_granted_labels_are_used_and_others_inferred(attack: Matching) -> None:
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)
 def test_tokens_are_not_applicable(attack: Matching) -> None:
     observation = observed(LENET, batch(1), protocol=protocol(attack))
-    tokens = replace(observation, space=replace(SPACE, vocabulary=100))
+    tokens = replace(observation, space=TOKENS)
     with pytest.raises(NotApplicable, match="tokens"):
         attack.reconstruct(tokens, rng())
 

@@ -7,7 +7,12 @@ from scipy import ndimage
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Generator, Tensor
 
+from leakfrontier.adversaries import ImageSpace
+from leakfrontier.defenses import Batch
 from leakfrontier.evaluate import metrics
+from leakfrontier.evaluate.modality import Images
+
+IMAGES = Images(ImageSpace((4,), 3))
 
 
 def seeded(seed: int = 0) -> Generator:
@@ -193,24 +198,24 @@ def test_identified_of_an_empty_batch() -> None:
     assert metrics.identified(images(0, 4), images(0, 4), images(0, 5, 4)).shape == (0,)
 
 
-def test_distractors_are_allowed_look_alikes() -> None:
+def test_look_alikes_are_of_the_class_and_no_duplicates() -> None:
     inputs, targets = images(60, 4), torch.arange(60) % 3
     inputs[9] = inputs[0] + 5e-4  # a near-duplicate of the example, as 12 is not
     inputs[12] = inputs[0] + 5e-3
     exclude = torch.tensor([3, 6, 7])
-    drawn = metrics.distractors(0, targets, inputs, exclude, 16, seeded())
+    drawn = IMAGES.look_alikes(0, Batch(inputs, targets), exclude, 16, seeded())
     assert sorted(drawn.tolist()) == list(range(12, 60, 3))
-    again = metrics.distractors(0, targets, inputs, exclude, 16, seeded())
+    again = IMAGES.look_alikes(0, Batch(inputs, targets), exclude, 16, seeded())
     assert torch.equal(drawn, again)
     assert not torch.equal(drawn, drawn.sort().values)
     with pytest.raises(ValueError, match=r"\[1, 16\]"):  # the near-duplicate is not the 17th
-        metrics.distractors(0, targets, inputs, exclude, 17, seeded())
+        IMAGES.look_alikes(0, Batch(inputs, targets), exclude, 17, seeded())
 
 
-def test_distractors_are_drawn_uniformly() -> None:
+def test_look_alikes_are_drawn_uniformly() -> None:
     inputs, targets, rng = images(6, 4), torch.zeros(6, dtype=torch.long), seeded()
     drawn = [
-        metrics.distractors(2, targets, inputs, torch.tensor([], dtype=torch.long), 2, rng)
+        IMAGES.look_alikes(2, Batch(inputs, targets), torch.tensor([]).long(), 2, rng)
         for _ in range(2_000)
     ]
     share = torch.bincount(torch.cat(drawn), minlength=6) / 2_000
@@ -219,10 +224,10 @@ def test_distractors_are_drawn_uniformly() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 20])
-def test_distractors_name_the_class_that_is_too_small(count: int) -> None:
+def test_look_alikes_name_the_class_that_is_too_small(count: int) -> None:
     inputs, targets = images(60, 4), torch.arange(60) % 3
     with pytest.raises(ValueError, match=rf"in \[1, 19\], .* class 2 .*got {count}"):
-        metrics.distractors(2, targets, inputs, torch.tensor([2]), count, seeded())
+        IMAGES.look_alikes(2, Batch(inputs, targets), torch.tensor([2]), count, seeded())
 
 
 def test_tiers_ascend() -> None:

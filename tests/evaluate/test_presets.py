@@ -34,7 +34,7 @@ def test_trains_and_is_attacked(name: str, protocol: str, tmp_path: Path) -> Non
     trained = TrainTrial(scenario, FIRST[name], seed=0).run(tmp_path)
     assert trained.utility[-1].total > 0
     for knows_defense in (True, False):
-        trial = AttackTrial(scenario, FIRST[name], SEARCH, knows_defense, 0, 1, observations=2)
+        trial = AttackTrial(scenario, FIRST[name], SEARCH, knows_defense, 0, 1, observations=(0, 1))
         rows = trial.run(tmp_path).attacks
         assert len(rows) == 6
         assert all(row.identified is not None for row in rows)

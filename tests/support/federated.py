@@ -6,13 +6,21 @@ import torch
 from torch import Generator, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedSGD, ImageSpace, Observation, Protocol, Reconstruction
+from leakfrontier.adversaries import (
+    FedSGD,
+    ImageSpace,
+    Observation,
+    Protocol,
+    Reconstruction,
+    TokenSpace,
+)
 from leakfrontier.adversaries.relu_layer import Factors, factorise, find_layer
 from leakfrontier.defenses import Batch, Defense
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import Client, ThreatModel, observe
 
 SPACE = ImageSpace(shape=(3, 8, 8), classes=10, mean=(0.5,), std=(0.25,))
+TOKENS = TokenSpace(shape=(4,), classes=2, vocabulary=9)
 
 
 def rng(seed: int = 0) -> Generator:
