@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from federated import batch, convolutional, make_client, mlp, observed, rng
+from federated import Sum, batch, convolutional, make_client, mlp, observed, rng
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -138,11 +138,6 @@ def test_replay_is_differentiable_through_all_local_steps(protocol: Protocol) ->
 
 
 def test_an_aggregate_is_one_observation_of_all_clients() -> None:
-    @dataclass
-    class Sum(Defense):
-        def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
-            return [{name: sum(u[name] for u in updates) for name in updates[0]}]  # type: ignore[misc]
-
     shares, model = [batch(2, seed) for seed in range(3)], mlp()
     seen = observe(make_client(model, Sum()), shares, ThreatModel(), rng())
     assert len(seen) == 1
