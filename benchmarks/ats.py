@@ -28,16 +28,18 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from torch import nn
+from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedSGD, InputSpace, InvertingGradients, Reconstruction
+from leakfrontier.adversaries import ContinuousSpace, FedSGD, InvertingGradients, Reconstruction
 from leakfrontier.defenses import Batch
 from leakfrontier.defenses.ats import ATS
 from leakfrontier.defenses.ats_search import save_policies, search
 from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
+from leakfrontier.evaluate.client import Client, ThreatModel, make_replay, observe
 from leakfrontier.evaluate.data import load_dataset
+from leakfrontier.evaluate.modality import Images
 from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.scenario import generator, loss
+from leakfrontier.evaluate.seeds import generator
 from leakfrontier.evaluate.statistics import paired_difference, rate
 
 LOOK_ALIKES = 99
@@ -48,7 +50,7 @@ class Lab:
     """What all arms share: the attacked model, the victims and their look-alikes."""
 
     model: nn.Module
-    space: InputSpace
+    space: ContinuousSpace
     train: Batch
     victims: Sequence[int]
     attack: InvertingGradients
@@ -58,18 +60,15 @@ class Lab:
         defense = ATS(policy).for_space(self.space.mean, self.space.std)
         threat = ThreatModel(knows_defense=informed)
         rng = generator("replay", policy)
-        replay = make_replay(self.model, loss, defense, FedSGD(), threat, 1, rng)
+        client = Client(self.model, cross_entropy, defense, FedSGD(), self.space)
+        replay = make_replay(client, threat, rng)
         observations = [
             observe(
-                self.model,
-                loss,
-                [_rows(self.train, [victim])],
-                defense,
-                FedSGD(),
-                self.space,
+                client,
+                [self.train.at(torch.tensor([victim]))],
                 threat,
                 generator("client", policy, victim),
-                replay,
+                replay=replay,
             )[0].observation
             for victim in self.victims
         ]
@@ -89,10 +88,9 @@ class Lab:
     def _is_identified(self, victim: int, guess: object, transform: ATS) -> bool:
         if not isinstance(guess, Reconstruction):
             raise ValueError(f"the attack does not apply: {guess}")
-        look_alikes = metrics.distractors(
+        look_alikes = Images(self.space).look_alikes(
             victim,
-            self.train.targets,
-            self.space.to_unit(self.train.inputs),
+            Batch(self.space.to_unit(self.train.inputs), self.train.targets),
             torch.tensor([victim]),
             LOOK_ALIKES,
             generator("look-alikes", victim),
@@ -100,7 +98,7 @@ class Lab:
         # One by one, so that all get the draws that the client made for the victim.
         images = [
             transform.on_batch(
-                _rows(self.train, [row]), generator("client", transform.policy, victim)
+                self.train.at(torch.tensor([row])), generator("client", transform.policy, victim)
             ).inputs
             for row in (victim, *look_alikes.tolist())
         ]
@@ -108,16 +106,16 @@ class Lab:
         return bool(metrics.identified(self.space.to_unit(guess.inputs), truth, pool[None]))
 
 
-def semi_trained(space: InputSpace, train: Batch, epochs: int = 30) -> nn.Module:
+def semi_trained(space: ContinuousSpace, train: Batch, epochs: int = 30) -> nn.Module:
     """Return the LeNet trained on a tenth of the data, as the authors' search does."""
     rng = generator("semi-trained")
     model = build_model("lenet", space, rng)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    part = _rows(train, torch.randperm(len(train.targets), generator=rng)[::10].tolist())
+    part = train.at(torch.randperm(len(train.targets), generator=rng)[::10])
     for _ in range(epochs):
         for rows in torch.randperm(len(part.targets), generator=rng).split(50):
             optimizer.zero_grad()
-            loss(model(part.inputs[rows]), part.targets[rows]).backward()
+            cross_entropy(model(part.inputs[rows]), part.targets[rows]).backward()
             optimizer.step()
     return model
 
@@ -128,14 +126,13 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console()
     data = load_dataset(str(options.folder))
-    space = data.space
-    train, test = (Batch(space.to_inputs(b.inputs), b.targets) for b in (data.train, data.test))
+    space, (train, test) = data.space, data.normalised
     untrained = build_model("lenet", space, generator("untrained"))
     scored = untrained if options.score_untrained else semi_trained(space, train)
     found = search(
         scored,
         untrained,
-        loss,
+        cross_entropy,
         test,
         space,
         generator("search"),
@@ -184,10 +181,6 @@ def _choose(ranked: list[str], count: int) -> tuple[list[str], list[str]]:
         raise ValueError(f"{len(ranked)} accepted policies are too few for {count} and {count}")
     order = torch.randperm(len(ranked) - count, generator=generator("random policies"))
     return ranked[:count], [ranked[count + i] for i in order[:count]]
-
-
-def _rows(data: Batch, rows: Sequence[int]) -> Batch:
-    return Batch(data.inputs[list(rows)], data.targets[list(rows)])
 
 
 def _options() -> argparse.Namespace:

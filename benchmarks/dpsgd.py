@@ -13,11 +13,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedSGD
+from leakfrontier.adversaries import FedSGD, ImageSpace
 from leakfrontier.defenses import DPSGD, Batch, Plan
 from leakfrontier.defenses.pld import gaussian_epsilon
+from leakfrontier.evaluate.client import Client
 from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.federation import Federation, evaluate
+from leakfrontier.evaluate.federation import Federation
 from leakfrontier.evaluate.models import build_model
 
 BATCH, STEPS, DELTA, EPSILON = 1024, 300, 1e-5, 3.0
@@ -47,30 +48,19 @@ def speed(batch_size: int = 64, repeats: int = 5) -> None:
 def mnist(folder: Path) -> None:
     """Train a small CNN on all of MNIST under DP-SGD, at the least noise that epsilon allows."""
     data = load_dataset("mnist", folder)
-    space = data.space
-    train = Batch(space.to_inputs(data.train.inputs), data.train.targets)
-    test = Batch(space.to_inputs(data.test.inputs), data.test.targets)
+    space, (train, test) = data.space, data.normalised
     plan = Plan(STEPS, BATCH / len(train.targets), DELTA)
     sigma = _calibrate(plan)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = _small_cnn()
-    federation = Federation(
-        model,
-        cross_entropy,
-        [train],
-        DPSGD(sigma, 1.0),
-        FedSGD(),
-        1,
-        batch_size=BATCH,
-        server="adam",
-        lr=0.005,
-    )
+    client = Client(model, cross_entropy, DPSGD(sigma, 1.0), FedSGD(), space)
+    federation = Federation(client, [train], 1, batch_size=BATCH, server="adam", lr=0.005)
     print(f"sigma {sigma:.3f}: epsilon {gaussian_epsilon(sigma, plan):.3f} at delta {DELTA} (PLD)")
     start = time.perf_counter()
 
     def show(done: int, model: nn.Module) -> None:
-        accuracy = evaluate(model, cross_entropy, test)[0] / len(test.targets)
+        accuracy = data.modality.evaluate(model, test).correct / len(test.targets)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         seconds = time.perf_counter() - start
         print(

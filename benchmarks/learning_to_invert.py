@@ -20,7 +20,7 @@ from leakfrontier.adversaries import (
     PANEL,
     Adversary,
     FedSGD,
-    InputSpace,
+    ImageSpace,
     LearningToInvert,
     NotApplicable,
     PublicData,
@@ -28,10 +28,10 @@ from leakfrontier.adversaries import (
 )
 from leakfrontier.defenses import Batch, Defense, Noise, SignSGD, TopK
 from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import ThreatModel, Upload, make_replay, observe
+from leakfrontier.evaluate.client import Client, ThreatModel, Upload, make_replay, observe
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.scenario import generator
+from leakfrontier.evaluate.seeds import generator
 
 CANDIDATES = 100
 DEFENSES: dict[str, Defense] = {
@@ -54,9 +54,7 @@ def main(dataset: str, victims: int = 20, public: int = 5000, *names: str) -> No
     rows = torch.randperm(len(private.inputs), generator=generator("victims"))[:victims]
     pool = torch.stack(
         [
-            metrics.distractors(
-                int(i), private.targets, private.inputs, rows[:0], CANDIDATES - 1, generator(int(i))
-            )
+            data.modality.look_alikes(int(i), private, rows[:0], CANDIDATES - 1, generator(int(i)))
             for i in rows
         ]
     )
@@ -68,8 +66,9 @@ def main(dataset: str, victims: int = 20, public: int = 5000, *names: str) -> No
     for name in names or DEFENSES:
         for knows in (True,) if name == "none" else (False, True):
             threat = ThreatModel(knows_defense=knows, public=auxiliary)
-            shares = [Batch(private.inputs[i : i + 1], private.targets[i : i + 1]) for i in rows]
-            uploads = _observe(model, shares, DEFENSES[name], space, threat)
+            shares = [private.at(row) for row in rows.split(1)]
+            client = Client(model, cross_entropy, DEFENSES[name], FedSGD(), space)
+            uploads = _observe(client, shares, threat)
             attacks: list[Adversary] = [LearningToInvert(), PANEL.members["InvertingGradients"]]
             for attack in attacks:
                 start = time.perf_counter()
@@ -83,24 +82,14 @@ def main(dataset: str, victims: int = 20, public: int = 5000, *names: str) -> No
                 print(f"{title:42} {scores}, {seconds:.0f} s", flush=True)
 
 
-def _observe(
-    model: torch.nn.Module,
-    shares: list[Batch],
-    defense: Defense,
-    space: InputSpace,
-    threat: ThreatModel,
-) -> list[Upload]:
+def _observe(client: Client, shares: list[Batch], threat: ThreatModel) -> list[Upload]:
     """Return one upload per share; all share a replay."""
-    replay = make_replay(
-        model, cross_entropy, defense, FedSGD(), threat, 1, generator("replay", repr(defense))
-    )
+    defense = repr(client.defense)
+    replay = make_replay(client, threat, generator("replay", defense))
     uploads = []
     for index, share in enumerate(shares):
-        rng = generator("client", repr(defense), index)
-        (upload,) = observe(
-            model, cross_entropy, [share], defense, FedSGD(), space, threat, rng, replay
-        )
-        uploads.append(upload)
+        rng = generator("client", defense, index)
+        uploads += observe(client, [share], threat, rng, replay=replay)
     return uploads
 
 

@@ -29,6 +29,7 @@ from leakfrontier.adversaries import (
     Adversary,
     FedAvg,
     FedSGD,
+    ImageSpace,
     InputSpace,
     InvertingGradients,
     NotApplicable,
@@ -36,13 +37,13 @@ from leakfrontier.adversaries import (
     Protocol,
 )
 from leakfrontier.defenses import DPSGD, Batch, Defense, Noise, Quantization, SignSGD, TopK
-from leakfrontier.evaluate.client import ThreatModel, Upload, make_replay, observe
+from leakfrontier.evaluate.client import Client, ThreatModel, Upload, make_replay, observe
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
 from leakfrontier.evaluate.papers.sme import build_attack, path, sme_upload
 from leakfrontier.evaluate.papers.table import matched_psnr
 from leakfrontier.evaluate.papers.tables import TABLES
-from leakfrontier.evaluate.scenario import generator
+from leakfrontier.evaluate.seeds import generator
 
 VICTIMS = 20
 PAPERS = "leakfrontier.evaluate.papers.networks"
@@ -220,15 +221,13 @@ def _uploads(
     threat: ThreatModel | None = None,
 ) -> list[Upload]:
     defense, threat = defense or Defense(), threat or ThreatModel(knows_targets=True)
-    replay = make_replay(model, cross_entropy, defense, protocol, threat, 1, generator("replay"))
+    client = Client(model, cross_entropy, defense, protocol, space)
+    replay = make_replay(client, threat, generator("replay"))
     order = torch.randperm(len(images), generator=generator("victims"))
     uploads = []
-    for client, rows in enumerate(order[: clients * size].split(size)):
+    for index, rows in enumerate(order[: clients * size].split(size)):
         share = Batch(space.to_inputs(images[rows]), labels[rows])
-        rng = generator("client", client)
-        uploads += observe(
-            model, cross_entropy, [share], defense, protocol, space, threat, rng, replay
-        )
+        uploads += observe(client, [share], threat, generator("client", index), replay=replay)
     return uploads
 
 

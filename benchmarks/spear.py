@@ -24,10 +24,10 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import FedSGD, SPEARPlusPlus
 from leakfrontier.defenses import Batch, Defense
 from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import ThreatModel, Upload, observe
+from leakfrontier.evaluate.client import Client, ThreatModel, Upload, observe
 from leakfrontier.evaluate.data import Dataset, load_dataset
 from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.scenario import generator
+from leakfrontier.evaluate.seeds import generator
 
 PAPER = SPEARPlusPlus(
     loss="l1",
@@ -49,8 +49,8 @@ def upload(data: Dataset, size: int, width: int, seed: int, *, centred: bool = T
     model = build_model("mlp", space, rng, width=width)
     chosen = torch.randperm(len(data.train.targets), generator=rng)[:size]
     batch = Batch(space.to_inputs(data.train.inputs[chosen]), data.train.targets[chosen])
-    threat = ThreatModel()
-    return observe(model, cross_entropy, [batch], Defense(), FedSGD(), space, threat, rng)[0]
+    client = Client(model, cross_entropy, Defense(), FedSGD(), space)
+    return observe(client, [batch], ThreatModel(), rng)[0]
 
 
 def attack(adversary: SPEARPlusPlus, seen: Upload, seed: int) -> tuple[float, float]:

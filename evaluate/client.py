@@ -185,7 +185,8 @@ def observe(
         threat: What the adversary is granted.
         rng: Source of all the clients' randomness.
         models: What each of them received, if not the same model.
-        replay: One that `make_replay` has made for these models; a new one by default.
+        replay: One that `make_replay` has made for these models; by default a new one for each
+            upload whose clients received others.
     """
     if not all(len(share.inputs) for share in shares):
         raise ValueError("the private batch is empty")
@@ -197,8 +198,7 @@ def observe(
     ]
     updates = release(clients, shares, rng)
     together = len(shares) if len(updates) < len(shares) else 1
-    if replay is None:
-        replay = make_replay(client, threat, rng, models=models[:together])
+    replays: dict[tuple[nn.Module, ...], Replay] = {}
     uploads = []
     for index, update in enumerate(updates):
         behind = slice(index, index + together)
@@ -206,7 +206,10 @@ def observe(
         seen = [
             defense.trained_on or share for defense, share in zip(defenses, shares, strict=True)
         ]
-        observation = _observation(client, models[behind], update, truth, threat, replay)
+        sent = tuple(models[behind])
+        if sent not in replays:
+            replays[sent] = replay or make_replay(client, threat, rng, models=sent)
+        observation = _observation(client, sent, update, truth, threat, replays[sent])
         uploads.append(Upload(observation, truth, Batch.joined(seen[behind])))
     return uploads
 

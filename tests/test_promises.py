@@ -30,7 +30,7 @@ def attack(model: str, adversary: str, defended: bool = False) -> DataFrame:
         knows_defense=True,
         seed=0,
         checkpoint=0,
-        observations=20,
+        observations=tuple(range(20)),
     )
     return DataFrame(trial.run(Path()).attacks, columns=list(AttackRow.__dataclass_fields__))
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from federated import SPACE, batch, observed, rng
 
-from leakfrontier.adversaries import FedLeak, NotApplicable
+from leakfrontier.adversaries import FedLeak, ImageSpace, NotApplicable
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.models import build_model
 

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from federated import SPACE, batch, mlp, observed, rng
+from federated import SPACE, TOKENS, batch, make_client, mlp, observed, rng
 from torch import Generator
 
 from leakfrontier.adversaries import (
@@ -19,7 +19,6 @@ from leakfrontier.defenses import DPSGD, Defense, Noise, TopK, Update
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import ThreatModel, make_replay
 from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.scenario import loss
 
 LENET = build_model("lenet", SPACE, rng())
 
@@ -78,7 +77,7 @@ def test_restarts_keep_the_lowest_objective() -> None:
 
 def test_attacking_together_is_the_same_as_one_by_one() -> None:
     shares = [batch(1, seed) for seed in range(3)]
-    replay = make_replay(LENET, loss, Defense(), FedSGD(), ThreatModel(), 1, rng())
+    replay = make_replay(make_client(LENET), ThreatModel(), rng())
     observations = [replace(observed(LENET, share), replay=replay) for share in shares]
     attack = InvertingGradients(iterations=5)
     together = attack.reconstruct_all(observations, [rng(i) for i in range(3)])
@@ -110,7 +109,7 @@ def test_replays_a_defense_that_cannot_be_vectorised() -> None:
 
 def test_one_observation_that_is_not_applicable_does_not_stop_the_others() -> None:
     good = observed(LENET, batch(1))
-    tokens = replace(good, space=replace(SPACE, vocabulary=100))
+    tokens = replace(good, space=TOKENS)
     results = InvertingGradients(iterations=2).reconstruct_all([tokens, good], [rng(), rng()])
     assert isinstance(results[0], NotApplicable)
     assert isinstance(results[1], Reconstruction)

@@ -3,9 +3,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated import rng
+from federated import TOKENS, make_client, rng
 from torch import Generator, Tensor
-from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import (
     FedAvg,
@@ -48,16 +47,13 @@ def uploads(
     """Observe clients that share a replay."""
     defense, protocol = defense or Defense(), protocol or FedSGD()
     threat = ThreatModel(knows_targets, knows_defense, PUBLIC)
-    replay = make_replay(LENET, cross_entropy, defense, protocol, threat, clients, rng(3))
+    client = replace(make_client(LENET, defense, protocol), space=SPACE)
+    replay = make_replay(client, threat, rng(3), models=[LENET] * clients)
     seen = []
     for index, rows in enumerate(batches):
-        shares = [
-            Batch(PRIVATE.inputs[part], PRIVATE.targets[part]) for part in rows.chunk(clients)
-        ]
+        shares = [PRIVATE.at(part) for part in rows.chunk(clients)]
         source = rng(100 + index)
-        (upload,) = observe(
-            LENET, cross_entropy, shares, defense, protocol, SPACE, threat, source, replay
-        )
+        (upload,) = observe(client, shares, threat, source, replay=replay)
         seen.append(counted(upload.observation))
     return seen
 
@@ -98,8 +94,8 @@ BLIND = float(error(PUBLIC.inputs.mean(dim=0, keepdim=True), VICTIMS).mean())
 def test_undefended_victims_are_identified() -> None:
     results = attack(uploads(VICTIMS.split(1)))
     guess = SPACE.to_unit(torch.cat([result.inputs for result in results]))
-    pixels, targets = DATA.train
-    others = [metrics.distractors(int(i), targets, pixels, VICTIMS, 99, rng()) for i in VICTIMS]
+    pixels = DATA.train.inputs
+    others = [DATA.modality.look_alikes(int(i), DATA.train, VICTIMS, 99, rng()) for i in VICTIMS]
     found = metrics.identified(guess, pixels[VICTIMS], pixels[torch.stack(others)])
     assert int(found.sum()) >= 10  # chance is 0.2
     labels = torch.cat([result.targets for result in results if result.targets is not None])
@@ -207,7 +203,7 @@ def test_what_it_cannot_do_is_not_applicable() -> None:
     cases = {
         "no public data": replace(one, public=None),
         "no client is granted": replace(one, release=None),
-        "tokens": replace(one, space=ImageSpace((4,), 2, vocabulary=9)),
+        "tokens": replace(one, space=TOKENS),
         "of 9 examples": replace(one, batch_size=9),
         "19 public examples are too few": replace(one, public=few),
     }

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated import SPACE, batch, convolutional, mlp, observed, rng
+from federated import SPACE, TOKENS, batch, convolutional, mlp, observed, rng
 from torch import nn
 
 from leakfrontier.adversaries import FedAvg, LinearLeakage, NotApplicable
@@ -67,6 +67,6 @@ def test_refuses_a_model_it_cannot_read(model: nn.Module, reason: str) -> None:
 
 def test_refuses_tokens() -> None:
     observation = observed(mlp(), batch(1))
-    tokens = replace(observation, space=replace(SPACE, vocabulary=100))
+    tokens = replace(observation, space=TOKENS)
     with pytest.raises(NotApplicable, match="token"):
         ATTACK.reconstruct(tokens, rng())

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated import SPACE, batch, convolutional, mlp, observed, rng, seeded
+from federated import SPACE, TOKENS, batch, convolutional, make_client, mlp, observed, rng, seeded
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -31,13 +31,12 @@ from leakfrontier.adversaries.matching import (
     cosine,
     group_consistency,
     likelihood,
-    local_steps,
     mean_square,
     squared_error,
     total_variation,
     vectorised,
 )
-from leakfrontier.defenses import Defense, Noise, TopK
+from leakfrontier.defenses import Noise, TopK
 from leakfrontier.evaluate.client import ThreatModel, make_replay
 from leakfrontier.evaluate.models import build_model
 
@@ -203,7 +202,7 @@ def test_the_slope_is_that_of_a_plain_double_backward() -> None:
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)
 def test_every_attack_returns_a_guess_with_its_objective(attack: Matching) -> None:
     shares = [batch(1, seed) for seed in range(3)]
-    replay = make_replay(LENET, cross_entropy, Defense(), protocol(attack), ThreatModel(), 1, rng())
+    replay = make_replay(make_client(LENET, protocol=protocol(attack)), ThreatModel(), rng())
     observations = [
         replace(observed(LENET, share, protocol=protocol(attack)), replay=replay)
         for share in shares
@@ -243,7 +242,7 @@ def test_granted_labels_are_used_and_others_inferred(attack: Matching) -> None:
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)
 def test_tokens_are_not_applicable(attack: Matching) -> None:
     observation = observed(LENET, batch(1), protocol=protocol(attack))
-    tokens = replace(observation, space=replace(SPACE, vocabulary=100))
+    tokens = replace(observation, space=TOKENS)
     with pytest.raises(NotApplicable, match="tokens"):
         attack.reconstruct(tokens, rng())
 
@@ -263,8 +262,8 @@ def test_an_update_that_depends_on_nothing_is_no_error() -> None:
 
 def test_local_steps() -> None:
     observation = observed(LENET, batch(5), protocol=FedAvg(epochs=3, batch_size=2))
-    assert local_steps(observation) == 9
-    assert local_steps(observed(LENET, batch(5))) == 1
+    assert observation.local_steps == 9
+    assert observed(LENET, batch(5)).local_steps == 1
 
 
 def test_larger_models_are_attacked_in_smaller_stacks() -> None:
@@ -278,7 +277,7 @@ def test_larger_models_are_attacked_in_smaller_stacks() -> None:
 def test_a_model_is_left_as_it_was() -> None:
     model = seeded(lambda: nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, 10)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    _guesses_at_once(replace(observed(LENET, batch(1)), model=model))
+    _guesses_at_once(replace(observed(LENET, batch(1)), models=(model,)))
     torch.testing.assert_close(dict(model.state_dict()), before)
     assert functional_call(model, before, (batch(2).inputs,)).shape == (2, 10)
     assert not any(module._forward_hooks for module in model.modules())

@@ -1,7 +1,4 @@
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from leakfrontier.adversaries import (
     Candidates,
     FedAvg,
     FedSGD,
-    LinearLeakage,
+    ImageSpace,
     NotApplicable,
     Observation,
     PriorAware,
@@ -22,13 +19,8 @@ from leakfrontier.adversaries import (
     prior_aware,
 )
 from leakfrontier.defenses import DPSGD, Batch, ClientDP, Defense, Quantization, TopK, Update
-from leakfrontier.evaluate.cells import AttackTrial
-from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
-from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.client import Client, ThreatModel, make_replay, observe
 from leakfrontier.evaluate.privacy.bounds import reconstruction
-from leakfrontier.evaluate.rows import AttackRow
-from leakfrontier.evaluate.scenario import Scenario, load_world
-from leakfrontier.evaluate.scoring import look_alikes
 from leakfrontier.evaluate.statistics import clopper_pearson
 
 POOL = Candidates(*(part.unsqueeze(1) for part in batch(20, seed=3)))
@@ -65,13 +57,12 @@ def successes(defense: Defense, candidates: int, trials: int) -> int:
     pool = Candidates(basis.unsqueeze(1), torch.zeros(candidates, 1, dtype=torch.long))
     model, space, threat = nn.Linear(size, 1, bias=False), ImageSpace((size,), 1), ThreatModel()
     threat = replace(threat, candidates=pool)
-    replay = make_replay(model, outputs_mean, defense, FedSGD(), threat, 1, draws)
+    client = Client(model, outputs_mean, defense, FedSGD(), space)
+    replay = make_replay(client, threat, draws)
     right = 0
     for index in torch.randint(candidates, (trials,), generator=draws).tolist():
         private = [Batch(pool.inputs[index], pool.targets[index])]
-        (upload,) = observe(
-            model, outputs_mean, private, defense, FedSGD(), space, threat, draws, replay
-        )
+        (upload,) = observe(client, private, threat, draws, replay=replay)
         right += found(upload.observation, pool) == index
     return right
 
@@ -161,16 +152,9 @@ def test_small_differences_survive_large_updates() -> None:
     size = 2**20
     pool = Candidates(torch.eye(3, size).unsqueeze(1), torch.zeros(3, 1, dtype=torch.long))
     model, defense = nn.Linear(size, 1, bias=False), ClientDP(30.0)
-    (upload,) = observe(
-        model,
-        outputs_mean,
-        [Batch(pool.inputs[0], pool.targets[0])],
-        defense,
-        FedSGD(),
-        ImageSpace((size,), 1),
-        ThreatModel(candidates=pool),
-        rng(),
-    )
+    client = Client(model, outputs_mean, defense, FedSGD(), ImageSpace((size,), 1))
+    private = Batch(pool.inputs[0], pool.targets[0])
+    (upload,) = observe(client, [private], ThreatModel(candidates=pool), rng())
     observation = upload.observation
     fit = prior_aware.likelihood(observation)
     assert fit is not None
@@ -206,79 +190,3 @@ def test_replays_a_defense_that_cannot_be_vectorised() -> None:
 def test_needs_candidates() -> None:
     with pytest.raises(NotApplicable, match="no candidates are granted for the 2 private examples"):
         PriorAware().reconstruct(observed(mlp(), batch(2)), rng())
-
-
-TINY = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}), candidates=20)
-
-
-def trial(
-    defense: str = "none",
-    adversary: str = "PriorAware",
-    scenario: Scenario = TINY,
-    observations: int = 5,
-    **options: float,
-) -> AttackTrial:
-    return AttackTrial(
-        scenario,
-        Method(name=defense, options=options),
-        Method(name=adversary),
-        knows_defense=True,
-        seed=0,
-        checkpoint=0,
-        observations=observations,
-    )
-
-
-def rows(one: AttackTrial) -> Iterator[AttackRow]:
-    return iter(one.run(Path()).attacks)
-
-
-def test_the_harness_grants_the_look_alikes_of_the_identification_metric() -> None:
-    world, one = load_world(TINY), trial(observations=300)
-    places: Counter[int] = Counter()
-    for index, victim in enumerate(one._victims(world)):
-        pool = one._candidates(world, victim, index)
-        among_them = (pool.inputs[:, 0] == world.train.inputs[victim]).flatten(1).all(1)
-        (place,) = among_them.nonzero().flatten().tolist()
-        places[place] += 1
-        others = world.train.inputs[look_alikes(world, victim, 0, index)[0]]
-        assert {row.numpy().tobytes() for row in others} == {
-            row.numpy().tobytes() for row in pool.inputs[~among_them, 0]
-        }
-        assert (pool.targets == world.train.targets[victim]).all()
-    assert len(places) == 20
-    assert all(clopper_pearson(n, 300, 0.9999).low < 1 / 20 for n in places.values())
-
-
-def test_the_harness_scores_it_against_the_same_look_alikes() -> None:
-    for row in rows(trial()):
-        assert row.identified
-        assert row.psnr is not None
-        assert row.psnr > 100
-        assert row.candidates == 20
-        assert row.labels_granted
-        assert row.label_correct is None
-    assert not any(row.labels_granted for row in rows(trial(adversary="LinearLeakage")))
-
-
-@pytest.mark.parametrize(
-    ("scenario", "defense", "options", "size"),
-    [
-        (TINY.model_copy(update={"batch_size": 2}), "none", {}, 2),
-        (TINY, "SecureAggregation", {"clients": 4}, 4),
-    ],
-)
-def test_the_harness_grants_nothing_for_several_examples(
-    scenario: Scenario, defense: str, options: dict[str, float], size: int
-) -> None:
-    for row in rows(trial(defense, scenario=scenario, **options)):
-        assert row.reason == f"no candidates are granted for the {size} private examples"
-
-
-def test_only_attacks_that_need_candidates_are_granted_them() -> None:
-    world, one = load_world(TINY), trial()
-    victims = one._victims(world)
-    model = world.model(Defense(), 0)
-    for adversary, granted in ((PriorAware(), True), (LinearLeakage(), False)):
-        for upload in one._observe(world, Defense(), adversary, model, victims):
-            assert (upload.observation.candidates is not None) == granted

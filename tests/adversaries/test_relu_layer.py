@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated import SPACE, batch, convolutional, deep, factors, mlp, observed, rng, seeded
+from federated import TOKENS, batch, convolutional, deep, factors, mlp, observed, rng, seeded
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -61,7 +61,7 @@ def test_says_why_a_model_does_not_qualify(
 def test_tokens_do_not_qualify() -> None:
     observation = observed(mlp(), batch(1))
     with pytest.raises(NotApplicable, match="token"):
-        find_layer(replace(observation, space=replace(SPACE, vocabulary=9)), None)
+        find_layer(replace(observation, space=TOKENS), None)
 
 
 def test_the_factors_are_those_of_the_full_decomposition() -> None:

@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from federated import SPACE, batch, deep, mlp, observed, psnr, rng
+from federated import batch, deep, make_client, mlp, observed, psnr, rng
 from torch import nn
 
-from leakfrontier.adversaries import FedAvg, FedSGD, NotApplicable, SPEARPlusPlus
+from leakfrontier.adversaries import FedAvg, NotApplicable, SPEARPlusPlus
 from leakfrontier.defenses import DPSGD, Batch, SecureAggregation
 from leakfrontier.evaluate.cells import AttackTrial
 from leakfrontier.evaluate.client import ThreatModel, Upload, observe
 from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import Scenario, loss
+from leakfrontier.evaluate.scenario import Scenario
 
 PLAIN = SPEARPlusPlus(
     loss="l1", optimizer="scalar-adam", starts="uniform", steps=500, initialisations=1000
@@ -152,7 +152,13 @@ def test_a_run_records_why_a_layer_cannot_be_attacked(tmp_path: Path) -> None:
     for options, reason in expected:
         adversary = Method(name="SPEARPlusPlus", options=options)
         trial = AttackTrial(
-            scenario, Method(name="none"), adversary, True, seed=0, checkpoint=0, observations=2
+            scenario,
+            Method(name="none"),
+            adversary,
+            True,
+            seed=0,
+            checkpoint=0,
+            observations=(0, 1),
         )
         rows = trial.run(tmp_path).attacks
         assert all((row.reason is None) == (reason is None) for row in rows)
@@ -166,7 +172,7 @@ def test_secure_aggregation_is_broken_below_the_width_and_not_above() -> None:
     def upload(group: list[Batch]) -> Upload:
         together = SecureAggregation(clients=len(group))
         threat = ThreatModel()
-        (seen,) = observe(model, loss, group, together, FedSGD(), SPACE, threat, rng(1))
+        (seen,) = observe(make_client(model, together), group, threat, rng(1))
         return seen
 
     broken = upload(shares)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated import SPACE, batch, convolutional, mlp, observed, rng
+from federated import SPACE, batch, convolutional, make_client, mlp, observed, rng
 from torch import Tensor
 from torch.func import vmap
 from torch.nn.functional import cross_entropy
@@ -90,7 +90,7 @@ def test_replay_draws_from_what_the_client_draws_from(policy: str) -> None:
 def test_replay_is_differentiable_and_can_be_vectorised(
     policy: str, protocol: FedSGD | FedAvg
 ) -> None:
-    replay = make_replay(mlp(), cross_entropy, fitted(policy), protocol, ThreatModel(), 1, rng(7))
+    replay = make_replay(make_client(mlp(), fitted(policy), protocol), ThreatModel(), rng(7))
     data = batch(6)
     guesses = data.inputs.view(3, 2, *SPACE.shape).clone().requires_grad_()
 

@@ -89,7 +89,13 @@ def test_at_its_extreme_the_whole_panel_falls_to_the_prior_rate(name: str) -> No
     identified = {}
     for adversary in PANEL:
         trial = AttackTrial(
-            scenario, Method(name=name, options=EXTREME[name]), adversary, True, 0, 0, 20
+            scenario,
+            Method(name=name, options=EXTREME[name]),
+            adversary,
+            True,
+            0,
+            0,
+            tuple(range(20)),
         )
         rows = trial.run(Path()).attacks
         if adversary.name == "SME":

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from federated import SPACE, batch, convolutional, mlp, rng
+from federated import SPACE, batch, convolutional, make_client, mlp, rng
 from scipy import stats
 from torch import Generator, Tensor, nn
 from torch.func import vmap
@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from leakfrontier.defenses import Batch, Update, batch_gradient
 from leakfrontier.defenses.mixup import Mixup, _draw_beta
-from leakfrontier.evaluate.client import FedSGD, ThreatModel, make_replay
+from leakfrontier.evaluate.client import ThreatModel, make_replay
 
 MODELS = [mlp, convolutional]
 
@@ -82,7 +82,7 @@ def test_draws_come_from_the_generator() -> None:
 
 @pytest.mark.parametrize("build", MODELS)
 def test_replay_is_differentiable_and_can_be_vectorised(build) -> None:  # noqa: ANN001
-    replay = make_replay(build(), cross_entropy, Mixup(), FedSGD(), ThreatModel(), 1, rng(7))
+    replay = make_replay(make_client(build(), Mixup()), ThreatModel(), rng(7))
     data = batch(12)
     guesses = data.inputs.view(4, 3, *SPACE.shape).clone().requires_grad_()
 

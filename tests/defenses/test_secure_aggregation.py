@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federated import SPACE, batch, mlp, rng
+from federated import batch, make_client, mlp, rng
 from scipy.stats import chisquare
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedSGD, Observation
 from leakfrontier.defenses import Plan, Update
@@ -45,7 +44,7 @@ def total(updates: list[Update]) -> Tensor:
 def attacked(defense: SecureAggregation, clients: int) -> list[Observation]:
     shares = [batch(2, seed) for seed in range(clients)]
     threat = ThreatModel(knows_targets=True)
-    uploads = observe(mlp(), cross_entropy, shares, defense, FedSGD(), SPACE, threat, rng(1))
+    uploads = observe(make_client(mlp(), defense), shares, threat, rng(1))
     return [upload.observation for upload in uploads]
 
 
@@ -272,7 +271,9 @@ def test_a_single_masked_upload_gives_the_panel_the_prior_rate(tmp_path: Path) -
             ("none", adversary.name != "PriorGuess"),
             (f"{file}:MaskedUpload", False),
         ):
-            trial = AttackTrial(scenario, Method(name=name), adversary, True, 0, 0, 20)
+            trial = AttackTrial(
+                scenario, Method(name=name), adversary, True, 0, 0, tuple(range(20))
+            )
             identified = sum(bool(row.identified) for row in trial.run(tmp_path).attacks)
             interval = clopper_pearson(identified, 20)
             assert (interval.low > broken) == leaks, (adversary.name, name)

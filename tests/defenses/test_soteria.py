@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from federated import SPACE, batch, convolutional, mlp, observed, rng, seeded
+from federated import SPACE, batch, convolutional, make_client, mlp, observed, rng, seeded
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.functional import cross_entropy
@@ -11,7 +11,7 @@ from leakfrontier.adversaries import FedAvg, InvertingGradients, LinearLeakage, 
 from leakfrontier.defenses import Batch, Defense, batch_gradient
 from leakfrontier.defenses.soteria import Soteria, feature_scores
 from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import ThreatModel, local_update
+from leakfrontier.evaluate.client import ThreatModel
 from leakfrontier.evaluate.models import build_model
 
 
@@ -87,7 +87,7 @@ def test_every_local_step_masks_at_its_own_weights() -> None:
     data, lr = batch(2), 0.5
     protocol = FedAvg(epochs=1, batch_size=1, lr=lr)
     defense = Soteria(0.7)
-    update = local_update(convolutional(), cross_entropy, data, defense, protocol, rng(), False)
+    update = make_client(convolutional(), defense, protocol).upload(data, rng(), in_order=True)
     model = convolutional()
     for inputs, target in zip(*data, strict=True):
         part = Batch(inputs[None], target[None])

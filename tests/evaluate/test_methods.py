@@ -37,7 +37,7 @@ ATTACK = AttackTrial(
     knows_defense=True,
     seed=0,
     checkpoint=0,
-    observations=3,
+    observations=(0, 1, 2),
 )
 
 
@@ -241,7 +241,7 @@ def test_an_edited_file_changes_the_keys_of_its_own_cells_only(user_file: UserFi
         {"knows_defense": False},
         {"seed": 1},
         {"checkpoint": 2},
-        {"observations": 4},
+        {"observations": (0, 1)},
         {"pictures": 0},
     ],
     ids=str,

@@ -1,18 +1,35 @@
 """Small models and batches that several tests share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedSGD, ImageSpace, Observation, Protocol, Reconstruction
+from leakfrontier.adversaries import (
+    FedSGD,
+    ImageSpace,
+    Observation,
+    Protocol,
+    Reconstruction,
+    TokenSpace,
+)
 from leakfrontier.adversaries.relu_layer import Factors, factorise, find_layer
-from leakfrontier.defenses import Batch, Defense
+from leakfrontier.defenses import Batch, Defense, Update
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import Client, ThreatModel, observe
 
 SPACE = ImageSpace(shape=(3, 8, 8), classes=10, mean=(0.5,), std=(0.25,))
+TOKENS = TokenSpace(shape=(4,), classes=2, vocabulary=9)
+
+
+@dataclass
+class Sum(Defense):
+    """Aggregation without the cryptography: the server sees the sum."""
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        return [{name: torch.stack([u[name] for u in updates]).sum(dim=0) for name in updates[0]}]
 
 
 def rng(seed: int = 0) -> Generator:

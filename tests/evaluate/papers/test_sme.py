@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from federated import rng
+from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import DLG, FedAvg
-from leakfrontier.defenses import Batch
+from leakfrontier.adversaries import DLG, FedAvg, ImageSpace
+from leakfrontier.defenses import Batch, Defense
+from leakfrontier.evaluate.client import Client
 from leakfrontier.evaluate.data import Dataset, load_dataset
 from leakfrontier.evaluate.models import build_model
 from leakfrontier.evaluate.papers import dlg_ig, sme
+from leakfrontier.evaluate.papers.reproduce import draw_batch
 from leakfrontier.evaluate.papers.sme import FEMNIST, build_attack, peak_memory, sme_upload
 from leakfrontier.evaluate.papers.sme_paths import local_steps, plane_shares
-from leakfrontier.evaluate.papers.table import draw_batch
 from leakfrontier.evaluate.papers.tables import TABLES
 
 SMALL = {"E": 2, "N": 4}
@@ -125,7 +127,8 @@ def test_all_examples_are_looked_at_in_every_step() -> None:
     space = ImageSpace((1, 8, 8), 3)
     model = build_model("mlp", space, rng(), width=8)
     batch = Batch(torch.rand(6, 1, 8, 8, generator=rng()), torch.arange(6) % 3)
-    steps = local_steps(model, batch, FedAvg(2, 2, 1e-6), space, rng(), points=3)
+    client = Client(model, cross_entropy, Defense(), FedAvg(2, 2, 1e-6), space)
+    steps = local_steps(client, batch, rng(), points=3)
     assert steps.plane_shares.shape == (6,)
     # With hardly any movement, the gradient of all examples is the same everywhere.
     torch.testing.assert_close(steps.plane_shares, torch.ones(6).double(), atol=1e-3, rtol=0)

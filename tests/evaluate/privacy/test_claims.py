@@ -34,7 +34,8 @@ from leakfrontier.evaluate.privacy.claims import (
 )
 from leakfrontier.evaluate.privacy.membership import replacement_bounds
 from leakfrontier.evaluate.rows import GuaranteeRow
-from leakfrontier.evaluate.scenario import Scenario, Training, World, generator, load_world
+from leakfrontier.evaluate.scenario import Scenario, Training, World, load_world
+from leakfrontier.evaluate.seeds import generator
 
 SMALL = Method(name="mlp", options={"width": 16})
 FEDSGD = Method(name="FedSGD")
@@ -244,7 +245,7 @@ def attack(defense: Method, batch_size: int = 1, adversary: str = "LinearLeakage
         knows_defense=True,
         seed=0,
         checkpoint=0,
-        observations=2,
+        observations=(0, 1),
     )
 
 

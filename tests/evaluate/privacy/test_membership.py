@@ -6,14 +6,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from federated import SPACE, batch, mlp, observed, rng
+from federated import batch, make_client, mlp, observed, rng
 from numpy.testing import assert_allclose
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedAvg, FedSGD, NotApplicable, PublicData
+from leakfrontier.adversaries import FedAvg, FedSGD, ImageSpace, NotApplicable, PublicData
 from leakfrontier.defenses import (
     DPSGD,
     Batch,
@@ -25,7 +24,7 @@ from leakfrontier.defenses import (
     SecureAggregation,
     TopK,
 )
-from leakfrontier.evaluate.client import ThreatModel
+from leakfrontier.evaluate.client import Client, ThreatModel
 from leakfrontier.evaluate.privacy.accounting import Segment
 from leakfrontier.evaluate.privacy.bounds import Bounds
 from leakfrontier.evaluate.privacy.membership import (
@@ -136,17 +135,10 @@ def linear_game(
 ) -> dict[str, ROC | NotApplicable]:
     targets = torch.zeros(len(population), dtype=torch.long)
     size = population.shape[1]
-    return membership(
-        nn.Linear(size, 1, bias=False),
-        outputs_mean,
-        Batch(population, targets),
-        ClientDP(sigma),
-        FedSGD(),
-        ImageSpace((size,), 1),
-        ThreatModel(public=PublicData(public, targets[: len(public)])),
-        rng(),
-        uploads=uploads,
-    )
+    model = nn.Linear(size, 1, bias=False)
+    client = Client(model, outputs_mean, ClientDP(sigma), FedSGD(), ImageSpace((size,), 1))
+    threat = ThreatModel(public=PublicData(public, targets[: len(public)]))
+    return membership(client, Batch(population, targets), threat, rng(), uploads=uploads)
 
 
 @cache
@@ -195,12 +187,8 @@ def game(
     granted = ThreatModel(**{"public": PUBLIC, **threat})  # type: ignore[arg-type]
     protocol = FedAvg(epochs=2, batch_size=2, lr=0.05) if batch_size > 2 else FedSGD()
     return membership(
-        mlp(),
-        cross_entropy,
+        make_client(mlp(), defense, protocol),
         batch(60, seed=2),
-        defense,
-        protocol,
-        SPACE,
         granted,
         rng(),
         uploads=uploads,

@@ -118,7 +118,7 @@ class Setting:
             knows_defense=True,
             seed=0,
             checkpoint=0,
-            observations=attack.uploads,
+            observations=tuple(range(attack.uploads)),
         )
         rows = trial.run(Path()).attacks
         reasons = {row.reason for row in rows if row.reason is not None}

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import watching
+from safetensors.torch import load_model
+
+from leakfrontier.adversaries import FedAvg, FedBuff
+from leakfrontier.defenses import Defense
+from leakfrontier.evaluate.cells import AttackTrial, TrainTrial, attackable, run_trial
+from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.rows import AttackRow
+from leakfrontier.evaluate.scenario import Scenario, Training, load_world
+from leakfrontier.evaluate.seeds import generator
+
+NONE = Method(name="none")
+TINY = Scenario(
+    dataset="digits",
+    model=Method(name="mlp", options={"width": 16}),
+    candidates=20,
+    training=Training(rounds=4, clients=4, batch_size=8),
+)
+LOCAL = {"epochs": 1, "batch_size": 64, "lr": 0.1}
+LATE = TINY.model_copy(
+    update={
+        "protocol": Method(name="FedBuff", options={**LOCAL, "buffer": 2, "oldest": 2}),
+        "checkpoints": (0, 3),
+        "training": Training(rounds=3, clients=4, server="sgd", lr=1.0),
+    }
+)
+WATCHING = Method(name="watching:Watching")
+
+
+def trial(adversary: str | Method = "LinearLeakage", **options: object) -> AttackTrial:
+    method = Method(name=adversary) if isinstance(adversary, str) else adversary
+    settings: dict[str, object] = {
+        "scenario": TINY,
+        "defense": NONE,
+        "knows_defense": True,
+        "seed": 0,
+        "checkpoint": 0,
+        "observations": tuple(range(5)),
+        **options,
+    }
+    return AttackTrial(adversary=method, **settings)  # type: ignore[arg-type]
+
+
+def comparable(row: AttackRow) -> AttackRow:
+    """Return a row without what depends on the cell's other observations."""
+    return replace(row, counterfactual=None, seconds=0.0)
+
+
+def watched(one: AttackTrial, folder: Path) -> list[watching.Observation]:
+    watching.SEEN.clear()
+    one.run(folder)
+    return list(watching.SEEN)
+
+
+@pytest.mark.parametrize("defense", ["none", "SecureAggregation", "DPSGD"])
+@pytest.mark.parametrize("adversary", ["LinearLeakage", "PriorAware", "PriorGuess"])
+def test_a_part_of_the_observations_gives_the_same_rows(defense: str, adversary: str) -> None:
+    options: dict[str, dict[str, float]] = {
+        "SecureAggregation": {"clients": 3},
+        "DPSGD": {"noise_multiplier": 0.1},
+    }
+    method = Method(name=defense, options={**options.get(defense, {})})
+    whole, part = (
+        trial(adversary, defense=method, observations=chosen).run(Path())
+        for chosen in ((0, 1, 2, 3, 4), (1, 4))
+    )
+    assert {row.observation for row in part.attacks} == {1, 4}
+    expected = [comparable(row) for row in whole.attacks if row.observation in (1, 4)]
+    assert [comparable(row) for row in part.attacks] == expected
+    assert part.scores == tuple(s for s in whole.scores if s.observation in (1, 4))
+    kept = tuple(one for one in whole.renderings if one.observation in (1, 4))
+    assert part.renderings == kept
+
+
+def test_an_attack_that_applies_to_some_observations_is_scored_on_those() -> None:
+    watching.SEEN.clear()
+    method = Method(name=WATCHING.name, options={"every": 2})
+    rows = trial(method).run(Path()).attacks
+    assert [row.outcome for row in rows] == [
+        *("not applicable", "scored", "not applicable", "scored", "not applicable"),
+    ]
+    assert [row.reason for row in rows] == ["not this one", None] * 2 + ["not this one"]
+
+
+def test_features_are_no_examples() -> None:
+    deep = Method(name="SPEARPlusPlus", options={"layer": "3"})
+    for row in trial(deep, observations=(0, 1)).run(Path()).attacks:
+        assert row.outcome == "not applicable"
+        assert row.reason == "recovered features, the inputs of layer '3'"
+
+
+def test_only_attacks_that_need_candidates_are_granted_them() -> None:
+    for name, granted in (("watching:Choosing", True), (WATCHING.name, False)):
+        for observation in watched(trial(name), Path()):
+            assert (observation.candidates is not None) == granted
+
+
+def test_granted_candidates_are_those_of_the_score() -> None:
+    outcome = trial("PriorAware").run(Path())
+    for row in outcome.attacks:
+        assert row.identified
+        assert row.candidates == 20
+        assert row.labels_granted
+        assert row.label_correct is None
+    assert min(score.value for score in outcome.scores if score.metric == "psnr") > 100
+    assert not any(row.labels_granted for row in trial().run(Path()).attacks)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "defense", "size"),
+    [
+        (TINY.model_copy(update={"batch_size": 2}), NONE, 2),
+        (TINY, Method(name="SecureAggregation", options={"clients": 4}), 4),
+    ],
+)
+def test_nothing_is_granted_for_several_examples(
+    scenario: Scenario, defense: Method, size: int
+) -> None:
+    rows = trial("PriorAware", scenario=scenario, defense=defense).run(Path()).attacks
+    assert {row.reason for row in rows} == {
+        f"no candidates are granted for the {size} private examples"
+    }
+
+
+def test_observations_of_one_model_share_its_replay() -> None:
+    seen = watched(trial(WATCHING), Path())
+    assert len({id(one.replay) for one in seen}) == 1
+    assert len({one.models for one in seen}) == 1
+
+
+def test_every_version_that_an_attacked_client_may_have_is_kept() -> None:
+    assert attackable((0, 3, 10), FedAvg()) == {3, 10}
+    assert attackable((0, 3, 10), FedBuff(oldest=4)) == {1, 2, 3, 6, 7, 8, 9, 10}
+
+
+def test_the_attacked_upload_belongs_to_the_version_that_its_client_had(tmp_path: Path) -> None:
+    training = TrainTrial(LATE, NONE, seed=0)
+    training.run(tmp_path)
+    kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {training.checkpoint(tmp_path, version).name for version in (1, 2, 3)}
+    world = load_world(LATE)
+    versions = {}
+    for version in (1, 2, 3):
+        versions[version] = world.model(Defense(), 0)
+        load_model(versions[version], training.checkpoint(tmp_path, version))
+    attack = trial(WATCHING, scenario=LATE, checkpoint=3, observations=tuple(range(12)))
+    had = []
+    for index, observation in enumerate(watched(attack, tmp_path)):
+        rng = generator("staleness", LATE.description, 0, index)
+        version = 3 - world.protocol.staleness(3, rng)
+        torch.testing.assert_close(
+            observation.model.state_dict(), versions[version].state_dict(), rtol=0, atol=0
+        )
+        had.append(version)
+    assert {*had} == {1, 2, 3}
+
+
+def test_an_upload_before_training_is_of_the_initial_model(tmp_path: Path) -> None:
+    initial = load_world(LATE).model(Defense(), 0).state_dict()
+    for observation in watched(trial(WATCHING, scenario=LATE), tmp_path):
+        torch.testing.assert_close(observation.model.state_dict(), initial, rtol=0, atol=0)
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no checkpoint of round 2: training failed"):
+        trial(checkpoint=2).run(tmp_path)
+
+
+@pytest.mark.parametrize("defense", ["none", "TopK"])
+def test_tied_weights_survive_a_checkpoint(defense: str, tmp_path: Path) -> None:
+    scenario = TINY.model_copy(
+        update={"model": Method(name="watching:tied"), "checkpoints": (0, 2)}
+    )
+    method = Method(name=defense, options={"ratio": 0.5} if defense == "TopK" else {})
+    training = TrainTrial(scenario, method, seed=0)
+    first, *_, last = training.run(tmp_path).utility
+    assert last.loss != first.loss
+    attack = trial(WATCHING, scenario=scenario, defense=method, checkpoint=2, observations=(0,))
+    (observation,) = watched(attack, tmp_path)
+    model = observation.model
+    assert isinstance(model, watching.Tied)
+    assert model.second.weight is model.third.weight
+    assert not model.second.weight.equal(
+        load_world(scenario).model(Defense(), 0).get_parameter("second.weight")
+    )
+    assert set(observation.update) == {name for name, _ in model.named_parameters()}
+
+
+def test_labels_carry_what_tells_cells_apart() -> None:
+    long, short = (
+        trial(Method(name="InvertingGradients", options={"iterations": n})).cell.labels
+        for n in (300, 100)
+    )
+    assert long["adversary"] != short["adversary"]
+    assert long["adversary_name"] == short["adversary_name"] == "InvertingGradients"
+    assert short["adversary_options"]["iterations"] == 100
+    chained = Method(name="Chain", links=(Method(name="TopK", options={"ratio": 0.1}), NONE))
+    labels = trial(defense=chained).cell.labels
+    assert labels["family"] == "TopK then none"
+    assert labels["defense_options"] == {"1 TopK ratio": 0.1}
+    assert labels["threat"] == "passive"
+    assert trial("PriorGuess").cell.labels["baseline"]
+
+
+def test_a_cell_is_the_same_wherever_it_runs(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    once = run_trial((trial(), tmp_path))
+    torch.manual_seed(2)
+    again = run_trial((trial(), tmp_path))
+    assert [comparable(row) for row in once.attacks] == [comparable(row) for row in again.attacks]
+    assert once.scores == again.scores
