@@ -1,21 +1,97 @@
-"""Panels are succeeded, never edited: what older results were made with stays as it was."""
+"""The panel is the full suite, written out, and its members reconstruct what they always did."""
 
-from leakfrontier.adversaries import PANEL, SME, LearningToInvert, PriorAware
-from leakfrontier.adversaries.panel import PANEL_2026_1, PANEL_2026_2, PANEL_2026_3
+import ast
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from federated import batch, convolutional, mlp, observed, rng
+
+from leakfrontier.adversaries import (
+    ADVERSARIES,
+    PANEL,
+    Candidates,
+    FedAvg,
+    Observation,
+    PublicData,
+    Reconstruction,
+    panel,
+)
+from leakfrontier.evaluate.client import ThreatModel
+
+LOCAL = FedAvg(epochs=2, batch_size=1, lr=0.1)
+POOL = torch.stack([batch(1, seed).inputs for seed in range(5)])
+THREAT = ThreatModel(public=PublicData(*batch(200, 9)))
+
+PINNED = {
+    "PriorGuess": (-0.0007, 0.0812, 1.2071),
+    "LinearLeakage": (-0.1012, 1.1982, 0.0000),
+    "PriorAware": (-0.1012, 1.1982, 0.0000),
+    "SPEAR": (-0.1012, 1.1982, 0.0000),
+    "SPEARPlusPlus": (-0.1012, 1.1982, 0.0000),
+    "InvertingGradients": (-0.0918, 1.0259, 0.1729),
+    "SME": (-0.0512, 0.4677, 0.7437),
+    "LearningToInvert": (0.0217, 0.3471, 1.2320),
+    "DLG": (-0.1788, 2.0721, 0.8856),
+    "IDLG": (-0.1407, 1.6252, 0.4365),
+    "GradInversion": (-0.0526, 0.4216, 0.7918),
+    "FedLeak": (-0.1016, 0.6958, 0.9179),
+    "DLFA": (0.0437, 0.7407, 1.0583),
+}
+"""Mean and standard deviation of what members reconstruct, and its distance from the truth."""
 
 
-def test_older_panels_are_as_they_were() -> None:
-    assert list(PANEL_2026_1.members) == ["PriorGuess", "LinearLeakage", "InvertingGradients"]
-    assert list(PANEL_2026_2.members) == [*PANEL_2026_1.members, "SPEARPlusPlus"]
-    assert vars(PANEL_2026_1.members["InvertingGradients"])["iterations"] == 300
+def observation(name: str) -> Observation:
+    """Return a case that a member is made for."""
+    truth = batch(1, 3)
+    if name in ("SME", "DLFA"):
+        return observed(convolutional(), truth, protocol=LOCAL, threat=THREAT)
+    if name == "PriorAware":
+        pool = Candidates(POOL, torch.zeros(5, 1, dtype=torch.long))
+        return observed(mlp(), truth, threat=ThreatModel(candidates=pool))
+    of_layers = ("LinearLeakage", "SPEAR", "SPEARPlusPlus")
+    return observed(mlp() if name in of_layers else convolutional(), truth, threat=THREAT)
 
 
-def test_the_panel_in_force_has_candidates_and_weight_updates() -> None:
-    assert PANEL is PANEL_2026_3
-    assert PANEL.version == "2026.3"
-    assert {**PANEL.members, **PANEL_2026_2.members} == PANEL.members
-    assert PANEL.members["PriorAware"] == PriorAware()
-    assert PANEL.members["SME"] == SME(iterations=300)
-    assert PANEL.members["LearningToInvert"] == LearningToInvert(uploads=500)
-    given = [name for name, member in PANEL.members.items() if member.needs_candidates]
-    assert given == ["PriorAware"]
+def reconstructed(name: str) -> tuple[float, float, float]:
+    guess = PANEL.members[name].reconstruct(observation(name), rng(5))
+    assert isinstance(guess, Reconstruction)
+    inputs = guess.inputs
+    distance = (inputs - batch(1, 3).inputs).square().mean().sqrt()
+    return float(inputs.mean()), float(inputs.std()), float(distance)
+
+
+def test_it_is_the_full_suite() -> None:
+    assert PANEL.version == "2026.4"
+    assert set(PANEL.members) == set(PANEL.published) == set(ADVERSARIES)
+    for name, member in PANEL.members.items():
+        assert type(member) is ADVERSARIES[name] is type(PANEL.published[name])
+
+
+def test_every_hyper_parameter_is_written_out() -> None:
+    calls = [
+        node
+        for node in ast.walk(ast.parse(Path(panel.__file__).read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {cls.__name__ for cls in ADVERSARIES.values()}
+    ]
+    assert Counter(call.func.id for call in calls) == Counter(ADVERSARIES)  # type: ignore[attr-defined]
+    for call in calls:
+        cls = ADVERSARIES[call.func.id]  # type: ignore[attr-defined]
+        assert {keyword.arg for keyword in call.keywords} == {field.name for field in fields(cls)}
+
+
+def test_budgets_differ_from_published_ones_in_what_they_spend_alone() -> None:
+    spent = {"iterations", "restarts", "patience", "samples", "uploads", "width"}
+    for name, member in PANEL.members.items():
+        ours, published = vars(member), vars(PANEL.published[name])
+        assert {key for key in ours if ours[key] != published[key]} <= spent
+        assert all(ours[key] <= published[key] for key in spent & ours.keys())
+
+
+@pytest.mark.parametrize("name", PANEL.members)
+def test_members_reconstruct_what_they_always_did(name: str) -> None:
+    assert reconstructed(name) == pytest.approx(PINNED[name], rel=0.02, abs=0.02)
