@@ -93,6 +93,12 @@ def blind_success(rates: pd.DataFrame) -> pd.Series[float]:
     return rates[["prior", "chance"]].astype(float).max(axis=1)
 
 
+def tried(rates: pd.DataFrame) -> pd.Series[bool]:
+    """Return which attacks got their chance: they ran, or a cascade had nothing left for them."""
+    barred = (rates["refused"] > 0) | (rates["not_applicable"] > 0)
+    return (rates["observations"] > 0) | ((rates["not_needed"] > 0) & ~barred)
+
+
 def worst_case(results: Results) -> pd.DataFrame:
     """Return one row per scenario, checkpoint and defense: the panel as one adversary.
 
@@ -302,11 +308,11 @@ def _advantages(success: pd.Series[float], blind: pd.Series[float]) -> list[floa
 def _worst(attacks: pd.DataFrame, rates: pd.DataFrame, server: str) -> dict[str, Any]:
     """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
     own = rates[_counted(rates, server) & _own(rates, server)]
-    tried = (own["observations"] + own["not_needed"]).any()
-    victims = _worst_victims(attacks if tried else attacks.head(0), server)
+    known = tried(own).any()
+    victims = _worst_victims(attacks if known else attacks.head(0), server)
     unit = victims.groupby(level=["seed", "observation"]).ngroup()
     limits = _limits(victims, unit)
-    if not tried and own["refused"].any():
+    if not known and own["refused"].any():
         limits["text"] = "refused by the client"
     found = {column(server, name): value for name, value in limits.items()}
     return found | ({"observations": unit.nunique()} if server == "passive" else {})

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .analysis import FINISHED, SERVERS, blind_success, column, optimiser_failed
+from .analysis import FINISHED, SERVERS, blind_success, column, optimiser_failed, tried
 from .labels import ARM, ATTACK, sweeps
 from .statistics import Floats, clopper_pearson, holm, monotone_violation, paired_difference
 
@@ -256,10 +256,9 @@ def _randomness(evidence: _Evidence) -> Check:
 
 def _adaptive(evidence: _Evidence) -> Check:
     rates = evidence.results.rates()
-    # What a cascade spares an attack, it need not show that it can do.
-    tried = rates["simulates"] & (rates["rate"].notna() | (rates["not_needed"] > 0))
     knows = rates["knows_defense"].fillna(False).astype(bool)
-    granted = rates.assign(knows=knows)[tried].groupby([*ARM, "adversary"])["knows"].any()
+    simulating = rates.assign(knows=knows)[rates["simulates"] & tried(rates)]
+    granted = simulating.groupby([*ARM, "adversary"])["knows"].any()
     adaptive = granted.groupby(level=ARM).all()
     planned = evidence.planned
     arms = planned[~planned["control"]].groupby(ARM, sort=False).size().index

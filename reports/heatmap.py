@@ -14,7 +14,7 @@ from leakfrontier.evaluate.labels import describe_attack, describe_defenses, row
 from .charts import WIDTH, Figure, slug, styled
 
 _HEAT = ["#fff5eb", "#fdbe85", "#e6550d", "#8c2d04"]
-_COLUMNS = ["defense", "name", "attack", "text", "shown", "prior", "observations", "note"]
+_COLUMNS = ["defense", "name", "attack", "text", "shown", "below", "prior", "observations", "note"]
 
 
 def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figure | None:
@@ -58,13 +58,14 @@ def _cells(attacks: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     blind = blind_success(cells)
     cells["ceiling"] = (cells["high"] - blind) / (1 - blind)
     cells["shown"] = [_cell_text(row) for row in rows(cells)]
+    cells["below"] = [_below(row) for row in rows(cells)]
     cells["note"] = [_note(row) for row in rows(cells)]
     cells["ran"] = cells["advantage"].notna()
     cells["shade"] = cells["advantage"].clip(0, 1)
     return cells[[*_COLUMNS, "ran", "shade"]]
 
 
-def _layers(defenses: Sequence[str]) -> tuple[alt.Chart, alt.Chart, alt.Chart]:
+def _layers(defenses: Sequence[str]) -> list[alt.Chart]:
     """Return the squares of attacks that ran, of those that did not, and the words in both."""
     base = alt.Chart().encode(
         x=alt.X(
@@ -102,10 +103,12 @@ def _layers(defenses: Sequence[str]) -> tuple[alt.Chart, alt.Chart, alt.Chart]:
         fill="#ececec", stroke="#9a9a9a", strokeDash=[4, 3], strokeWidth=1.2
     )
     ink = alt.condition(alt.datum.shade > 0.55, alt.value("white"), alt.value("#222222"))
-    words = base.mark_text(fontSize=11.5, lineBreak="\n", lineHeight=12).encode(
-        text="shown:N", color=ink
-    )
-    return ran.encode(color=shade), absent, words
+    one, two = alt.datum.below == "", alt.datum.below != ""
+    words = [
+        base.transform_filter(lines).mark_text(fontSize=11.5, dy=dy).encode(text=text, color=ink)
+        for lines, text, dy in ((one, "shown:N", 0), (two, "shown:N", -6), (two, "below:N", 7))
+    ]
+    return [ran.encode(color=shade), absent, *words]
 
 
 def _both_variants(attacks: pd.DataFrame) -> pd.DataFrame:
@@ -121,10 +124,14 @@ def _both_variants(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cell_text(row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
-    if not row.observations:
-        return "refused" if row.refused else row.text.replace(" ", "\n")
-    left = f"\nof {row.observations} left" if row.not_needed else ""
-    return _advantage_text(row.advantage, row.ceiling) + left
+    if row.observations:
+        return _advantage_text(row.advantage, row.ceiling)
+    return "refused" if row.refused else str(row.text)
+
+
+def _below(row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
+    """Return the second line of a square: how many uploads a cascade has left for it."""
+    return f"of {row.observations} left" if row.observations and row.not_needed else ""
 
 
 def _advantage_text(advantage: float, ceiling: float) -> str:

@@ -192,12 +192,15 @@ def test_each_threat_includes_the_ones_before(tmp_path: Path, results: Results) 
     assert (larger["architecture_rate"] == 1.0).all()
 
 
-def test_a_refusal_is_neither_a_zero_nor_inapplicable(tmp_path: Path) -> None:
-    results = make_results(tmp_path, active=True, refuses=TOPK)
+@pytest.mark.parametrize("cascade", [False, True])
+def test_a_refusal_is_neither_a_zero_nor_inapplicable(tmp_path: Path, cascade: bool) -> None:
+    results = make_results(tmp_path, active=True, refuses=TOPK, cascade=cascade)
     row = one(results.rates(), scenario=MLP, defense=TOPK, adversary="Imprint")
     assert row["text"] == "refused by the client"
     assert row[[*LIMITS, "advantage"]].isna().all()
-    assert (row["observations"], row["refused"], row["not_applicable"]) == (0, 20, 0)
+    assert (row["observations"], row["not_applicable"]) == (0, 0)
+    assert row["refused"] == 20 - row["not_needed"] > 0
+    assert (row["not_needed"] > 0) == cascade
     assert (row["refusal"], row["reason"]) == ("the first layer isolates examples", "")
     worst = one(results.worst_case(), scenario=MLP, defense=TOPK)
     assert np.isnan(worst["parameters_rate"])
