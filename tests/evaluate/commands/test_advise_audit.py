@@ -167,8 +167,8 @@ def test_runs_of_an_audit_are_corrected_for_in_all_that_is_said(
 ) -> None:
     asked = []
 
-    def finding(*arguments: object) -> dict[str, Audit]:
-        asked.append(arguments[-1])
+    def finding(*, runs: int, **_: object) -> dict[str, Audit]:
+        asked.append(runs)
         return {"step canaries": Audit("step canaries", 4.0, 3.9, 3.0, 0.03, False, "words")}
 
     monkeypatch.setattr("leakfrontier.evaluate.commands.audit.run_audits", finding)
