@@ -78,7 +78,7 @@ def test_every_hyper_parameter_is_written_out() -> None:
         and isinstance(node.func, ast.Name)
         and node.func.id in {cls.__name__ for cls in ADVERSARIES.values()}
     ]
-    assert Counter(call.func.id for call in calls) == Counter(ADVERSARIES)  # type: ignore[attr-defined]
+    assert Counter(call.func.id for call in calls) == Counter([*ADVERSARIES])  # type: ignore[attr-defined]
     for call in calls:
         cls = ADVERSARIES[call.func.id]  # type: ignore[attr-defined]
         assert {keyword.arg for keyword in call.keywords} == {field.name for field in fields(cls)}
