@@ -335,7 +335,8 @@ def _own(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
 
 def _worst_victims(attacks: pd.DataFrame, server: str) -> pd.Series[float]:
     """Return, per victim of one arm, whether any attack of a server identified it."""
-    scored = attacks[_counted(attacks, server) & attacks["identified"].notna()]
+    counted = _counted(attacks, server) & attacks["identified"].notna()
+    scored = attacks.loc[counted, [*_VICTIM, "identified"]]
     return scored.astype({"identified": float}).groupby(_VICTIM)["identified"].max()
 
 
