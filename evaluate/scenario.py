@@ -65,7 +65,7 @@ class Scenario(Strict):
 
     Attributes:
         title: How reports call it; by default the dataset, the model and what is not default.
-        dataset: A name of `DATASETS`, or a folder of images.
+        dataset: A name of `DATASETS`, or a path: a folder of images or sounds, or a JSONL file.
         data_folder: Where downloads are kept.
         model: A name of `MODELS`, or the user's own `module:factory`, and its options.
         replace_batch_norm: Whether a model's BatchNorm becomes GroupNorm, under every defense.

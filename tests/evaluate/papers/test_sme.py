@@ -16,9 +16,9 @@ from leakfrontier.evaluate.client import Client
 from leakfrontier.evaluate.data import Dataset, load_dataset
 from leakfrontier.evaluate.models import build_model
 from leakfrontier.evaluate.papers import dlg_ig, sme
-from leakfrontier.evaluate.papers.table import draw_batch
 from leakfrontier.evaluate.papers.sme import FEMNIST, build_attack, peak_memory, sme_upload
 from leakfrontier.evaluate.papers.sme_paths import local_steps, plane_shares
+from leakfrontier.evaluate.papers.table import draw_batch
 from leakfrontier.evaluate.papers.tables import TABLES
 
 SMALL = {"E": 2, "N": 4}

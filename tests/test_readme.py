@@ -1,0 +1,107 @@
+"""What the README shows works as it stands."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+from PIL import Image
+
+from leakfrontier.evaluate.commands.main import app
+from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.run import run
+
+README = Path(__file__).parents[1] / "README.md"
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README.read_text(), re.DOTALL)
+COMMANDS = [
+    line.partition(" #")[0].partition(" > ")[0].strip()
+    for language, text in BLOCKS
+    if language == "bash"
+    for line in text.splitlines()
+    if line.startswith("leakfrontier ")
+]
+TINY = {
+    "scenarios": [
+        {
+            "dataset": "digits",
+            "model": {"name": "mlp", "width": 16},
+            "candidates": 20,
+            "training": {"rounds": 2, "clients": 4, "batch_size": 8},
+        }
+    ],
+    "defenses": ["none", "my_defense.py:Rounded"],
+    "adversaries": ["PriorGuess", "my_attack.py:Bias"],
+    "observations": 3,
+}
+
+
+def python_blocks() -> dict[str, str]:
+    """Return the Python blocks by the file that their first line names."""
+    blocks = [text for language, text in BLOCKS if language == "python"]
+    return {
+        found[1] if (found := re.match(r"# (\w+\.py)\n", text)) else "script.py": text
+        for text in blocks
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a user's folder, with all files that the README speaks of."""
+    for name, text in python_blocks().items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "my_models.py").write_text(
+        "import math\nfrom torch import nn\n\ndef build(space):\n"
+        "    size = math.prod(space.shape)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(size, space.classes))\n"
+    )
+    for label in ("a", "b"):
+        (tmp_path / "path/to/images" / label).mkdir(parents=True)
+        for number in range(3):
+            Image.new("L", (8, 8), 40 * number).save(
+                tmp_path / f"path/to/images/{label}/{number}.png"
+            )
+    (tmp_path / "my_run.yaml").write_text(yaml.safe_dump(TINY))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_there_is_something_to_test() -> None:
+    assert {"my_defense.py", "my_attack.py", "script.py"} == set(python_blocks())
+    assert len(COMMANDS) >= 10
+
+
+def test_the_defense_and_the_adversary_work(folder: Path) -> None:
+    results = run(load_config("my_run.yaml"), folder / "out", workers=1)
+    assert set(results.cells["status"]) == {"ok"}
+    rates = results.rates().set_index(["defense", "adversary"])["rate"]
+    assert rates["none", "Bias"] == 1.0
+    assert rates["Rounded", "Bias"] > 0
+
+
+def test_the_script_runs_as_it_is(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, folder / "script.py"], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Rounded" in done.stdout
+    assert (folder / "runs/mine/report.html").exists()
+
+
+@pytest.mark.parametrize("number", range(sum(language == "yaml" for language, _ in BLOCKS)))
+def test_configurations_are_valid(folder: Path, number: int) -> None:
+    content = yaml.safe_load([text for language, text in BLOCKS if language == "yaml"][number])
+    if isinstance(content, list):  # defenses alone
+        content = {**TINY, "defenses": content}
+    assert load_config(content).defenses
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_are_understood(line: str) -> None:
+    _, name, *arguments = shlex.split(line)
+    group = typer.main.get_command(app)
+    command = group.commands[name]  # type: ignore[attr-defined]
+    command.make_context(name, arguments)  # raises for unknown options
