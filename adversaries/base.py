@@ -205,8 +205,8 @@ class Adversary(ABC):
         baseline: Whether it ignores the update: what it reaches is not leakage.
         needs_candidates: Whether the attack chooses among candidates, which the harness then
             grants: each victim's look-alikes, and the victim among them.
-        cost: 0 if it is exact or cheap, 1 for one search, 2 for several or long ones: costly
-            attacks run only where cheaper ones left something to find.
+        cost: Its stage in a cascade: 0 if it is exact, 1 for a quick search, 2 for a search, 3
+            for a long one. A stage runs only where those before left something to find.
     """
 
     threat: ClassVar[Threat] = Threat.PASSIVE
@@ -214,7 +214,7 @@ class Adversary(ABC):
     pooled: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     needs_candidates: ClassVar[bool] = False
-    cost: ClassVar[int] = 1
+    cost: ClassVar[int] = 2
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
         """Return the model that the server sends to each client; all the same if it is honest.

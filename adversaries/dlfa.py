@@ -44,7 +44,7 @@ class DLFA(Matching):
         2022. https://arxiv.org/abs/2206.12395
     """
 
-    cost: ClassVar[int] = 2
+    cost: ClassVar[int] = 3
 
     iterations: int = 400
     lr: float = 0.4

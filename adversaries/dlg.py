@@ -36,7 +36,7 @@ class DLG(Matching):
     """
 
     precision: ClassVar[torch.dtype] = torch.float64  # single ends the search early
-    cost: ClassVar[int] = 2
+    cost: ClassVar[int] = 1
 
     iterations: int = 6000
     patience: int = 100

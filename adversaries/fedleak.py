@@ -47,7 +47,7 @@ class FedLeak(Matching):
         Realistic FL Settings." USENIX Security 2025. https://arxiv.org/abs/2506.08435
     """
 
-    cost: ClassVar[int] = 2
+    cost: ClassVar[int] = 3
 
     iterations: int = 10_000
     lr: float = 0.01

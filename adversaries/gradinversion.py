@@ -52,7 +52,7 @@ class GradInversion(Matching):
         Recovery via GradInversion." CVPR 2021. https://arxiv.org/abs/2104.07586
     """
 
-    cost: ClassVar[int] = 2
+    cost: ClassVar[int] = 3
 
     iterations: int = 20_000
     restarts: int = 4

@@ -60,6 +60,7 @@ class LearningToInvert(Adversary):
 
     simulates: ClassVar[bool] = True
     pooled: ClassVar[bool] = True
+    cost: ClassVar[int] = 1
 
     uploads: int = 5000
     features: int = 4096

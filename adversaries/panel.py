@@ -134,7 +134,7 @@ PANEL_2026_4 = Panel(
     version="2026.4",
     members=_members_2026_4(
         Budget(
-            spear_samples=10_000,
+            spear_samples=4096,
             inverting_gradients=300,
             sme=300,
             learning_to_invert_uploads=500,

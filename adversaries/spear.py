@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -35,6 +36,8 @@ class SPEAR(Adversary):
             Federated Learning." NeurIPS 2024. https://arxiv.org/abs/2403.03945
     """
 
+    cost: ClassVar[int] = 3
+
     layer: str | None = None
     samples: int = 1_000_000
 
@@ -49,9 +52,9 @@ class SPEAR(Adversary):
         if factors is None:
             return no_guess(observation, layer)
         pool = Pool(factors, exact=is_exact(observation, factors))
-        drawn = 0
-        while drawn < self.samples and not pool.confirmed:
-            count = min(_CHUNK, self.samples - drawn)
+        drawn, most = 0, self.samples if factors.rank > 1 else 1  # there is one direction
+        while drawn < most and not pool.confirmed:
+            count = min(_CHUNK, most - drawn)
             pool.add(_kernels(factors, count, rng))
             drawn += count
         return reconstruction(observation, layer, pool)
