@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,27 @@ def user_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def command() -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs a command line here: its exit code, output and errors."""
+    from leakfrontier.evaluate.commands.main import main  # seconds that most tests can do without
+
+    def call(*arguments: object, columns: int = 120) -> tuple[int, str, str]:
+        output, errors = io.StringIO(), io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            redirect_stdout(output),
+            redirect_stderr(errors),
+        ):
+            patch.setenv("COLUMNS", str(columns))
+            patch.setattr(sys, "argv", ["leakfrontier", *map(str, arguments)])
+            with pytest.raises(SystemExit) as caught:
+                main()
+        return int(caught.value.code or 0), output.getvalue(), errors.getvalue()
+
+    return call
 
 
 _FLAGS = [

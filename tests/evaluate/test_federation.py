@@ -1,10 +1,13 @@
+from dataclasses import dataclass, field
+
 import pytest
 import torch
-from federated import batch, make_client, mlp, rng
+from federated import Sum, batch, make_client, mlp, rng
+from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
-from leakfrontier.defenses import DPSGD, Batch, Defense, TopK
+from leakfrontier.adversaries import FedAvg, FedBuff, FedSGD, Protocol
+from leakfrontier.defenses import DPSGD, Batch, Defense, Refused, SecureAggregation, TopK
 from leakfrontier.evaluate.client import Client
 from leakfrontier.evaluate.data import load_dataset, partition
 from leakfrontier.evaluate.federation import Federation
@@ -20,6 +23,25 @@ def accuracy(defense: Defense, protocol: Protocol, server: str, lr: float, round
     federation = Federation(client, shares, 2, batch_size=64, server=server, lr=lr)
     federation.train(rounds, rng(), on_checkpoint=lambda *_: None)
     return data.modality.evaluate(model, test).correct / len(test.targets)
+
+
+def late_accuracy(protocol: Protocol, rounds: int = 100) -> float:
+    """Return the mean accuracy on fashion-mini over the last rounds."""
+    data = load_dataset("fashion-mini")
+    train, test = data.normalised
+    model = build_model("mlp", data.space, rng(), width=32)
+    client = Client(model, cross_entropy, Defense(), protocol, data.space)
+    federation = Federation(client, partition(train, 8, "iid", rng()), 4, server="sgd", lr=1.0)
+    found: list[float] = []
+    federation.train(
+        rounds,
+        rng(),
+        at=range(rounds - 20, rounds + 1, 4),
+        on_checkpoint=lambda _, model: found.append(
+            data.modality.evaluate(model, test).correct / len(test.targets)
+        ),
+    )
+    return sum(found) / len(found)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +97,109 @@ def test_checkpoints_are_called_at_the_chosen_rounds() -> None:
 def test_rejects_bad_parameters(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Federation(make_client(mlp()), [batch(2)] * 2, **options)  # type: ignore[arg-type]
+
+
+def test_buffered_training_reaches_the_accuracy_of_averaging() -> None:
+    """As many steps of the server, of as many uploads; `benchmarks/asynchronous.py` has more."""
+    local = {"epochs": 1, "batch_size": 32, "lr": 0.05}
+    synchronous = late_accuracy(FedAvg(**local))  # type: ignore[arg-type]
+    assert synchronous > 0.75
+    late = late_accuracy(FedBuff(**local, buffer=4, oldest=4))  # type: ignore[arg-type]
+    assert late > synchronous - 0.03
+
+
+def trained(protocol: FedBuff, defense: Defense, rounds: int = 8) -> Federation:
+    client = make_client(mlp(8), defense, protocol)
+    shares = [batch(4, seed) for seed in range(4)]
+    federation = Federation(client, shares, 1, server="sgd", lr=1.0)
+    federation.train(rounds, rng(), on_checkpoint=lambda *_: None)
+    return federation
+
+
+def test_a_sum_cannot_be_weighted_by_age() -> None:
+    summed = SecureAggregation(clients=3)
+    with pytest.raises(ValueError, match=r"their sum does not allow: set exponent: 0"):
+        trained(FedBuff(buffer=3, oldest=2), summed)
+    unweighted = FedBuff(buffer=3, oldest=2, exponent=0.0)
+    assert sum(trained(unweighted, summed).rounds_of) == 3 * 8
+    together, apart = (trained(unweighted, one).model for one in (Sum(), Defense()))
+    for one, other in zip(together.parameters(), apart.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@dataclass
+class Noting(Defense):
+    """Note which version of the model is received."""
+
+    received: list[Tensor] = field(default_factory=list)
+
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        self.received.append(next(model.parameters()).detach().clone())
+        return model
+
+
+def test_clients_train_on_versions_up_to_the_oldest() -> None:
+    noting = Noting()
+    versions: list[Tensor] = []
+    protocol = FedBuff(batch_size=4, lr=0.1, buffer=2, oldest=2)
+    client = make_client(mlp(8), noting, protocol)
+    federation = Federation(client, [batch(4, seed) for seed in range(4)], 1, server="sgd", lr=1.0)
+    ages = set()
+    draws = rng()
+    for now in range(20):
+        versions.append(next(federation.model.parameters()).detach().clone())
+        noting.received.clear()
+        federation.round(draws)
+        for received in noting.received:
+            (version,) = (i for i, one in enumerate(versions) if one.equal(received))
+            ages.add(now - version)
+    assert ages == {0, 1, 2}
+
+
+@dataclass(frozen=True)
+class Late(FedBuff):
+    """Every upload is one version old."""
+
+    def staleness(self, rounds: int, rng: Generator) -> int:
+        return min(rounds, 1)
+
+
+def test_old_uploads_count_less() -> None:
+    changes = {}
+    for exponent in (0.0, 1.0):
+        model = mlp(8)
+        protocol = Late(batch_size=4, lr=0.1, buffer=1, oldest=1, exponent=exponent)
+        client = make_client(model, protocol=protocol)
+        federation = Federation(client, [batch(4)], 1, server="sgd", lr=1.0)
+        federation.round(rng())
+        before = next(model.parameters()).detach().clone()
+        federation.round(rng())
+        changes[exponent] = next(model.parameters()).detach() - before
+    torch.testing.assert_close(changes[1.0], changes[0.0] / 2, rtol=1e-4, atol=1e-7)
+
+
+@dataclass
+class Picky(Defense):
+    """Refuse every second model."""
+
+    seen: list[int] = field(default_factory=list)
+
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        self.seen.append(1)
+        if len(self.seen) % 2 == 0:
+            raise Refused("no")
+        return model
+
+
+def test_clients_that_refuse_are_left_out_of_the_mean() -> None:
+    model, shares = mlp(), [batch(4, 0), batch(4, 1)]
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    federation = Federation(
+        make_client(model, Picky()), shares, 2, batch_size=4, server="sgd", lr=0.1
+    )
+    federation.round(rng())
+    assert federation.refused == 1
+    (taking_part,) = (i for i, rounds in enumerate(federation.rounds_of) if rounds)
+    expected = Defense().gradient(mlp(), cross_entropy, shares[taking_part], rng())
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value, before[name] - 0.1 * expected[name])
