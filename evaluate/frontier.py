@@ -247,6 +247,12 @@ def _probabilities(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
     )
 
 
+def _relative(accuracy: Floats, undefended: Floats) -> Floats:
+    """Return accuracies as shares of the undefended one; all are as good as one of nothing."""
+    shape = np.broadcast_shapes(accuracy.shape, undefended.shape)
+    return np.divide(accuracy, undefended, out=np.ones(shape), where=undefended > 0)
+
+
 def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
     """Return hypervolumes; none without an undefended control to be relative to."""
     columns = ["family", "defenses", "hypervolume", "low", "high"]
@@ -254,8 +260,9 @@ def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
     control = np.flatnonzero(placed["control"])
     if not len(control):
         return pd.DataFrame(columns=columns)
-    relative = draws.accuracy / draws.accuracy[:, control[:1]]
-    estimate = (placed["accuracy"] / placed["accuracy"].iloc[control[0]]).to_numpy()
+    relative = _relative(draws.accuracy, draws.accuracy[:, control[:1]])
+    accuracy = placed["accuracy"].to_numpy(dtype=float)
+    estimate = _relative(accuracy, accuracy[control[:1]])
     rows = []
     for family in dict.fromkeys(families):
         members = families == family

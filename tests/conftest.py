@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 torch.set_num_threads(1)
 
@@ -93,12 +93,19 @@ _FLAGS = [
 
 
 @pytest.fixture(scope="session")
-def page() -> Iterator[Page]:
+def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     if chromium is None and "CI" not in os.environ:
         pytest.skip("chromium is not installed")
     assert chromium is not None, "CI has to install chromium"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
-        yield browser.new_page(viewport={"width": 1200, "height": 900})
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    yield page
+    page.close()
