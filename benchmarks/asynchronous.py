@@ -16,9 +16,10 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import FedAvg, FedBuff, Protocol
 from leakfrontier.defenses import Defense
 from leakfrontier.evaluate.client import Client
-from leakfrontier.evaluate.data import load_dataset, partition
+from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.federation import Federation
 from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.partition import partition
 from leakfrontier.evaluate.seeds import generator
 
 LAST = 20

@@ -29,10 +29,10 @@ from leakfrontier.defenses import Defense, Refused
 
 from .client import Upload, make_replay, observe
 from .contract import Checked
-from .data import partition
 from .federation import Federation
 from .identity import ATTACK, TRAINING, factories, source
 from .methods import Method, build_adversary, build_defense
+from .partition import partition
 from .privacy.claims import claim_of, guarantee_row, proven_bound
 from .rows import Cell, GuaranteeRow, Outcome, UtilityRow
 from .scenario import (

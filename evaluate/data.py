@@ -1,9 +1,8 @@
-"""Datasets by name, and how their examples are spread over clients."""
+"""Datasets by name, and by path."""
 
 from __future__ import annotations
 
 import gzip
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,6 @@ from .text import (
     read_texts,
     tokenise,
 )
-
-Indices = NDArray[np.int64]
-"""Positions of examples in a batch."""
 
 FASHION_CLASSES = (
     "T-shirt/top",
@@ -150,133 +146,6 @@ def _load(name: str, folder: Path) -> Dataset:
     path = Path(name)
     is_text = path.is_file() or (path / "train.jsonl").is_file()
     return _texts(path) if is_text else _class_folders(path)
-
-
-def partition(
-    batch: Batch, clients: int, scheme: str, rng: Generator, *, alpha: float = 0.5
-) -> list[Batch]:
-    """Return each client's examples; every example goes to exactly one client.
-
-    All clients hold the same number of examples, up to one.
-
-    Args:
-        batch: The examples to spread.
-        clients: Number of clients.
-        scheme: One of `PARTITIONS`.
-        rng: Source of all random choices.
-        alpha: For `label-skew`: how much alike the clients are; near 0, each has one class.
-    """
-    if scheme not in PARTITIONS:
-        raise ValueError(f"scheme must be one of {', '.join(PARTITIONS)}, got {scheme!r}")
-    if not 1 <= clients <= len(batch.targets):
-        raise ValueError(
-            f"clients must be from 1 to the number of examples, {len(batch.targets)}, got {clients}"
-        )
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
-    seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
-    draws = np.random.default_rng(seed)
-    parts = PARTITIONS[scheme](batch, clients, draws, alpha)
-    return [batch.at(torch.from_numpy(draws.permutation(part))) for part in parts]
-
-
-def _iid(batch: Batch, clients: int, draws: np.random.Generator, alpha: float) -> list[Indices]:
-    return np.array_split(draws.permutation(len(batch.targets)), clients)
-
-
-def _label_skew(
-    batch: Batch, clients: int, draws: np.random.Generator, alpha: float
-) -> list[Indices]:
-    """Give each client classes in proportions from a Dirichlet distribution, while they last.
-
-    Client by client, q ~ Dir(alpha p), where p are the class frequencies of all the examples;
-    its examples are drawn without replacement from the classes with probabilities q.
-
-    References:
-        Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated
-        Visual Classification. 2019, section 3. https://arxiv.org/abs/1909.06335
-    """
-    _, labels, left = np.unique(
-        batch.targets.cpu().numpy(), return_inverse=True, return_counts=True
-    )
-    pools = [draws.permutation(np.flatnonzero(labels == label)) for label in range(len(left))]
-    concentration = alpha * left / len(labels)
-    parts = []
-    for size in (len(labels) + np.arange(clients)) // clients:
-        taken = _draw_labels(draws.dirichlet(concentration), left, int(size), draws)
-        chosen = zip(pools, left - taken, left, strict=True)
-        parts.append(np.concatenate([pool[start:end] for pool, start, end in chosen]))
-        left = left - taken
-    return parts
-
-
-def _draw_labels(
-    shares: NDArray[np.float64], available: Indices, size: int, draws: np.random.Generator
-) -> Indices:
-    """Return how many examples to take of each class; exhausted classes are drawn again."""
-    taken = np.zeros_like(available)
-    while taken.sum() < size:
-        weights = np.where(taken < available, shares, 0)
-        if not weights.sum() > 0:
-            weights = (available - taken).astype(float)
-        drawn = draws.multinomial(size - taken.sum(), weights / weights.sum())
-        taken = np.minimum(taken + drawn, available)
-    return taken
-
-
-def _feature_skew(
-    batch: Batch, clients: int, draws: np.random.Generator, alpha: float
-) -> list[Indices]:
-    """Give each client a region of the leading principal components, with all the classes.
-
-    The examples are halved again and again, along one component after the other. Where to cut
-    is decided in each class apart: clients differ in P(x | y), and hardly in P(y).
-    """
-    from sklearn.utils.extmath import randomized_svd  # slow to import
-
-    features = batch.inputs.flatten(1).cpu().float().numpy()
-    centred = features - features.mean(axis=0)
-    count = min(max(1, (clients - 1).bit_length()), *centred.shape)
-    scores, _, _ = randomized_svd(centred, count, random_state=int(draws.integers(2**32)))
-    _, labels = np.unique(batch.targets.cpu().numpy(), return_inverse=True)
-    return _halve(np.arange(len(labels)), clients, scores, labels)
-
-
-def _halve(
-    indices: Indices, clients: int, scores: NDArray[np.float32], labels: Indices
-) -> list[Indices]:
-    if clients == 1:
-        return [indices]
-    quantiles = _class_quantiles(scores[indices, 0], labels[indices])
-    ordered = indices[np.argsort(quantiles, kind="stable")]
-    first = clients // 2
-    cut = len(indices) * first // clients
-    turned = np.roll(scores, -1, axis=1)
-    return [
-        *_halve(ordered[:cut], first, turned, labels),
-        *_halve(ordered[cut:], clients - first, turned, labels),
-    ]
-
-
-def _class_quantiles(values: NDArray[np.float32], labels: Indices) -> NDArray[np.float64]:
-    """Return each value's rank among the values of its class, as a fraction of them."""
-    order = np.lexsort((values, labels))
-    counts = np.bincount(labels)
-    starts = np.cumsum(counts) - counts
-    quantiles = np.empty(len(values))
-    sorted_labels = labels[order]
-    quantiles[order] = (np.arange(len(values)) - starts[sorted_labels] + 0.5) / counts[
-        sorted_labels
-    ]
-    return quantiles
-
-
-PARTITIONS: dict[str, Callable[[Batch, int, np.random.Generator, float], list[Indices]]] = {
-    "iid": _iid,
-    "label-skew": _label_skew,
-    "feature-skew": _feature_skew,
-}
-"""Every way to spread examples over clients, by name."""
 
 
 def _fashion_mini(folder: Path) -> Dataset:

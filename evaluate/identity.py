@@ -29,7 +29,12 @@ LISTS = ("__init__.py", "panel.py")
 JOINT = "evaluate/cells.py"
 """What joins the paths: it counts for all kinds of cells, what it imports is told apart here."""
 
-TRAINING = (JOINT, "evaluate/federation.py", "evaluate/privacy/claims.py")
+TRAINING = (
+    JOINT,
+    "evaluate/federation.py",
+    "evaluate/partition.py",
+    "evaluate/privacy/claims.py",
+)
 ATTACK = (JOINT, "evaluate/client.py", "evaluate/scoring.py", "evaluate/privacy/claims.py")
 
 

@@ -30,9 +30,10 @@ from leakfrontier.adversaries.matching import Matching, cosine
 from leakfrontier.defenses import Batch, Defense
 
 from ..client import Client, ThreatModel, Upload, observe
-from ..data import Dataset, partition
+from ..data import Dataset
 from ..federation import Federation
 from ..models import build_model
+from ..partition import partition
 from ..seeds import fork, generator
 from ..statistics import mean_interval
 from .sme_paths import LocalSteps, local_steps

@@ -9,9 +9,10 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import FedAvg, FedBuff, FedSGD, Protocol
 from leakfrontier.defenses import DPSGD, Batch, Defense, Refused, SecureAggregation, TopK
 from leakfrontier.evaluate.client import Client
-from leakfrontier.evaluate.data import load_dataset, partition
+from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.federation import Federation
 from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.partition import partition
 
 
 def accuracy(defense: Defense, protocol: Protocol, server: str, lr: float, rounds: int) -> float:
