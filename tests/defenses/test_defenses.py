@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from federated import batch, convolutional, mlp, observed
+from small_panel import OF_GRADIENTS, attacked
 from torch import nn
 
 from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
@@ -27,9 +27,7 @@ from leakfrontier.defenses import (
     Soteria,
     TopK,
 )
-from leakfrontier.evaluate.cells import AttackTrial
 from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.run import load_config
 from leakfrontier.evaluate.scenario import Scenario
 from leakfrontier.evaluate.statistics import clopper_pearson
 
@@ -62,7 +60,6 @@ EXTREME: dict[str, dict[str, float]] = {
 }
 # One bit per entry, Soteria, PRECODE and ATS leave victims identifiable at their strongest; a sum
 # hides them only among more clients than a test has time for.
-PANEL = load_config({"scenarios": ["digits/mlp"], "defenses": ["none"]}).members()
 
 
 def test_every_defense_has_an_identity_setting_or_a_reason() -> None:
@@ -85,25 +82,15 @@ def test_the_identity_setting_is_the_undefended_upload(
 
 @pytest.mark.parametrize("name", EXTREME)
 def test_at_its_extreme_the_whole_panel_falls_to_the_prior_rate(name: str) -> None:
-    scenario = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 32}))
-    identified = {}
-    for adversary in PANEL:
-        trial = AttackTrial(
-            scenario,
-            Method(name=name, options=EXTREME[name]),
-            adversary,
-            True,
-            0,
-            0,
-            tuple(range(20)),
-        )
-        rows = trial.run(Path()).attacks
-        if adversary.name == "SME":
-            assert "the update is a gradient" in rows[0].reason
-            continue
-        identified[adversary.name] = sum(bool(row.identified) for row in rows)
-        assert rows[0].candidates == 100
-    prior = max(identified.pop("PriorGuess") / 20, 1 / 100)
-    for adversary_name, count in identified.items():
-        interval = clopper_pearson(count, 20)
-        assert interval.low <= prior <= interval.high, adversary_name
+    scenario = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}))
+    defense = Method(name=name, options={**EXTREME[name]})
+
+    def identified(adversary: Method) -> int:
+        rows = attacked(scenario, defense, adversary, uploads=10)
+        assert {row.candidates for row in rows} == {100}
+        return sum(bool(row.identified) for row in rows)
+
+    prior = max(identified(Method(name="PriorGuess")) / 10, 1 / 100)
+    for adversary in OF_GRADIENTS.values():
+        interval = clopper_pearson(identified(adversary), 10)
+        assert interval.low <= prior <= interval.high, adversary.name

@@ -5,20 +5,23 @@ or scoring is wrong. The bounds hold for any model: besides an ordinary one for 
 the candidate attack is given one that makes it nearly as strong as can be, so that the comparison
 is a sharp one.
 
-Every attack of the panel meets every setting. With so many comparisons, some 95 % limit would be
-above a bound by luck: limits are corrected for their number.
+What is exact or given candidates meets every setting; a search, which is weaker and takes longer,
+those with the least noise. With so many comparisons, some 95 % limit would be above a bound by
+luck: limits are corrected for their number.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
+from small_panel import OF_ONE_STEP, OF_WEIGHTS, SMALL, attacked
 
 from leakfrontier.adversaries import PANEL
-from leakfrontier.evaluate.cells import AttackTrial
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.privacy.bounds import reconstruction
 from leakfrontier.evaluate.rows import AttackRow
@@ -46,30 +49,28 @@ class Attack:
         adversary: Its name.
         model: The model.
         uploads: How many it is tried on.
-        steps: Local steps that it needs, at least.
-        options: What makes it small.
     """
 
     adversary: str
     model: str = "mlp"
     uploads: int = 16
-    steps: int = 1
-    options: dict[str, object] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return f"{self.adversary}-{self.model}"
 
+    @property
+    def steps(self) -> int:
+        """Return the local steps that it needs, at least."""
+        return 2 if self.adversary in OF_WEIGHTS else 1
+
 
 LINEAR_LEAKAGE = Attack("LinearLeakage")
 STRONGEST = Attack("PriorAware", "spreading", uploads=30)
-ATTACKS = [
-    LINEAR_LEAKAGE,
-    Attack("InvertingGradients", options={"iterations": 30}),
-    Attack("SPEARPlusPlus", options={"initialisations": 20, "steps": 10}),
-    STRONGEST,
-    Attack("SME", steps=2, options={"iterations": 30, "alpha_lr": 0.0}),  # it would hardly move
-    Attack("LearningToInvert", options={"uploads": 100}),
+EVERYWHERE = [LINEAR_LEAKAGE, STRONGEST, Attack("SPEAR"), Attack("SPEARPlusPlus")]
+SEARCHES = [
+    Attack(name) for name in SMALL if name not in {attack.adversary for attack in EVERYWHERE}
 ]
+ATTACKS = [*EVERYWHERE, *SEARCHES]
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ class Setting:
     sigma: float
     candidates: int
     steps: int = 1
-    options: dict[str, object] = field(default_factory=dict, hash=False)
+    options: dict[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         options = "".join(f", {value}" for value in self.options.values())
         return f"{self.defense}({self.sigma}{options}) {self.candidates} x {self.steps}"
 
     @property
-    def parameters(self) -> dict[str, object]:
+    def parameters(self) -> dict[str, JsonValue]:
         return {} if self.defense == "none" else {"noise_multiplier": self.sigma, **self.options}
 
     @property
@@ -106,32 +107,26 @@ class Setting:
         protocol = Method(name="FedSGD")
         if self.steps > 1:
             protocol = Method(name="FedAvg", options={"epochs": self.steps, "lr": 0.05})
-        trial = AttackTrial(
-            Scenario(
-                dataset="digits",
-                model=MODELS[attack.model],
-                protocol=protocol,
-                candidates=self.candidates,
-            ),
-            Method(name=self.defense, options=self.parameters),
-            Method(name=attack.adversary, options=attack.options),
-            knows_defense=True,
-            seed=0,
-            checkpoint=0,
-            observations=tuple(range(attack.uploads)),
+        scenario = Scenario(
+            dataset="digits",
+            model=MODELS[attack.model],
+            protocol=protocol,
+            candidates=self.candidates,
         )
-        rows = trial.run(Path()).attacks
+        adversary = SMALL.get(attack.adversary, Method(name=attack.adversary))
+        defense = Method(name=self.defense, options=self.parameters)
+        rows = attacked(scenario, defense, adversary, attack.uploads)
         reasons = {row.reason for row in rows if row.reason is not None}
         assert not reasons, f"{attack} was not tested: {reasons}"
         assert [row.candidates for row in rows] == [self.candidates] * attack.uploads
         return rows
 
     def success(self, attack: Attack, confidence: float = 0.95) -> Interval:
-        identified = [bool(row.identified) for row in attacked(self, attack)]
+        identified = [bool(row.identified) for row in found(self, attack)]
         return clopper_pearson(sum(identified), len(identified), confidence)
 
 
-attacked = cache(Setting.rows)
+found = cache(Setting.rows)
 
 GRID = [
     Setting("DPSGD", 0.3, 20, options={"max_grad_norm": 0.1}),
@@ -149,17 +144,22 @@ GRID = [
 ]
 
 
-CORRECTED = 1 - 2 * 0.05 / (len(GRID) * len(ATTACKS))
+LEAST_NOISE = [GRID[0], GRID[6], GRID[7], GRID[10]]
+PAIRS = [
+    (setting, attack)
+    for setting, attack in (*product(GRID, EVERYWHERE), *product(LEAST_NOISE, SEARCHES))
+    if setting.steps == 1 or attack.adversary not in OF_ONE_STEP
+]
+CORRECTED = 1 - 2 * 0.05 / len(PAIRS)
 """Bonferroni: 5 % for any lower limit, an exact one-sided binomial test, to be wrong by luck."""
 
 
 def test_every_attack_of_the_panel_is_tested() -> None:
     blind = {"PriorGuess"}
-    assert {attack.adversary for attack in ATTACKS} == set(PANEL.members) - blind
+    assert {attack.adversary for attack in ATTACKS} >= set(PANEL.members) - blind
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=str)
-@pytest.mark.parametrize("setting", GRID, ids=str)
+@pytest.mark.parametrize(("setting", "attack"), PAIRS, ids=str)
 def test_no_attack_beats_its_bound(setting: Setting, attack: Attack) -> None:
     attacked_setting = setting.against(attack)
     assert attacked_setting.success(attack, CORRECTED).low <= attacked_setting.bound
@@ -178,21 +178,21 @@ def test_half_of_the_noise_would_be_noticed(setting: Setting) -> None:
 
 def test_success_falls_from_undefended_to_blind_as_noise_grows() -> None:
     sigmas = (0.0, 0.2, 0.5, 1.0, 3.0, 1e3)
-    found = [Setting("DPSGD", sigma, 10).success(STRONGEST) for sigma in sigmas]
+    rates = [Setting("DPSGD", sigma, 10).success(STRONGEST) for sigma in sigmas]
     undefended = Setting("none", 0.0, 10).success(STRONGEST)
-    assert found[0] == undefended
+    assert rates[0] == undefended
     assert undefended.value == 1
-    assert found[-1].low <= 1 / 10 <= found[-1].high
-    limits = zip(*((one.value, one.low, one.high) for one in found), strict=True)
+    assert rates[-1].low <= 1 / 10 <= rates[-1].high
+    limits = zip(*((one.value, one.low, one.high) for one in rates), strict=True)
     assert monotone_violation(sigmas, *limits) == []
-    assert found[1].low > found[4].high  # and it does fall
+    assert rates[1].low > rates[4].high  # and it does fall
 
 
 @pytest.mark.parametrize(
     ("attack", "looks"), [(Attack("PriorGuess"), False), (LINEAR_LEAKAGE, True)], ids=str
 )
 def test_what_ignores_the_upload_has_no_advantage_over_itself(attack: Attack, looks: bool) -> None:
-    rows = attacked(Setting("none", 0.0, 10), attack)
+    rows = found(Setting("none", 0.0, 10), attack)
     gain = paired_difference(
         [bool(row.identified) for row in rows],
         [bool(row.counterfactual) for row in rows],
