@@ -195,6 +195,7 @@ class AttackTrial:
         world = load_world(self.scenario)
         defense, adversary = world.defense(self.defense), build_adversary(self.adversary)
         server = _Server(self, world, defense, adversary, folder)
+        victims(world, self.seed, max(self.observations))  # refused before any work is done
 
         start = time.perf_counter()
         attempts = self._attack(adversary, [server.observe(i) for i in self.observations])

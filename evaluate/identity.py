@@ -11,14 +11,17 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, wraps
 from pathlib import Path
+from typing import TypeVar
 
 from leakfrontier.defenses import Chain
 
 from .methods import Method
 from .plugins import load_attribute
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[1]
 """Where the folders of the package `leakfrontier` are."""
@@ -36,6 +39,12 @@ TRAINING = (
     "evaluate/privacy/claims.py",
 )
 ATTACK = (JOINT, "evaluate/client.py", "evaluate/scoring.py", "evaluate/privacy/claims.py")
+
+
+def _while_unedited(function: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Keep what a function makes of a file until the file is edited, as users do in a session."""
+    kept = cache(lambda file, _: function(file))
+    return wraps(function)(lambda file: kept(file, file.stat().st_mtime_ns))
 
 
 def source(path: Iterable[str], *methods: object) -> str:
@@ -69,7 +78,7 @@ def _source(path: frozenset[str], modules: frozenset[str]) -> str:
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:20]
 
 
-@cache
+@_while_unedited
 def closure(file: Path) -> frozenset[Path]:
     """Return a file and those of ours that it imports, directly or not."""
     found, waiting = {file}, [] if file == ROOT / JOINT else [file]
@@ -80,7 +89,7 @@ def closure(file: Path) -> frozenset[Path]:
     return frozenset(found)
 
 
-@cache
+@_while_unedited
 def imported(file: Path) -> frozenset[Path]:
     """Return the files of ours that define what a file imports."""
     found: set[Path] = set()
@@ -129,11 +138,11 @@ def _whole(module: Path) -> Iterator[Path]:
         yield module.with_suffix(".py")
 
 
-@cache
+@_while_unedited
 def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_bytes())
 
 
-@cache
+@_while_unedited
 def _digest(file: Path) -> bytes:
     return hashlib.sha256(file.read_bytes()).digest()

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from leakfrontier.evaluate.cells import AttackTrial
 from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.rows import AttackRow
+from leakfrontier.evaluate.rows import AttackRow, Outcome
 from leakfrontier.evaluate.run import RunConfig
 from leakfrontier.evaluate.scenario import SCENARIOS
 from leakfrontier.evaluate.statistics import clopper_pearson
@@ -22,7 +22,7 @@ MEMBERS = {
 
 
 @cache
-def attack(model: str, adversary: str, defended: bool = False) -> DataFrame:
+def outcome(model: str, adversary: str, defended: bool = False) -> Outcome:
     trial = AttackTrial(
         SCENARIOS[f"fashion-mini/{model}"],
         DPSGD if defended else Method(name="none"),
@@ -32,11 +32,17 @@ def attack(model: str, adversary: str, defended: bool = False) -> DataFrame:
         checkpoint=0,
         observations=tuple(range(20)),
     )
-    return DataFrame(trial.run(Path()).attacks, columns=list(AttackRow.__dataclass_fields__))
+    return trial.run(Path())
+
+
+def attack(model: str, adversary: str, defended: bool = False) -> DataFrame:
+    rows = outcome(model, adversary, defended).attacks
+    return DataFrame(rows, columns=list(AttackRow.__dataclass_fields__))
 
 
 def test_linear_leakage_is_exact_on_an_undefended_mlp() -> None:
-    assert np.median(attack("mlp", "LinearLeakage")["psnr"]) > 100
+    scores = outcome("mlp", "LinearLeakage").scores
+    assert np.median([score.value for score in scores if score.metric == "psnr"]) > 100
 
 
 def test_inverting_gradients_identifies_undefended_victims_on_lenet() -> None:

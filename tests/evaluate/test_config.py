@@ -27,7 +27,8 @@ def config(**change: object) -> Callable[[Config], Config]:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid_and_use_the_panel(name: str) -> None:
     loaded = load_config(name)
-    assert loaded.panel == PANEL.version
+    budget = ", published budgets" if name == "full" else ""
+    assert loaded.panel == PANEL.version + budget
     cells = [trial.cell.key for trial in plan(loaded)]
     assert len(set(cells)) == len(cells) > 20
 
@@ -91,7 +92,7 @@ def test_the_plan_attacks_what_it_trains(tiny: Config) -> None:
         # Unknown keys: the known ones are listed.
         (
             config(defences=[]),
-            ["unknown key 'defences'", "scenarios, defenses, adversaries, seeds"],
+            ["unknown key 'defences'", "scenarios, defenses, adversaries, budget, seeds"],
         ),
         (config(**{"3": 4}), ["unknown key '3'"]),
         (scenario(datset="digits"), ["scenarios.0: unknown key 'datset'", "title, dataset, data"]),

@@ -474,7 +474,7 @@ def test_psnr_of_batches_with_missing_guesses(cifar10: Path) -> None:
     data = load_dataset(str(cifar10))
     space, truth = data.space, data.space.to_inputs(data.train.inputs[:4])
     scored = matched_psnr(truth[[2, 0]], truth, space)
-    mean = torch.tensor(data.mean).view(3, 1, 1).expand(4, 3, 32, 32)
+    mean = torch.tensor(data.space.mean).view(3, 1, 1).expand(4, 3, 32, 32)
     blind = metrics.psnr(mean, data.train.inputs[:4])
     assert (scored[[0, 2]] > 130).all()
     assert torch.allclose(scored[[1, 3]], blind[[1, 3]], atol=1e-4)
