@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pandas import DataFrame
 
 from leakfrontier.evaluate.cells import AttackTrial
 from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.rows import AttackRow, Outcome
+from leakfrontier.evaluate.rows import Outcome
 from leakfrontier.evaluate.run import RunConfig
 from leakfrontier.evaluate.scenario import SCENARIOS
 from leakfrontier.evaluate.statistics import clopper_pearson
@@ -22,7 +21,7 @@ MEMBERS = {
 
 
 @cache
-def outcome(model: str, adversary: str, defended: bool = False) -> Outcome:
+def attack(model: str, adversary: str, defended: bool = False) -> Outcome:
     trial = AttackTrial(
         SCENARIOS[f"fashion-mini/{model}"],
         DPSGD if defended else Method(name="none"),
@@ -35,28 +34,26 @@ def outcome(model: str, adversary: str, defended: bool = False) -> Outcome:
     return trial.run(Path())
 
 
-def attack(model: str, adversary: str, defended: bool = False) -> DataFrame:
-    rows = outcome(model, adversary, defended).attacks
-    return DataFrame(rows, columns=list(AttackRow.__dataclass_fields__))
+def identified(outcome: Outcome) -> int:
+    return sum(bool(row.identified) for row in outcome.attacks)
 
 
 def test_linear_leakage_is_exact_on_an_undefended_mlp() -> None:
-    scores = outcome("mlp", "LinearLeakage").scores
+    scores = attack("mlp", "LinearLeakage").scores
     assert np.median([score.value for score in scores if score.metric == "psnr"]) > 100
 
 
 def test_inverting_gradients_identifies_undefended_victims_on_lenet() -> None:
-    rows = attack("lenet", "InvertingGradients")
-    assert rows["identified"].sum() >= 18
-    assert rows["label_correct"].all()
+    outcome = attack("lenet", "InvertingGradients")
+    assert identified(outcome) >= 18
+    assert all(row.label_correct for row in outcome.attacks)
 
 
 @pytest.mark.parametrize(
     ("model", "adversary"), [("mlp", "LinearLeakage"), ("lenet", "InvertingGradients")]
 )
 def test_dpsgd_takes_both_down_to_the_prior_rate(model: str, adversary: str) -> None:
-    identified = int(attack(model, adversary, True)["identified"].sum())
-    prior = int(attack(model, "PriorGuess", True)["identified"].sum()) / 20
-    interval = clopper_pearson(identified, 20)
+    prior = identified(attack(model, "PriorGuess", True)) / 20
+    interval = clopper_pearson(identified(attack(model, adversary, True)), 20)
     assert interval.low <= max(prior, 1 / 100) <= interval.high
     assert interval.high < 0.5

@@ -24,7 +24,7 @@ LENET = build_model("lenet", SPACE, rng())
 
 
 def quality(observation: Observation, truth: torch.Tensor, **options: float) -> torch.Tensor:
-    attack = InvertingGradients(**{"iterations": 400, **options})  # type: ignore[arg-type]
+    attack = InvertingGradients(**{"iterations": 150, **options})  # type: ignore[arg-type]
     guess = SPACE.to_unit(attack.reconstruct(observation, rng()).inputs)
     private = SPACE.to_unit(truth)
     return metrics.psnr(guess[metrics.match(guess, private)], private)
@@ -44,7 +44,9 @@ def test_knowing_the_mask_of_a_sparse_upload_helps() -> None:
     share = batch(1)
     psnr = {
         knows: quality(
-            observed(LENET, share, TopK(0.3), threat=ThreatModel(knows_defense=knows)), share.inputs
+            observed(LENET, share, TopK(0.3), threat=ThreatModel(knows_defense=knows)),
+            share.inputs,
+            iterations=400,
         )
         for knows in (True, False)
     }
@@ -57,7 +59,7 @@ def test_noise_stops_it() -> None:
 
 
 def test_the_truth_has_no_lower_objective_than_a_good_guess() -> None:
-    share, attack = batch(1), InvertingGradients(iterations=400)
+    share, attack = batch(1), InvertingGradients(iterations=150)
     observation = observed(LENET, share)
     result = attack.reconstruct(observation, rng())
     at_guess = attack.objective(observation, result.inputs, share.targets)
