@@ -34,10 +34,10 @@ PINNED = {
     "InvertingGradients": (-0.0918, 1.0259, 0.1729),
     "SME": (-0.0512, 0.4677, 0.7437),
     "LearningToInvert": (0.0217, 0.3471, 1.2320),
-    "DLG": (-0.1788, 2.0721, 0.8856),
-    "IDLG": (-0.1407, 1.6252, 0.4365),
-    "GradInversion": (-0.0526, 0.4216, 0.7918),
-    "FedLeak": (-0.1016, 0.6958, 0.9179),
+    "DLG": (-0.4085, 6.7393, 5.5386),
+    "IDLG": (-0.2506, 3.6396, 2.4456),
+    "GradInversion": (-0.0475, 0.6671, 0.5811),
+    "FedLeak": (-0.0716, 0.6844, 0.9531),
     "DLFA": (0.0437, 0.7407, 1.0583),
 }
 """Mean and standard deviation of what members reconstruct, and its distance from the truth."""
