@@ -38,7 +38,7 @@ def main(seeds: int = 5, rounds: int = 100) -> None:
                     0.05,
                     buffer=4,
                     oldest=oldest,
-                    delays=delays,  # type: ignore[arg-type]
+                    delays=delays,
                     exponent=exponent,
                 )
                 found = [accuracy(protocol, seed, rounds) for seed in range(seeds)]

@@ -107,7 +107,8 @@ def test_a_client_that_inspects_refuses_and_the_rows_say_why() -> None:
         ("refused", "rows of the first layer are the same")
     ] * 5
     assert all(row.identified is None for row in outcome.attacks)
-    assert outcome.scores == outcome.renderings == ()
+    assert not outcome.scores
+    assert not outcome.renderings
     honest = run(defense, Method(name="PriorGuess"))
     assert {row.outcome for row in honest.attacks} == {"scored"}
 

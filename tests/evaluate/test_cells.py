@@ -8,7 +8,7 @@ import torch
 import watching
 from safetensors.torch import load_model
 
-from leakfrontier.adversaries import FedAvg, FedBuff
+from leakfrontier.adversaries import FedAvg, FedBuff, Observation
 from leakfrontier.defenses import Defense
 from leakfrontier.evaluate.cells import AttackTrial, TrainTrial, attackable, run_trial
 from leakfrontier.evaluate.methods import Method
@@ -53,7 +53,7 @@ def comparable(row: AttackRow) -> AttackRow:
     return replace(row, counterfactual=None, seconds=0.0)
 
 
-def watched(one: AttackTrial, folder: Path) -> list[watching.Observation]:
+def watched(one: AttackTrial, folder: Path) -> list[Observation]:
     watching.SEEN.clear()
     one.run(folder)
     return list(watching.SEEN)

@@ -163,7 +163,7 @@ def test_labels_count_only_where_they_were_guessed() -> None:
     here = world()
     one = attempt(here, 0)
     assert isinstance(one.result, Reconstruction)
-    wrong = replace(one.result, targets=(one.result.targets + 1) % 10)  # type: ignore[operator]
+    wrong = replace(one.result, targets=(one.result.targets + 1) % 10)  # type: ignore[operator, arg-type]
     none = replace(one.result, targets=None)
     results = (one.result, wrong, none)
     correct = [scored(here, replace(one, result=r))[0][0].label_correct for r in results]

@@ -2,28 +2,28 @@
 
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from leakfrontier.evaluate.cells import AttackTrial
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.rows import AttackRow
 from leakfrontier.evaluate.scenario import Scenario
 
-SMALL = {
-    name: Method(name=name, options=options)
-    for name, options in {
-        "LinearLeakage": {},
-        "PriorAware": {},
-        "SPEAR": {"samples": 500},
-        "SPEARPlusPlus": {"initialisations": 20, "steps": 10},
-        "InvertingGradients": {"iterations": 80},
-        "SME": {"iterations": 60, "alpha_lr": 0.0},  # it would hardly move
-        "LearningToInvert": {"uploads": 200},
-        "DLG": {"iterations": 30},
-        "IDLG": {"iterations": 30},
-        "GradInversion": {"iterations": 100, "restarts": 1, "matching": 1.0},
-        "FedLeak": {"iterations": 40, "lr": 0.1, "width": 0},
-        "DLFA": {"iterations": 40, "order_prior": 0.0},
-    }.items()
+_OPTIONS: dict[str, dict[str, JsonValue]] = {
+    "LinearLeakage": {},
+    "PriorAware": {},
+    "SPEAR": {"samples": 500},
+    "SPEARPlusPlus": {"initialisations": 20, "steps": 10},
+    "InvertingGradients": {"iterations": 80},
+    "SME": {"iterations": 60, "alpha_lr": 0.0},  # it would hardly move
+    "LearningToInvert": {"uploads": 200},
+    "DLG": {"iterations": 30},
+    "IDLG": {"iterations": 30},
+    "GradInversion": {"iterations": 100, "restarts": 1, "matching": 1.0},
+    "FedLeak": {"iterations": 40, "lr": 0.1, "width": 0},
+    "DLFA": {"iterations": 40, "order_prior": 0.0},
 }
+SMALL = {name: Method(name=name, options=options) for name, options in _OPTIONS.items()}
 OF_WEIGHTS = {"SME", "DLFA"}
 """Those that need several local steps."""
 
