@@ -58,7 +58,7 @@ SIGNIFICANCE = 1e-5
 """Chance of a false alarm of `residual_noise`, which every evaluation can afford to run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Audit:
     """What an audit found.
 
@@ -180,15 +180,15 @@ def residual_noise(
         p_value = noise.scaled(sigma / subject.needed_noise()).p_values().min()
         words = f"{NOT_ADDING_UP}: {_comparison(bound, subject.claim.epsilon)}"
     return Audit(
-        "residual noise",
-        subject.claim.epsilon,
-        bound,
-        subject.epsilon(sigma * noise.ideal_limit(level)),
-        min(1.0, 3 * float(p_value)),
-        bool(guilty) or unsound,
-        words,
-        sigma * quiet.measured,
-        sigma * worst.noise,
+        method="residual noise",
+        claimed=subject.claim.epsilon,
+        lower_bound=bound,
+        ceiling=subject.epsilon(sigma * noise.ideal_limit(level)),
+        p_value=min(1.0, 3 * float(p_value)),
+        violated=bool(guilty) or unsound,
+        words=words,
+        measured_noise=sigma * quiet.measured,
+        noise_limit=sigma * worst.noise,
     )
 
 
@@ -487,7 +487,15 @@ def _verdict(
     words = fault + _comparison(bound, claimed)
     if not violated:
         words += f"; a perfect implementation would show {ceiling:.2f}"
-    return Audit(method, claimed, bound, ceiling, p_value, violated, words)
+    return Audit(
+        method=method,
+        claimed=claimed,
+        lower_bound=bound,
+        ceiling=ceiling,
+        p_value=p_value,
+        violated=violated,
+        words=words,
+    )
 
 
 def _comparison(bound: float, claimed: float) -> str:

@@ -169,7 +169,17 @@ def test_runs_of_an_audit_are_corrected_for_in_all_that_is_said(
 
     def finding(*, runs: int, **_: object) -> dict[str, Audit]:
         asked.append(runs)
-        return {"step canaries": Audit("step canaries", 4.0, 3.9, 3.0, 0.03, False, "words")}
+        return {
+            "step canaries": Audit(
+                method="step canaries",
+                claimed=4.0,
+                lower_bound=3.9,
+                ceiling=3.0,
+                p_value=0.03,
+                violated=False,
+                words="words",
+            )
+        }
 
     monkeypatch.setattr("leakfrontier.evaluate.commands.audit.run_audits", finding)
     _, output, _ = command("audit", HONEST, "--method", "step-canaries", "--runs", 2, "--json")

@@ -405,7 +405,15 @@ def test_steps_that_do_not_add_up_to_the_claim_are_a_violation(method: str) -> N
 
 
 def test_repetitions_are_corrected_for() -> None:
-    finding = Audit("step canaries", 4.0, 4.1, 3.0, 0.02, True, "by a hair")
+    finding = Audit(
+        method="step canaries",
+        claimed=4.0,
+        lower_bound=4.1,
+        ceiling=3.0,
+        p_value=0.02,
+        violated=True,
+        words="by a hair",
+    )
     fine = replace(finding, p_value=0.6, lower_bound=3.0, violated=False)
     assert most_damning([fine, finding]) == replace(finding, p_value=0.04)
     assert most_damning([fine, finding]).verdict == "violated: by a hair (p = 0.04)"
