@@ -44,7 +44,7 @@ def attacks(steps: list[Step]) -> dict[str, tuple[int, ...]]:
 def schedule(tiny: Config, user_file: Callable[..., Path]) -> Schedule:
     """Return the cascade of several attacks on one arm, with three uploads of two victims."""
     tiny["scenarios"][0] |= {"batch_size": 2}
-    tiny |= {"defenses": [TOPK], "adversaries": [f"{user_file(ACTIVE)}:Active", "DLG"]}
+    tiny |= {"defenses": [TOPK], "adversaries": [f"{user_file(ACTIVE)}:Active", "GradInversion"]}
     tiny["adversaries"] += ["InvertingGradients", "PriorAware", "LinearLeakage", "PriorGuess"]
     return Schedule(plan(load_config(tiny)), cascade=True)
 
@@ -58,8 +58,8 @@ def test_stages_go_from_cheap_to_costly_and_from_passive_to_active(schedule: Sch
         {"PriorGuess", "PriorAware", "PriorAware (ignorant)", "LinearLeakage"},
         {"InvertingGradients"},
         {"InvertingGradients (ignorant)"},
-        {"DLG"},
-        {"DLG (ignorant)"},
+        {"GradInversion"},
+        {"GradInversion (ignorant)"},
         {"Active"},
     ]
 
@@ -85,7 +85,7 @@ def test_later_stages_attack_what_is_left(schedule: Schedule) -> None:
         "LinearLeakage": (0, 1, 2),
         "InvertingGradients": (0, 2),  # one victim of the first upload is still safe
         "InvertingGradients (ignorant)": (2,),
-        **dict.fromkeys(("DLG", "DLG (ignorant)", "Active"), ()),
+        **dict.fromkeys(("GradInversion", "GradInversion (ignorant)", "Active"), ()),
     }
 
 

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from leakfrontier.evaluate.commands import main as cli
 from leakfrontier.evaluate.privacy.audit import Audit
 
 Command = Callable[..., tuple[int, str, str]]
@@ -29,18 +27,10 @@ class Quiet(DPSGD):
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs a command line here: its exit code, output and errors."""
-    monkeypatch.setenv("COLUMNS", "120")
+def command(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return the command line, with a short table of proofs."""
     monkeypatch.setattr("leakfrontier.evaluate.advise.recommendation.PROVEN_LADDER", (1.0, 2.0))
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["leakfrontier", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0), *capsys.readouterr()
-
-    return call
+    return command
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,9 @@ class Mine(Defense):
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs a command line here: its exit code, output and errors."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["leakfrontier", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        code = caught.value.code
-        return int(code or 0), *capsys.readouterr()
-
-    return call
+def command(command: Command) -> Command:
+    """Return the command line, in a narrow terminal."""
+    return partial(command, columns=80)
 
 
 @pytest.fixture

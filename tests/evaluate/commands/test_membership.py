@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
-
-from leakfrontier.evaluate.commands import main as cli
 
 Command = Callable[..., tuple[int, str, str]]
 UserFile = Callable[..., Path]
@@ -37,17 +35,9 @@ class Broken(Defense):
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs the command here: its exit code, output and errors."""
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["leakfrontier", "membership", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0), *capsys.readouterr()
-
-    return call
+def command(command: Command) -> Command:
+    """Return a function that runs `leakfrontier membership`."""
+    return partial(command, "membership")
 
 
 def test_prints_and_draws_what_is_found_and_permitted(command: Command, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,7 +29,6 @@ from leakfrontier.adversaries.spearpp import SPEARPlusPlus
 from leakfrontier.defenses.dpsgd import ClippedGradient
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate import run as run_module
-from leakfrontier.evaluate.commands import main as cli
 from leakfrontier.evaluate.data import DATASETS, Dataset, load_dataset
 from leakfrontier.evaluate.engine import Done, Failure
 from leakfrontier.evaluate.papers import reproduce as reproduce_module
@@ -83,19 +83,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs `leakfrontier reproduce` here: exit code, output and errors."""
-    monkeypatch.setenv("COLUMNS", "80")
+def command(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return a function that runs `leakfrontier reproduce`, which knows a small table."""
     monkeypatch.delenv("LEAKFRONTIER_DATA", raising=False)
     monkeypatch.setitem(TABLES, "small", SMALL)  # type: ignore[arg-type]
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["leakfrontier", "reproduce", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0), *capsys.readouterr()
-
-    return call
+    return partial(command, "reproduce", columns=80)
 
 
 @pytest.fixture
