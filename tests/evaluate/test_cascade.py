@@ -89,6 +89,19 @@ def test_later_stages_attack_what_is_left(schedule: Schedule) -> None:
     }
 
 
+def test_a_pooled_attack_takes_all_uploads_or_none(tiny: Config) -> None:
+    tiny |= {"defenses": [TOPK], "adversaries": ["LinearLeakage", "LearningToInvert"]}
+    for left, expected in ((1, (0, 1, 2)), (3, ())):
+        schedule = Schedule(plan(load_config(tiny)), cascade=True)
+        steps, seen = schedule.start(), {}
+        while steps:
+            step = steps.pop(0)
+            seen |= attacks([step])
+            found = [(upload, 0, upload < left) for upload in range(3)]
+            steps += schedule.after(step.trial, found if "LinearLeakage" in attacks([step]) else ())
+        assert seen["LearningToInvert"] == expected
+
+
 def test_attacks_on_a_checkpoint_wait_for_its_training(tiny: Config) -> None:
     tiny["scenarios"][0]["checkpoints"] = [0, 2]
     trials = plan(load_config(tiny | {"seeds": 2, "individual": True}))
