@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
 
 from ..errors import UserError, given_by_user
 from ..methods import Method
 from ..scenario import Scenario
+from ..strict_yaml import load_yaml
 
 Data = Annotated[
     Path | None,
@@ -45,8 +45,8 @@ def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> 
 def method_from(text: str, option: str) -> object:
     """Return a method as a configuration file would hold it."""
     try:
-        return yaml.safe_load(text) if text.lstrip().startswith("{") else text
-    except yaml.YAMLError as error:
+        return load_yaml(text) if text.lstrip().startswith("{") else text
+    except ValueError as error:
         raise UserError(f"{option} {text!r} is not a valid YAML mapping: {error}") from error
 
 
