@@ -21,6 +21,8 @@ PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, Fe
 
 T = TypeVar("T")
 
+_NUMBERS = (int, float, *(kind + more for kind in ("int", "float") for more in ("", " | None")))
+
 Whole = Annotated[int, Field(strict=True)]
 """A whole number in a configuration; `true` is none."""
 
@@ -149,7 +151,7 @@ def _check_numbers(method: Method, cls: type, kind: str) -> None:
     """Refuse `true` where a number is wanted, which Python takes for 1."""
     for field in fields(cls):
         value = method.options.get(field.name)
-        if isinstance(value, bool) and field.type in (int, float, "int", "float"):
+        if isinstance(value, bool) and field.type in _NUMBERS:
             raise ValueError(
                 f"{kind} {method.name}: {field.name} must be a number, got {str(value).lower()}"
             )

@@ -16,11 +16,11 @@ from .cascade import Schedule, Step, Victim, undefended
 from .cells import AttackTrial, TrainTrial, Trial, run_trial
 from .config import ConfigError, RunConfig, load_config
 from .engine import Done, Failure, execute
-from .methods import Method, build_adversary
+from .methods import Method, build_adversary, build_defense
 from .progress import Progress, cores
 from .results import Results
 from .rows import Outcome
-from .scenario import Scenario, load_world
+from .scenario import Scenario, World, label, load_world
 from .store import Store
 from .victims import candidate_count
 
@@ -57,7 +57,7 @@ def run(
         console: Where progress is shown; by default the terminal.
     """
     for scenario in config.scenarios:
-        check_scenario(scenario)
+        check_scenario(scenario, config)
     return run_trials(
         plan(config),
         out,
@@ -154,15 +154,44 @@ class _Agenda:
             self._store.replace(narrowed)
 
 
-def check_scenario(scenario: Scenario) -> None:
-    """Raise what would make every cell of a scenario fail."""
+def check_scenario(scenario: Scenario, config: RunConfig | None = None) -> None:
+    """Raise what would make every cell of a scenario fail, or those of a run."""
     try:
         world = load_world(scenario)
         world.model(Defense(), seed=0)
         candidate_count(world)
+        if config is not None:
+            _check_sizes(config, world)
     except Exception as error:
         reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"scenario {scenario.name}: {reason}") from error
+
+
+def _check_sizes(config: RunConfig, world: World) -> None:
+    """Raise if a run asks for more than the data allow."""
+    scenario, available = world.scenario, len(world.train.targets)
+    size, training = scenario.batch_size, scenario.training
+    data = f"{scenario.dataset} has {available} training examples"
+    if config.observations > available // size:
+        raise ValueError(
+            f"observations must be at most {available // size}, got {config.observations}: {data}, "
+            f"and no two uploads share any of their {size}"
+        )
+    if training.clients > available:
+        raise ValueError(f"training.clients must be at most {available}: {data}")
+    uploads = world.protocol.uploads(training.clients_per_round)
+    if uploads > training.clients:
+        raise ValueError(
+            f"protocol: a step takes uploads of {uploads} clients, training.clients are "
+            f"{training.clients}"
+        )
+    for defense in config.defenses:
+        cohort = build_defense(defense).cohort
+        if cohort * size > available:
+            raise ValueError(
+                f"{label(defense)}: {cohort} clients with {size} examples each are seen together, "
+                f"and {data}"
+            )
 
 
 def _attacks(

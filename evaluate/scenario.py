@@ -85,7 +85,7 @@ class Scenario(Strict):
     """Look-alikes of the same class among which a victim must be identified, the victim
     included."""
     training: Training = Training()
-    """How utility is measured; its keys are listed apart."""
+    """How utility is measured: see its keys."""
 
     @field_validator("protocol")
     @classmethod

@@ -49,7 +49,7 @@ def reproduce(
             help="`ours`, or `paper` for the paper's own way to attack, where it differs."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Repetition: other batches and weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Repetition: other batches and weights.")] = 0,
     workers: Workers = None,
     as_json: AsJson = False,
     out: Annotated[

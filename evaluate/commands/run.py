@@ -26,8 +26,12 @@ class Preset(StrEnum):
 
 
 def run(
-    config: Annotated[Path | None, typer.Argument(help="Configuration file (YAML).")] = None,
-    preset: Annotated[Preset | None, typer.Option(help="Configuration by name.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="Configuration file (YAML); the quick preset by default.")
+    ] = None,
+    preset: Annotated[
+        Preset | None, typer.Option(help="Configuration by name; quick by default.")
+    ] = None,
     defense: Annotated[
         list[str] | None,
         typer.Option(
