@@ -98,13 +98,14 @@ def run_trials(
     """
     store = Store(out, create=True)
     cells = [trial.cell for trial in trials]
-    store.begin(panel, config, cells)
     workers = workers or cores()
-    with Progress(cells, workers=workers, console=console) as progress:
-        agenda = _Agenda(trials, store, progress, cascade=cascade, retry_failed=retry_failed)
-        if agenda.tasks:
-            for done in execute(run_trial, agenda.tasks, workers=workers, time_limit=time_limit):
-                agenda.conclude(done)
+    with store.occupied():
+        store.begin(panel, config, cells)
+        with Progress(cells, workers=workers, console=console) as progress:
+            agenda = _Agenda(trials, store, progress, cascade=cascade, retry_failed=retry_failed)
+            if tasks := agenda.tasks:
+                for done in execute(run_trial, tasks, workers=workers, time_limit=time_limit):
+                    agenda.conclude(done)
     return store.results()
 
 
@@ -142,11 +143,12 @@ class _Agenda:
             key = trial.cell.key
             if key != planned.key:
                 narrowed.append((planned, trial.cell))
-            if key not in self._finished and _nothing_left(trial):
+            not_needed = key not in self._finished and _nothing_left(trial)
+            if not_needed:
                 self._store.write(key, Outcome(status="not needed"), 0.0)
                 self._finished.add(key)
             if key in self._finished:
-                self._progress.advance(trial.cell)
+                self._progress.advance(trial.cell, seconds=0.0 if not_needed else None)
                 possible += self._schedule.after(trial, self._victims.get(key, ()))
             else:
                 self.tasks.append((trial, self._store.folder))
