@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -60,6 +61,18 @@ def defense_from(text: str) -> Method:
             f"{len(configurations)}: give single values"
         )
     return configurations[0]
+
+
+def writable(folder: Path) -> Path:
+    """Return a folder for results, made if it was not there; refuse one that cannot be used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the folder {folder} ({error.strerror}): choose another --out folder"
+        ) from error
 
 
 def print_path(console: Console, what: str, path: Path) -> None:
