@@ -109,4 +109,6 @@ def _alike(cell: Cell) -> object:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{round(seconds / 60, 1 if seconds < 600 else 0):g} min"

@@ -93,8 +93,8 @@ def reproduce(
     else:
         _print_table(Console(), paper, procedure, results)
     if quick and paper.reduced:
-        limits = " and ".join(f"{value:,} {name}" for name, value in paper.reduced.items())
-        progress.print(f"Quick: a batch has at most {limits}.", highlight=False)
+        limits = ", ".join(f"{value:,} {name}" for name, value in paper.reduced.items())
+        progress.print(f"Quick: a batch is reduced to {limits} at most.", highlight=False)
     (folder / f"{table}.json").write_text(text + "\n")
     DataFrame(trial_rows(paper, results)).to_csv(folder / f"{table}.csv", index=False)
     print_path(progress, "Results:", folder)

@@ -40,7 +40,7 @@ ATTACKS: dict[str, Matching] = {
 _BROKEN = 40  # dB
 _TOGETHER = 5  # images of a trial
 _CIFAR10 = "cifar10"
-_REDUCED = {"images": 1, "iterations": 3000}  # half a minute on one core
+_REDUCED = {"images": 1, "iterations": 3000}  # half a minute of one core for a batch
 
 
 def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:

@@ -61,7 +61,7 @@ def test_time_left_is_that_of_like_cells(clock: Clock) -> None:
     with Progress([*CHEAP, *COSTLY], workers=1, console=console) as progress:
         progress.advance(CHEAP[0], seconds=1)
         progress.advance(COSTLY[0], seconds=100)
-    assert "2/6 cells after 0 s, about 3 min left" in console.file.getvalue()  # 2 * 1 s + 2 * 100 s
+    assert "2/6 cells after 0 s, about 3.4 min left" in console.file.getvalue()  # 2 * 1 + 2 * 100 s
 
 
 def test_cells_that_were_not_needed_let_others_be_expected_not_to_be(clock: Clock) -> None:

@@ -11,15 +11,20 @@ from typing import Any
 
 import pytest
 import yaml
+from synthetic import ARMS, make_results
+from synthetic import SCENARIOS as SCENARIOS_MADE_UP
 
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES
 from leakfrontier.evaluate import run as run_module
 from leakfrontier.evaluate.commands import main as cli
+from leakfrontier.evaluate.commands import run as run_command
+from leakfrontier.evaluate.config import RunConfig
 from leakfrontier.evaluate.data import DATASETS
+from leakfrontier.evaluate.methods import Strict
 from leakfrontier.evaluate.models import MODELS
 from leakfrontier.evaluate.rows import Cell, Outcome
-from leakfrontier.evaluate.scenario import SCENARIOS
+from leakfrontier.evaluate.scenario import SCENARIOS, Scenario, Training
 from leakfrontier.evaluate.store import FILE_NAME, Store
 
 Config = dict[str, Any]
@@ -92,6 +97,26 @@ def test_lists_every_name(command: Command, what: str, registry: dict[str, objec
     listed = {line.strip("│ ").partition(" ")[0] for line in output.splitlines()}
     assert code == 0
     assert set(registry) <= listed
+
+
+@pytest.mark.parametrize(
+    ("model", "defaults"),
+    [
+        (RunConfig, {"scenarios": "required", "adversaries": "panel", "time_limit": "600"}),
+        (Scenario, {"title": "", "model": "mlp", "checkpoints": "[0]", "public_data": "true"}),
+        (Training, {"server": "adam", "lr": "0.005", "batch_size": "32"}),
+    ],
+)
+def test_lists_every_key_with_its_default_and_meaning(
+    command: Command, model: type[Strict], defaults: dict[str, str]
+) -> None:
+    lines = command("list", "scenarios", columns=300)[1].splitlines()
+    rows = [[part.strip() for part in line.split("│")[1:-1]] for line in lines if "│" in line]
+    for name, field in model.model_fields.items():
+        assert field.description
+        meaning = " ".join(field.description.split())
+        (default,) = (row[1] for row in rows if (row[0], row[2]) == (name, meaning))
+        assert defaults.get(name, default) == default
 
 
 def test_lists_options_and_their_defaults(command: Command) -> None:
@@ -362,6 +387,26 @@ def test_what_we_did_wrong_is_no_mistake_of_the_users(
         ValueError, match="a list of ours is empty"
     ):  # with a traceback, exit code 1
         cli.main()
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_names_are_not_broken_within_words(
+    command: Command,
+    config_file: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+) -> None:
+    results = make_results(tmp_path / "made up", seeds=(0,), observations=4, batch_size=2)
+    monkeypatch.setattr(run_command, "run_config", lambda *_, **__: results)
+    monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
+    _, output, _ = command("run", config_file(), "--out", tmp_path / "out", columns=columns)
+    for scenario in SCENARIOS_MADE_UP:
+        assert f"{scenario}, attacked after 0 rounds: worst case over the panel" in output
+    assert all(len(line) <= columns for line in output.splitlines() if "│" in line)
+    names = [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")]
+    words = {word for name in names for word in name.split()}
+    assert words == {word for arm in ARMS for word in arm.label.split()}
 
 
 def test_every_attack_on_every_upload_on_request(
