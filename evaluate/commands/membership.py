@@ -17,17 +17,17 @@ from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
 
-from ..errors import given_by_user
 from ..privacy.bounds import Bounds
 from ..privacy.membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds
 from ..privacy.membership import membership as play
-from ..scenario import label, load_world
+from ..scenario import label
 from ..seeds import generator
 from .options import (
     AsJson,
     Data,
     DefenseText,
     defense_from,
+    loaded,
     print_path,
     scenario_from,
     writable,
@@ -57,10 +57,7 @@ def membership(
     scenario = scenario_from(dataset, model, data).model_copy(update={"batch_size": batch})
     method = defense_from(defense)
     writable(out)
-    with given_by_user():
-        world = load_world(scenario)
-        defended = world.defense(method)
-        attacked = world.model(defended, seed)
+    world, defended, attacked = loaded(scenario, method, seed)
     torch.set_num_threads(1)  # uploads are small: several threads wait for each other
     progress = Console(stderr=True)
     try:

@@ -9,10 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from torch import nn
+
+from leakfrontier.defenses import Defense
 
 from ..errors import UserError, given_by_user
 from ..methods import Method
-from ..scenario import Scenario
+from ..scenario import Scenario, World, label, load_world
 from ..strict_yaml import load_yaml
 
 Data = Annotated[
@@ -61,6 +64,17 @@ def defense_from(text: str) -> Method:
             f"{len(configurations)}: give single values"
         )
     return configurations[0]
+
+
+def loaded(scenario: Scenario, method: Method, seed: int) -> tuple[World, Defense, nn.Module]:
+    """Return the data, the defense and the model that a command is about."""
+    try:
+        world = load_world(scenario)
+        defense = world.defense(method)
+        return world, defense, world.model(defense, seed)
+    except Exception as error:  # mistakes in someone's data, class or factory
+        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{label(method)} on {scenario.name}: {reason}") from error
 
 
 def writable(folder: Path) -> Path:
