@@ -38,7 +38,7 @@ def test_a_line_of_the_users_is_told_from_ours(tmp_path: Path) -> None:
     assert users_line(theirs.value) == f"{file}, line 2, in first"
     with pytest.raises(ZeroDivisionError) as called:
         load_attribute(f"{file}:call")(lambda: 1 / 0)
-    assert users_line(called.value) == f"{file}, line 4, in call"
+    assert users_line(called.value) == f"{file}, line 5, in call"
     with pytest.raises(ZeroDivisionError) as ours:
         1 / 0  # noqa: B018
     assert users_line(ours.value) is None
