@@ -16,13 +16,13 @@ from .cascade import Schedule, Step, Victim, undefended
 from .cells import AttackTrial, TrainTrial, Trial, run_trial
 from .config import ConfigError, RunConfig, load_config
 from .engine import Done, Failure, execute
-from .methods import Method, build_adversary, build_defense
+from .methods import Method, build_adversary
 from .progress import Progress, cores
 from .results import Results
 from .rows import Outcome
-from .scenario import Scenario, World, label, load_world
+from .scenario import Scenario, load_world
 from .store import Store
-from .victims import candidate_count
+from .victims import candidate_count, check_sizes
 
 __all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials"]
 
@@ -163,37 +163,10 @@ def check_scenario(scenario: Scenario, config: RunConfig | None = None) -> None:
         world.model(Defense(), seed=0)
         candidate_count(world)
         if config is not None:
-            _check_sizes(config, world)
+            check_sizes(world, config.observations, config.defenses)
     except Exception as error:
         reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"scenario {scenario.name}: {reason}") from error
-
-
-def _check_sizes(config: RunConfig, world: World) -> None:
-    """Raise if a run asks for more than the data allow."""
-    scenario, available = world.scenario, len(world.train.targets)
-    size, training = scenario.batch_size, scenario.training
-    data = f"{scenario.dataset} has {available} training examples"
-    if config.observations > available // size:
-        raise ValueError(
-            f"observations must be at most {available // size}, got {config.observations}: {data}, "
-            f"and no two uploads share any of their {size}"
-        )
-    if training.clients > available:
-        raise ValueError(f"training.clients must be at most {available}: {data}")
-    uploads = world.protocol.uploads(training.clients_per_round)
-    if uploads > training.clients:
-        raise ValueError(
-            f"protocol: a step takes uploads of {uploads} clients, training.clients are "
-            f"{training.clients}"
-        )
-    for defense in config.defenses:
-        cohort = build_defense(defense).cohort
-        if cohort * size > available:
-            raise ValueError(
-                f"{label(defense)}: {cohort} clients with {size} examples each are seen together, "
-                f"and {data}"
-            )
 
 
 def _attacks(

@@ -226,7 +226,11 @@ CASES: list[tuple[str, Config, str]] = [
     (RUN, scenario(title=3), "scenarios.0.title: Input should be a valid string, got 3"),
     (RUN, scenario(protocol="FedNope"), "unknown protocol 'FedNope': choose one of FedSGD"),
     (RUN, scenario(protocol={"name": "FedAvg", "lr": NAN}), "lr must be positive and finite"),
-    (RUN, scenario(protocol={"name": "FedBuff", "buffer": 50}), "uploads of 50 clients"),
+    (
+        RUN,
+        scenario(protocol={"name": "FedBuff", "buffer": 50}),
+        "training.clients must be at least 50",
+    ),
     (RUN, scenario(training={"lr": NAN}), "scenarios.0.training.lr: Input should be"),
     (RUN, scenario(training={"server": "lion"}), "'sgd' or 'adam', got 'lion'"),
     (RUN, scenario(training={"clients": 100_000}), "training.clients must be at most 1438"),

@@ -100,7 +100,16 @@ def _datasets() -> Iterable[tuple[str, str, str]]:
     for name in DATASETS:
         embedded = name in ("fashion-mini", "digits")
         yield name, "", "comes with the package" if embedded else "downloaded by torchvision"
-    yield "a folder of images", "", "one subfolder per class, or train/ and test/ of such"
+    yield (
+        "a folder",
+        "",
+        "images or WAV files, one subfolder per class, or train/ and test/ of such",
+    )
+    yield (
+        "a .jsonl file",
+        "",
+        "one text and its label per line, or a folder with train and test.jsonl",
+    )
 
 
 def _tables() -> Iterable[tuple[str, str, str]]:

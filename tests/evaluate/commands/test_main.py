@@ -119,6 +119,10 @@ def test_lists_every_key_with_its_default_and_meaning(
         assert defaults.get(name, default) == default
 
 
+def test_help_says_what_is_run_by_default(command: Command) -> None:
+    assert command("run", "--help")[1].count("quick") >= 3  # as a file, as a preset, as a choice
+
+
 def test_lists_options_and_their_defaults(command: Command) -> None:
     assert "error_feedback=True" in command("list", "defenses")[1]
     assert "width=200" in command("list", "models")[1]

@@ -33,6 +33,7 @@ from leakfrontier.evaluate.data import DATASETS, Dataset, load_dataset
 from leakfrontier.evaluate.engine import Done, Failure
 from leakfrontier.evaluate.papers import reproduce as reproduce_module
 from leakfrontier.evaluate.papers import table as table_module
+from leakfrontier.evaluate.papers.dlg_ig import image_trial, image_uploads
 from leakfrontier.evaluate.papers.reproduce import Result, document, reproduce
 from leakfrontier.evaluate.papers.spearpp import spearpp_upload
 from leakfrontier.evaluate.papers.table import Metric, Row, Table, matched_psnr
@@ -291,6 +292,19 @@ def test_quick_takes_the_first_rows(command: Command) -> None:
     check_schema(json.loads(output), SMALL, [0], trials=2)
     _, output, _ = command("small", "--quick", "--rows", "3", "--json", "--workers", 1)
     check_schema(json.loads(output), SMALL, [2], trials=2)
+
+
+def test_fewer_images_are_the_first_ones_and_fewer_iterations_are_taken() -> None:
+    data = load_dataset("fashion-mini")
+    problem, rng = {"network": "LeNet", "activation": "sigmoid"}, torch.Generator
+    both, one = (
+        image_uploads(problem, data, rng().manual_seed(0), images=images) for images in (2, 1)
+    )
+    assert (len(both), len(one)) == (2, 1)
+    torch.testing.assert_close(both[0].truth.inputs, one[0].truth.inputs)
+    method = {"attack": "DLG", "images": 1, "iterations": 2}
+    scores = image_trial(problem, method, data, rng().manual_seed(0))
+    assert {name: len(values) for name, values in scores.items()} == dict.fromkeys(scores, 1)
 
 
 @pytest.mark.usefixtures("here")
