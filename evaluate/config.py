@@ -7,15 +7,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from leakfrontier.adversaries import PANEL
 
 from .errors import UserError
-from .methods import Method, Strict, build_adversary, build_defense
+from .methods import Method, Number, Strict, Whole, build_adversary, build_defense
 from .scenario import SCENARIOS, Scenario, adversary_label, label
+from .strict_yaml import load_yaml
 
 PRESETS = ("quick", "full")
 
@@ -25,28 +25,25 @@ class ConfigError(UserError):
 
 
 class RunConfig(Strict):
-    """What to evaluate.
-
-    Attributes:
-        scenarios: Names of `SCENARIOS`, or scenarios spelled out.
-        defenses: Defenses; an option that is a list stands for one defense per value.
-        adversaries: `panel`, or the adversaries to take instead (then not comparable).
-        budget: What the panel's searches may spend: `cpu`, or what is `published`.
-        seeds: Repetitions of everything, with other weights, victims and noise.
-        observations: Attacked uploads per seed: the independent units of all intervals.
-        time_limit: Seconds after which one cell is given up and recorded as such.
-        individual: Whether every attack is run on every upload; by default costly ones are run
-            only where cheaper ones left a victim unidentified.
-    """
+    """What to evaluate."""
 
     scenarios: tuple[Scenario, ...]
+    """Names of scenarios, or scenarios spelled out."""
     defenses: tuple[Method, ...]
+    """Defenses; an option that is a list stands for one defense per value."""
     adversaries: Literal["panel"] | tuple[Method, ...] = "panel"
+    """`panel`, or the adversaries to take instead (then not comparable)."""
     budget: Literal["cpu", "published"] = "cpu"
-    seeds: int = Field(default=1, ge=1)
-    observations: int = Field(default=20, ge=1)
-    time_limit: float = Field(default=600, gt=0)
+    """What the panel's searches may spend: `cpu`, or what is `published`."""
+    seeds: Whole = Field(default=1, ge=1, le=10_000)
+    """Repetitions of everything, with other weights, victims and noise."""
+    observations: Whole = Field(default=20, ge=1)
+    """Attacked uploads per seed: the independent units of all intervals."""
+    time_limit: Number = Field(default=600, gt=0)
+    """Seconds after which one cell is given up and recorded as such."""
     individual: bool = False
+    """Whether every attack is run on every upload; by default costly ones are run only where
+    cheaper ones left a victim unidentified."""
 
     @field_validator("scenarios", mode="before")
     @classmethod
@@ -141,8 +138,8 @@ def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - whatever the file h
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the configuration {source}: {error}") from error
     try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        content = load_yaml(text)
+    except ValueError as error:
         raise ConfigError(f"{source} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{source} must hold a mapping with the keys {[*RunConfig.model_fields]}")

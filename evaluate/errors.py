@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+PLUGIN = "leakfrontier_plugin_"
+"""How the names of modules begin that are files of the user's."""
 
 
 class UserError(ValueError):
@@ -19,3 +23,11 @@ def given_by_user() -> Iterator[None]:
         raise
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def users_line(error: BaseException) -> str | None:
+    """Return which line of a user's own file an error comes from, if from any."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if str(frame.f_globals.get("__name__")).startswith(PLUGIN):
+            return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+    return None

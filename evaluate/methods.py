@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedBuff, FedSGD, Protocol
 from leakfrontier.defenses import DEFENSES, Chain, Defense
@@ -21,11 +21,19 @@ PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, Fe
 
 T = TypeVar("T")
 
+_NUMBERS = (int, float, *(kind + more for kind in ("int", "float") for more in ("", " | None")))
+
+Whole = Annotated[int, Field(strict=True)]
+"""A whole number in a configuration; `true` is none."""
+
+Number = Annotated[float, Field(strict=True)]
+"""A number in a configuration; `true` is none."""
+
 
 class Strict(BaseModel):
     """A part of a configuration; an unknown key is an error that names the known ones."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -92,10 +100,12 @@ def build_defense(method: Method) -> Defense:
     """Return the defense that a configuration names."""
     if method.name == Chain.__name__:
         _check_options(method, ["links"], "defense")
+        if not method.links:
+            raise ValueError("a Chain must have links: the defenses, first applied first")
         return Chain(tuple(build_defense(link) for link in method.links))
     if method.links:
         raise ValueError(f"only a {Chain.__name__} has links, got {method.name}")
-    return _build(method, DEFENSES, Defense, "defense")
+    return _build(method, {**DEFENSES, Chain.__name__: Chain}, Defense, "defense")
 
 
 def build_adversary(method: Method) -> Adversary:
@@ -121,6 +131,7 @@ def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: st
             raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
     options = [field.name for field in fields(cls) if field.init]
     _check_options(method, options, kind)
+    _check_numbers(method, cls, kind)
     try:
         built: T = cls(**method.options)
     except ValueError:
@@ -134,6 +145,16 @@ def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: st
     except Exception as error:  # a mistake in someone's own class
         raise ValueError(f"{kind} {method.name}: {type(error).__name__}: {error}") from error
     return built
+
+
+def _check_numbers(method: Method, cls: type, kind: str) -> None:
+    """Refuse `true` where a number is wanted, which Python takes for 1."""
+    for field in fields(cls):
+        value = method.options.get(field.name)
+        if isinstance(value, bool) and field.type in _NUMBERS:
+            raise ValueError(
+                f"{kind} {method.name}: {field.name} must be a number, got {str(value).lower()}"
+            )
 
 
 def _check_options(method: Method, known: Iterable[str], kind: str) -> None:

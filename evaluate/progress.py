@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -14,8 +15,8 @@ from rich.progress import Progress as Bar
 
 from .rows import Cell, Status
 
-LOG_SECONDS = 30
-"""Least time between two lines where there is no terminal to draw a bar on."""
+LOG_SECONDS = 30.0
+"""Time between two lines where there is no terminal to draw a bar on."""
 
 
 class Progress:
@@ -24,11 +25,13 @@ class Progress:
     def __init__(self, cells: Iterable[Cell], *, workers: int, console: Console | None) -> None:
         self._left = Counter(map(_alike, cells))
         self._total = self._left.total()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._started = time.monotonic()
         self._workers = workers
         self._seconds: dict[object, list[float]] = defaultdict(list)
         self._failures = 0
         self._console = Console() if console is None else console
-        self._spoken = time.monotonic()
         self._bar = Bar(
             TextColumn("cells"),
             BarColumn(),
@@ -42,36 +45,51 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._bar.start()
+        if not self._console.is_terminal:
+            self._say(f"{self._total} cells, {self._workers} at a time")
+            threading.Thread(target=self._log, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         self._bar.stop()
-        self._log()
+        if not self._console.is_terminal:
+            self._say(self._line())
 
     def advance(self, cell: Cell, status: Status = "ok", seconds: float | None = None) -> None:
-        """Count a cell as done; one that was not run now took no seconds."""
-        self._left[_alike(cell)] -= 1
-        self._failures += status not in ("ok", "not needed")
-        if seconds is not None:
-            self._seconds[_alike(cell)].append(seconds)
-        self._bar.update(self._task, advance=1, left=self._text())
-        if time.monotonic() - self._spoken >= LOG_SECONDS:
-            self._log()
+        """Count a cell as done.
+
+        Args:
+            cell: The cell.
+            status: How it ended.
+            seconds: How long it took: 0 if it was not needed, None if it was done before.
+        """
+        with self._lock:
+            self._left[_alike(cell)] -= 1
+            self._failures += status not in ("ok", "not needed")
+            if seconds is not None:
+                self._seconds[_alike(cell)].append(seconds)
+            self._bar.update(self._task, advance=1, left=", ".join(self._notes()))
 
     def _log(self) -> None:
-        if not self._console.is_terminal:
-            done = self._total - self._left.total()
-            text = f"{done}/{self._total} cells {self._text()}".rstrip()
-            self._console.print(text, highlight=False, soft_wrap=True)
-            self._spoken = time.monotonic()
+        """Say now and then how far the run is, even while no cell ends."""
+        while not self._over.wait(LOG_SECONDS):
+            self._say(self._line())
 
-    def _text(self) -> str:
-        parts = []
-        if self._left.total() and self._seconds:
-            parts.append(f"about {_duration(self._estimate())} left")
-        if self._failures:
-            parts.append(f"({self._failures} failed)")
-        return "  ".join(parts)
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def _line(self) -> str:
+        with self._lock:
+            done = self._total - self._left.total()
+            elapsed = _duration(time.monotonic() - self._started)
+            return ", ".join([f"{done}/{self._total} cells after {elapsed}", *self._notes()])
+
+    def _notes(self) -> list[str]:
+        notes = [f"{self._failures} failed"] if self._failures else []
+        if self._left.total() and any(map(sum, self._seconds.values())):
+            notes.append(f"about {_duration(self._estimate())} left")
+        return notes
 
     def _estimate(self) -> float:
         means = {alike: mean(seconds) for alike, seconds in self._seconds.items()}
@@ -91,4 +109,6 @@ def _alike(cell: Cell) -> object:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{round(seconds / 60, 1 if seconds < 600 else 0):g} min"

@@ -22,7 +22,7 @@ from .results import Results
 from .rows import Outcome
 from .scenario import Scenario, load_world
 from .store import Store
-from .victims import candidate_count
+from .victims import candidate_count, check_sizes
 
 __all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials"]
 
@@ -57,7 +57,7 @@ def run(
         console: Where progress is shown; by default the terminal.
     """
     for scenario in config.scenarios:
-        check_scenario(scenario)
+        check_scenario(scenario, config)
     return run_trials(
         plan(config),
         out,
@@ -98,13 +98,14 @@ def run_trials(
     """
     store = Store(out, create=True)
     cells = [trial.cell for trial in trials]
-    store.begin(panel, config, cells)
     workers = workers or cores()
-    with Progress(cells, workers=workers, console=console) as progress:
-        agenda = _Agenda(trials, store, progress, cascade=cascade, retry_failed=retry_failed)
-        if agenda.tasks:
-            for done in execute(run_trial, agenda.tasks, workers=workers, time_limit=time_limit):
-                agenda.conclude(done)
+    with store.occupied():
+        store.begin(panel, config, cells)
+        with Progress(cells, workers=workers, console=console) as progress:
+            agenda = _Agenda(trials, store, progress, cascade=cascade, retry_failed=retry_failed)
+            if tasks := agenda.tasks:
+                for done in execute(run_trial, tasks, workers=workers, time_limit=time_limit):
+                    agenda.conclude(done)
     return store.results()
 
 
@@ -142,11 +143,12 @@ class _Agenda:
             key = trial.cell.key
             if key != planned.key:
                 narrowed.append((planned, trial.cell))
-            if key not in self._finished and _nothing_left(trial):
+            not_needed = key not in self._finished and _nothing_left(trial)
+            if not_needed:
                 self._store.write(key, Outcome(status="not needed"), 0.0)
                 self._finished.add(key)
             if key in self._finished:
-                self._progress.advance(trial.cell)
+                self._progress.advance(trial.cell, seconds=0.0 if not_needed else None)
                 possible += self._schedule.after(trial, self._victims.get(key, ()))
             else:
                 self.tasks.append((trial, self._store.folder))
@@ -154,12 +156,14 @@ class _Agenda:
             self._store.replace(narrowed)
 
 
-def check_scenario(scenario: Scenario) -> None:
-    """Raise what would make every cell of a scenario fail."""
+def check_scenario(scenario: Scenario, config: RunConfig | None = None) -> None:
+    """Raise what would make every cell of a scenario fail, or those of a run."""
     try:
         world = load_world(scenario)
         world.model(Defense(), seed=0)
         candidate_count(world)
+        if config is not None:
+            check_sizes(world, config.observations, config.defenses)
     except Exception as error:
         reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"scenario {scenario.name}: {reason}") from error

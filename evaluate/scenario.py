@@ -21,34 +21,31 @@ from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
 from .data import load_dataset
-from .methods import Method, Strict, build_defense, build_protocol
+from .methods import Method, Number, Strict, Whole, build_defense, build_protocol
 from .modality import Modality
 from .models import build_model
 from .seeds import generator
 
 
 class Training(Strict):
-    """How the model is trained under each defense, to see what the defense costs.
+    """How the model is trained under each defense, to see what the defense costs."""
 
-    Attributes:
-        rounds: Rounds of federated training.
-        clients: Clients that share the training data.
-        clients_per_round: Clients sampled in each round.
-        batch_size: Examples per client and round under FedSGD; FedAvg uses all of a client's.
-        server: The server's optimizer.
-        lr: The server's learning rate.
-        partition: How the data is spread over clients.
-        alpha: Concentration of the Dirichlet distribution of `label-skew`.
-    """
-
-    rounds: int = Field(default=150, ge=1)
-    clients: int = Field(default=10, ge=1)
-    clients_per_round: int = Field(default=2, ge=1)
-    batch_size: int = Field(default=32, ge=1)
+    rounds: Whole = Field(default=150, ge=1)
+    """Rounds of federated training."""
+    clients: Whole = Field(default=10, ge=1)
+    """Clients that share the training data."""
+    clients_per_round: Whole = Field(default=2, ge=1)
+    """Clients sampled in each round."""
+    batch_size: Whole = Field(default=32, ge=1)
+    """Examples per client and round under FedSGD; FedAvg uses all of a client's."""
     server: Literal["sgd", "adam"] = "adam"
-    lr: float = Field(default=0.005, gt=0, allow_inf_nan=False)
+    """The server's optimizer: `sgd` or `adam`."""
+    lr: Number = Field(default=0.005, gt=0, allow_inf_nan=False)
+    """The server's learning rate."""
     partition: Literal["iid", "label-skew", "feature-skew"] = "iid"
-    alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """How the data is spread over clients: `iid`, `label-skew` or `feature-skew`."""
+    alpha: Number = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """Concentration of the Dirichlet distribution of `label-skew`: near 0, one class each."""
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Training:
@@ -61,37 +58,34 @@ class Training(Strict):
 
 
 class Scenario(Strict):
-    """Everything about an evaluation but the defense and the adversary.
-
-    Attributes:
-        title: How reports call it; by default the dataset, the model and what is not default.
-        dataset: A name of `DATASETS`, or a path: a folder of images or sounds, or a JSONL file.
-        data_folder: Where downloads are kept.
-        model: A name of `MODELS`, or the user's own `module:factory`, and its options.
-        replace_batch_norm: Whether a model's BatchNorm becomes GroupNorm, under every defense.
-        protocol: `FedSGD` or `FedAvg`, and its options.
-        batch_size: Private examples behind one attacked upload. The smaller, the easier the
-            attack: 1 is the worst case.
-        checkpoints: Training rounds whose models are attacked; 0 is the untrained one.
-        knows_targets: Whether adversaries are told the labels.
-        public_data: Whether adversaries have auxiliary data: the test split.
-        candidates: Look-alikes of the same class among which a victim must be identified, the
-            victim included.
-        training: How utility is measured.
-    """
+    """Everything about an evaluation but the defense and the adversary."""
 
     title: str | None = None
+    """How reports call it; by default the dataset, the model and what is not default."""
     dataset: str = "fashion-mini"
+    """A dataset by name, or a path: a folder of images or sounds, or a JSONL file."""
     data_folder: Path | None = None
+    """Where downloads are kept; ~/.cache/leakfrontier by default."""
     model: Method = Method(name="mlp")
+    """A model by name, or your own file.py:factory, and its options."""
     replace_batch_norm: bool = False
+    """Whether a model's BatchNorm becomes GroupNorm, under every defense."""
     protocol: Method = Method(name="FedSGD")
-    batch_size: int = Field(default=1, ge=1)
-    checkpoints: tuple[int, ...] = (0,)
+    """`FedSGD`, `FedAvg` or `FedBuff`, and its options."""
+    batch_size: Whole = Field(default=1, ge=1)
+    """Private examples behind one attacked upload. The smaller, the easier the attack: 1 is the
+    worst case."""
+    checkpoints: tuple[Whole, ...] = (0,)
+    """Training rounds whose models are attacked; 0 is the untrained one."""
     knows_targets: bool = False
+    """Whether adversaries are told the labels."""
     public_data: bool = True
-    candidates: int = Field(default=100, ge=2)
+    """Whether adversaries have auxiliary data: the test split."""
+    candidates: Whole = Field(default=100, ge=2)
+    """Look-alikes of the same class among which a victim must be identified, the victim
+    included."""
     training: Training = Training()
+    """How utility is measured: see its keys."""
 
     @field_validator("protocol")
     @classmethod

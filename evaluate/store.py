@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,28 @@ class Store:
             if create and self._is_empty(database):
                 self._create(database)
             self._check(database, (_FORMAT,) if create else _READABLE)
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Keep other runs out of the folder; whoever is killed, the system lets go of it."""
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl
+
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise StoreError(
+                        f"another run is at work in {self.folder}: wait for its end, or choose "
+                        "another --out folder"
+                    ) from None
+            yield
+        finally:
+            os.close(folder)
 
     def begin(self, panel: str, config: Mapping[str, Any], cells: Sequence[Cell]) -> None:
         """Record what is about to run; refuse a folder that another panel version made."""

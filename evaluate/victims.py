@@ -6,13 +6,16 @@ comparisons are paired.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from leakfrontier.adversaries import Candidates
 from leakfrontier.defenses import Batch
 
-from .scenario import World
+from .methods import Method, build_defense
+from .scenario import World, label
 from .seeds import generator
 
 
@@ -76,3 +79,32 @@ def candidate_count(world: World) -> int:
             f"batches of {batch_size} and their look-alikes need at least {batch_size + 1}"
         )
     return min(world.scenario.candidates, allowed)
+
+
+def check_sizes(world: World, observations: int, defenses: Iterable[Method]) -> None:
+    """Raise if a run asks for more examples or clients than there are."""
+    scenario, available = world.scenario, len(world.train.targets)
+    size, training = scenario.batch_size, scenario.training
+    data = f"{scenario.dataset} has {available} training examples"
+    if observations > available // size:
+        raise ValueError(
+            f"observations must be at most {available // size}, got {observations}: {data}, and "
+            f"no two uploads share any of their {size}"
+        )
+    if training.clients > available:
+        raise ValueError(
+            f"training.clients must be at most {available}, got {training.clients}: {data}"
+        )
+    uploads = world.protocol.uploads(training.clients_per_round)
+    if uploads > training.clients:
+        raise ValueError(
+            f"training.clients must be at least {uploads}, whose uploads make a step of the "
+            f"protocol, got {training.clients}"
+        )
+    for defense in defenses:
+        cohort = build_defense(defense).cohort
+        if cohort * size > available:
+            raise ValueError(
+                f"{label(defense)}: {cohort} clients with {size} examples each are seen together, "
+                f"and {data}"
+            )

@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 import yaml
 from PIL import Image
+from torch.nn.functional import cross_entropy
 
+from leakfrontier.defenses import DPSGD, Batch, Defense
+from leakfrontier.defenses.vector import flatten
 from leakfrontier.evaluate.commands.main import app
 from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.plugins import load_attribute
 from leakfrontier.evaluate.run import run
 
 README = Path(__file__).parents[1] / "README.md"
@@ -33,7 +38,7 @@ TINY = {
             "training": {"rounds": 2, "clients": 4, "batch_size": 8},
         }
     ],
-    "defenses": ["none", "my_defense.py:Rounded"],
+    "defenses": ["none", "my_defense.py:Rounded", "my_private_defense.py:ClippedNoise"],
     "adversaries": ["PriorGuess", "my_attack.py:Bias"],
     "observations": 3,
 }
@@ -70,16 +75,39 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_there_is_something_to_test() -> None:
-    assert {"my_defense.py", "my_attack.py", "script.py"} == set(python_blocks())
+    files = {"my_defense.py", "my_private_defense.py", "my_attack.py", "script.py"}
+    assert files == set(python_blocks())
     assert len(COMMANDS) >= 10
 
 
-def test_the_defense_and_the_adversary_work(folder: Path) -> None:
+def test_the_defenses_and_the_adversary_work(folder: Path) -> None:
     results = run(load_config("my_run.yaml"), folder / "out", workers=1)
     assert set(results.cells["status"]) == {"ok"}
     rates = results.rates().set_index(["defense", "adversary"])["rate"]
     assert rates["none", "Bias"] == 1.0
     assert rates["Rounded", "Bias"] > 0
+    assert rates["ClippedNoise", "Bias"] < 1
+    (claim,) = results.guarantees.to_dict("records")
+    assert (claim["defense"], claim["unit"]) == ("ClippedNoise", "record")
+    assert claim["noise_multiplier"] == pytest.approx(1, rel=0.01)
+    assert claim["measured_noise"] == pytest.approx(1, rel=0.05)
+    assert not claim["violated"]
+
+
+def test_the_private_defense_is_dpsgd_and_its_replay_leaves_out_the_noise(folder: Path) -> None:
+    ours = load_attribute("my_private_defense.py:ClippedNoise")(sigma=0.5, norm=0.1)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    data = Batch(torch.randn(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1]))
+
+    def upload(defense: Defense, seed: int) -> torch.Tensor:
+        rng = torch.Generator().manual_seed(seed)
+        return flatten(defense.gradient(model, cross_entropy, data, rng))
+
+    clipped = upload(ours.replay({}), 0)
+    torch.testing.assert_close(clipped, upload(DPSGD(0.0, 0.1), 0))
+    torch.testing.assert_close(clipped, upload(ours.replay({}), 1))
+    noise = torch.stack([upload(ours, seed) - clipped for seed in range(200)])
+    assert noise.std().item() == pytest.approx(0.5 * 0.1 / 5, rel=0.1)
 
 
 def test_the_script_runs_as_it_is(folder: Path) -> None:

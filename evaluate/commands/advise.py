@@ -19,7 +19,7 @@ from ..advise.recommendation import advise as answer
 from ..errors import UserError, given_by_user
 from ..privacy.accounting import Unreachable
 from ..scenario import load_world
-from .options import AsJson, Data, Workers, print_path, scenario_from
+from .options import AsJson, Data, Workers, print_path, scenario_from, writable
 
 BATCH, ROUNDS = 128, 100
 """What is asked about where only a dataset is given."""
@@ -110,7 +110,7 @@ def advise(
         )
     folder = out or (None if scenario is None else Path("runs") / "advise")
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        writable(folder)
     progress = Console(stderr=True)
     try:
         advice = answer(

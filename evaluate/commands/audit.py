@@ -24,9 +24,8 @@ from ..errors import UserError, given_by_user
 from ..privacy.audit import Audit, most_damning
 from ..privacy.audit import audit as run_audits
 from ..privacy.canaries import NoClaim
-from ..scenario import load_world
 from ..seeds import generator
-from .options import AsJson, Data, DefenseText, defense_from, scenario_from
+from .options import AsJson, Data, DefenseText, defense_from, loaded, scenario_from
 
 AUDITED_EXAMPLES = 1_000
 """Most real examples in an audited training run."""
@@ -63,12 +62,10 @@ def audit(
 
     An audit can refute a claim, or fail to; it never proves one.
     """
-    scenario, claimant = scenario_from(dataset, model, data), defense_from(defense)
+    scenario = scenario_from(dataset, model, data)
     torch.set_num_threads(1)  # uploads are small: several threads wait for each other
+    world, audited, _ = loaded(scenario, defense_from(defense), seed)
     with given_by_user():
-        world = load_world(scenario)
-        audited = world.defense(claimant)
-        world.model(audited, seed)
         plan = Plan(steps, sample_rate, delta)
     examples = world.train.at(slice(AUDITED_EXAMPLES))
     names = [one.value.replace("-", " ") for one in method or AuditMethod]

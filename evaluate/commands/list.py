@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from inspect import getdoc, signature
 from typing import Annotated
 
 import typer
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,10 +18,19 @@ from rich.table import Table
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES, Chain
 
+from ..config import RunConfig
 from ..data import DATASETS
+from ..methods import PROTOCOLS, Method, Strict
 from ..models import MODELS
 from ..papers.tables import TABLES
-from ..scenario import SCENARIOS
+from ..scenario import SCENARIOS, Scenario, Training, label
+
+KEYS: dict[str, type[Strict]] = {
+    "a run's file": RunConfig,
+    "a scenario": Scenario,
+    "a scenario's training": Training,
+}
+"""What a configuration file may hold."""
 
 
 class Listing(StrEnum):
@@ -35,11 +46,19 @@ class Listing(StrEnum):
 
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
     """List what is there, with the options of each."""
-    table = Table(title=what.value, title_justify="left")
-    table.add_column("name", no_wrap=True)
-    for column in ("options", "what it is"):
+    _print(what.value, ("name", "options", "what it is"), _LISTINGS[what]())
+    if what is Listing.scenarios:
+        _print("protocols", ("name", "options", "what it is"), _classes(dict(PROTOCOLS)))
+        for title, model in KEYS.items():
+            _print(f"keys of {title}", ("key", "default", "what it is"), _keys(model))
+
+
+def _print(title: str, columns: Sequence[str], rows: Iterable[tuple[str, str, str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    table.add_column(columns[0], no_wrap=True)
+    for column in columns[1:]:
         table.add_column(column, overflow="fold")
-    for row in _LISTINGS[what]():
+    for row in rows:
         table.add_row(*map(escape, row))
     Console().print(table)
 
@@ -62,11 +81,35 @@ def _scenarios() -> Iterable[tuple[str, str, str]]:
         yield name, "", f"{scenario.protocol.name}, batches of {scenario.batch_size}"
 
 
+def _keys(model: type[Strict]) -> Iterable[tuple[str, str, str]]:
+    for name, field in model.model_fields.items():
+        yield name, _default(field), " ".join((field.description or "").split())
+
+
+def _default(field: FieldInfo) -> str:
+    """Return a default as a configuration file would have it."""
+    if field.is_required():
+        return "required"
+    if isinstance(field.default, Method):
+        return label(field.default)
+    known = field.default is not None and not isinstance(field.default, Strict)
+    return json.dumps(field.default).strip('"') if known else ""
+
+
 def _datasets() -> Iterable[tuple[str, str, str]]:
     for name in DATASETS:
         embedded = name in ("fashion-mini", "digits")
         yield name, "", "comes with the package" if embedded else "downloaded by torchvision"
-    yield "a folder of images", "", "one subfolder per class, or train/ and test/ of such"
+    yield (
+        "a folder",
+        "",
+        "images or WAV files, one subfolder per class, or train/ and test/ of such",
+    )
+    yield (
+        "a .jsonl file",
+        "",
+        "one text and its label per line, or a folder with train and test.jsonl",
+    )
 
 
 def _tables() -> Iterable[tuple[str, str, str]]:

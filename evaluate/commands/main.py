@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..errors import UserError
+from ..errors import UserError, users_line
 from .advise import advise
 from .audit import audit
 from .list import list_
@@ -33,9 +34,18 @@ def main() -> None:
     try:
         app()
     except (UserError, OSError) as error:
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(f"[bold red]Error:[/bold red] {escape(str(error))}")
-        sys.exit(2)
+        _explain(str(error))
+    except Exception as error:
+        line = users_line(error)
+        if line is None:
+            raise
+        _explain(f"{line}: {type(error).__name__}: {error}")
+
+
+def _explain(message: str) -> NoReturn:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[bold red]Error:[/bold red] {escape(message)}")
+    sys.exit(2)
 
 
 if __name__ == "__main__":

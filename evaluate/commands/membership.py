@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +17,21 @@ from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
 
-from ..errors import UserError, given_by_user
 from ..privacy.bounds import Bounds
 from ..privacy.membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds
 from ..privacy.membership import membership as play
-from ..scenario import label, load_world
+from ..scenario import label
 from ..seeds import generator
-from .options import AsJson, Data, DefenseText, defense_from, print_path, scenario_from
+from .options import (
+    AsJson,
+    Data,
+    DefenseText,
+    defense_from,
+    loaded,
+    print_path,
+    scenario_from,
+    writable,
+)
 
 Found = Mapping[str, ROC | NotApplicable]
 
@@ -49,13 +56,8 @@ def membership(
 
     scenario = scenario_from(dataset, model, data).model_copy(update={"batch_size": batch})
     method = defense_from(defense)
-    with given_by_user():
-        world = load_world(scenario)
-        defended = world.defense(method)
-        attacked = world.model(defended, seed)
-    out.mkdir(parents=True, exist_ok=True)
-    if not os.access(out, os.W_OK):
-        raise UserError(f"--out {out} cannot be written to")
+    writable(out)
+    world, defended, attacked = loaded(scenario, method, seed)
     torch.set_num_threads(1)  # uploads are small: several threads wait for each other
     progress = Console(stderr=True)
     try:

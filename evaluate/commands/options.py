@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
+from torch import nn
+
+from leakfrontier.defenses import Defense
 
 from ..errors import UserError, given_by_user
 from ..methods import Method
-from ..scenario import Scenario
+from ..scenario import Scenario, World, label, load_world
+from ..strict_yaml import load_yaml
 
 Data = Annotated[
     Path | None,
@@ -45,8 +49,8 @@ def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> 
 def method_from(text: str, option: str) -> object:
     """Return a method as a configuration file would hold it."""
     try:
-        return yaml.safe_load(text) if text.lstrip().startswith("{") else text
-    except yaml.YAMLError as error:
+        return load_yaml(text) if text.lstrip().startswith("{") else text
+    except ValueError as error:
         raise UserError(f"{option} {text!r} is not a valid YAML mapping: {error}") from error
 
 
@@ -60,6 +64,29 @@ def defense_from(text: str) -> Method:
             f"{len(configurations)}: give single values"
         )
     return configurations[0]
+
+
+def loaded(scenario: Scenario, method: Method, seed: int) -> tuple[World, Defense, nn.Module]:
+    """Return the data, the defense and the model that a command is about."""
+    try:
+        world = load_world(scenario)
+        defense = world.defense(method)
+        return world, defense, world.model(defense, seed)
+    except Exception as error:  # mistakes in someone's data, class or factory
+        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{label(method)} on {scenario.name}: {reason}") from error
+
+
+def writable(folder: Path) -> Path:
+    """Return a folder for results, made if it was not there; refuse one that cannot be used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the folder {folder} ({error.strerror}): choose another --out folder"
+        ) from error
 
 
 def print_path(console: Console, what: str, path: Path) -> None:

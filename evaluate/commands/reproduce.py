@@ -21,7 +21,7 @@ from ..papers.table import Metric
 from ..papers.table import Table as PaperTable
 from ..papers.tables import TABLES
 from ..statistics import Interval
-from .options import AsJson, Workers, print_path
+from .options import AsJson, Workers, print_path, writable
 
 
 def reproduce(
@@ -41,7 +41,11 @@ def reproduce(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"First rows alone, {QUICK_TRIALS} batches each.")
+        bool,
+        typer.Option(
+            "--quick",
+            help=f"First rows alone, {QUICK_TRIALS} batches each, with less of what is slow.",
+        ),
     ] = False,
     procedure: Annotated[
         str | None,
@@ -49,7 +53,7 @@ def reproduce(
             help="`ours`, or `paper` for the paper's own way to attack, where it differs."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Repetition: other batches and weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Repetition: other batches and weights.")] = 0,
     workers: Workers = None,
     as_json: AsJson = False,
     out: Annotated[
@@ -65,7 +69,7 @@ def reproduce(
         raise UserError(f"unknown table {table!r}: choose one of {', '.join(TABLES)}")
     paper = TABLES[table]
     chosen = paper.select(rows or (f"1-{paper.quick}" if quick else f"1-{len(paper.rows)}"))
-    folder = out or default_folder(paper)
+    folder = writable(out or default_folder(paper))
     progress = Console(stderr=True)
     try:
         results = reproduce_table(
@@ -74,6 +78,7 @@ def reproduce(
             out=folder,
             trials=trials or (QUICK_TRIALS if quick else None),
             procedure=procedure,
+            quick=quick,
             seed=seed,
             data=data,
             workers=workers,
@@ -82,11 +87,14 @@ def reproduce(
     except KeyboardInterrupt:
         progress.print("Interrupted. The same command continues where it stopped.")
         raise typer.Exit(130) from None
-    text = json.dumps(document(paper, results), indent=2, allow_nan=False)
+    text = json.dumps(document(paper, results, quick=quick), indent=2, allow_nan=False)
     if as_json:
         typer.echo(text)
     else:
         _print_table(Console(), paper, procedure, results)
+    if quick and paper.reduced:
+        limits = ", ".join(f"{value:,} {name}" for name, value in paper.reduced.items())
+        progress.print(f"Quick: a batch is reduced to {limits} at most.", highlight=False)
     (folder / f"{table}.json").write_text(text + "\n")
     DataFrame(trial_rows(paper, results)).to_csv(folder / f"{table}.csv", index=False)
     print_path(progress, "Results:", folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -17,6 +18,9 @@ from ..results import Results
 from ..run import run as run_config
 from .options import Workers, method_from, print_path
 
+TEXT_COLUMNS = 50
+"""Room for two columns of rates and the lines between all of them; names get the rest."""
+
 
 class Preset(StrEnum):
     """Configurations that come with the package."""
@@ -26,8 +30,12 @@ class Preset(StrEnum):
 
 
 def run(
-    config: Annotated[Path | None, typer.Argument(help="Configuration file (YAML).")] = None,
-    preset: Annotated[Preset | None, typer.Option(help="Configuration by name.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="Configuration file (YAML); the quick preset by default.")
+    ] = None,
+    preset: Annotated[
+        Preset | None, typer.Option(help="Configuration by name; quick by default.")
+    ] = None,
     defense: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,7 +83,7 @@ def run(
 
 
 def _print_summary(console: Console, results: Results) -> None:
-    """Print accuracy and worst-case success of every arm, and what failed."""
+    """Print what failed, and accuracy and worst-case success of every arm."""
     failed = results.cells[~results.cells["status"].isin(["ok", "not needed"])]
     for _, cell in failed.iterrows():
         reason = cell["error"].partition("\n")[0]
@@ -83,17 +91,17 @@ def _print_summary(console: Console, results: Results) -> None:
         text = escape(f"{what} on {cell['defense']}: {reason}")
         console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
     accuracy = results.final_utility().set_index(["scenario", "defense"])["text"]
-    table = Table(title="worst case over the panel: victims identified", title_justify="left")
-    for column in ("scenario", "round", "defense", "accuracy", "success"):
-        table.add_column(column, overflow="fold")
-    for _, row in results.worst_case().iterrows():
-        arm = (row["scenario"], row["defense"])
-        texts = (
-            row["scenario"],
-            str(row["checkpoint"]),
-            row["defense"],
-            accuracy.get(arm, "not trained"),
-            row["text"],
-        )
-        table.add_row(*map(escape, texts))
-    console.print(table)
+    for (scenario, checkpoint), arms in results.worst_case().groupby(
+        ["scenario", "checkpoint"], sort=False
+    ):
+        title = f"{scenario}, attacked after {checkpoint} rounds: worst case over the panel"
+        table = Table(title=escape(title), title_justify="left")
+        table.add_column("defense", no_wrap=True)
+        for column in ("victims identified", "accuracy at the end"):
+            table.add_column(column)
+        for _, arm in arms.iterrows():
+            room = max(20, console.width - TEXT_COLUMNS)
+            lines = wrap(arm["defense"], room, break_on_hyphens=False)
+            final = accuracy.get((scenario, arm["defense"]), "not trained")
+            table.add_row(*map(escape, ("\n".join(lines), arm["text"], final)))
+        console.print(table)

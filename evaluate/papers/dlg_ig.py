@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from copy import deepcopy
+from dataclasses import replace
 from functools import lru_cache
 
 from torch import Generator, nn
@@ -39,6 +40,7 @@ ATTACKS: dict[str, Matching] = {
 _BROKEN = 40  # dB
 _TOGETHER = 5  # images of a trial
 _CIFAR10 = "cifar10"
+_REDUCED = {"images": 1, "iterations": 3000}  # half a minute of one core for a batch
 
 
 def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
@@ -46,12 +48,14 @@ def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator
 
     Args:
         problem: The `network`, and whether it is `trained`.
-        method: The `attack`.
+        method: The `attack`; fewer `images` or `iterations`, if it is to be quick.
         data: Where the images are drawn from.
         rng: Source of the images, the weights and all other randomness.
     """
-    uploads = image_uploads(problem, data, rng)
+    uploads = image_uploads(problem, data, rng, images=method.get("images", _TOGETHER))
     attack, rngs = ATTACKS[method["attack"]], [fork(rng) for _ in uploads]
+    most = method.get("iterations", attack.iterations)
+    attack = replace(attack, iterations=min(attack.iterations, most))
     start = time.process_time()
     guesses = attack.reconstruct_all([upload.observation for upload in uploads], rngs)
     seconds = (time.process_time() - start) / len(uploads)
@@ -67,7 +71,9 @@ def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator
     }
 
 
-def image_uploads(problem: Setting, data: Dataset, rng: Generator) -> list[Upload]:
+def image_uploads(
+    problem: Setting, data: Dataset, rng: Generator, *, images: int = _TOGETHER
+) -> list[Upload]:
     """Return the gradients of some images; the network sees pixels as they are in `dlg`."""
     known = "activation" not in problem
     space = data.space if known else ImageSpace(data.space.shape, len(data.classes))
@@ -78,13 +84,13 @@ def image_uploads(problem: Setting, data: Dataset, rng: Generator) -> list[Uploa
     else:
         activation = problem.get("activation", "sigmoid")
         model = build_model("lenet", space, rng, activation=activation)
-    count = 1 if problem["network"] == "ResNet20-4" else _TOGETHER
+    count = 1 if problem["network"] == "ResNet20-4" else images
     pixels, targets = draw_batch(data.test, count, rng)
-    images = zip(space.to_inputs(pixels).split(1), targets.split(1), strict=True)
+    examples = zip(space.to_inputs(pixels).split(1), targets.split(1), strict=True)
     client = Client(model, cross_entropy, Defense(), FedSGD(), space)
     threat = ThreatModel(knows_targets=known)
     replay = make_replay(client, threat, rng)
-    return [observe(client, [Batch(*image)], threat, rng, replay=replay)[0] for image in images]
+    return [observe(client, [Batch(*one)], threat, rng, replay=replay)[0] for one in examples]
 
 
 @lru_cache(maxsize=1)
@@ -127,6 +133,7 @@ TABLES = [
         ],
         trial=image_trial,
         procedures={"ours": dict},
+        reduced=_REDUCED,
         notes=(
             "Untrained networks, sigmoid ones drawn from U(-0.5, 0.5), pixels in [0, 1], label "
             f"unknown. A batch is {_TOGETHER} images of one network, each with its own gradient, "
@@ -163,6 +170,7 @@ TABLES = [
         trial=image_trial,
         procedures={"ours": dict},
         quick=2,
+        reduced=_REDUCED,
         notes=(
             f"Test images, labels known; {_TOGETHER} images of one network are attacked together, "
             "each with its own gradient (ResNet20-4: one). IG has 2,000 iterations where the "

@@ -52,6 +52,7 @@ def reproduce(
     out: Path | None = None,
     trials: int | None = None,
     procedure: str | None = None,
+    quick: bool = False,
     seed: int = 0,
     data: Path | None = None,
     workers: int | None = None,
@@ -66,6 +67,7 @@ def reproduce(
             `default_folder` by default.
         trials: Batches attacked per row; by default as many as the row says.
         procedure: One of the table's procedures; the first by default.
+        quick: Whether each trial is reduced as the table says.
         seed: Repetition. Trials depend on it, their number and their problem alone.
         data: Where the dataset is (`find_data`).
         workers: Processes; by default one per core.
@@ -79,7 +81,7 @@ def reproduce(
             f"procedure of {table.name} must be one of {', '.join(table.procedures)}, "
             f"got {procedure!r}"
         )
-    method = table.procedures[procedure]
+    method, reduced = table.procedures[procedure], table.reduced if quick else {}
     planned = {
         index: [
             TableTrial(
@@ -87,7 +89,7 @@ def reproduce(
                 function=table.trial,
                 dataset=table.dataset(row),
                 problem=row.problem,
-                method=method(row.method),
+                method={**method(row.method), **reduced},
                 seed=seed,
                 index=number,
                 data=data,
@@ -122,10 +124,11 @@ def default_folder(table: Table) -> Path:
     return Path("runs") / "tables" / table.name
 
 
-def document(table: Table, results: Sequence[Result]) -> dict[str, Any]:
+def document(table: Table, results: Sequence[Result], *, quick: bool = False) -> dict[str, Any]:
     """Return a measured table as JSON values; limits that do not exist are null."""
     return {
         "table": table.name,
+        **({"reduced": dict(table.reduced)} if quick else {}),
         "rows": [
             {
                 "setting": dict(result.row.setting),

@@ -107,6 +107,7 @@ class Table:
         procedures: By name, from a row's method to the method that is run; the first is the
             default. Rows of one problem with the same method are run once.
         quick: Number of first rows that make a smoke test.
+        reduced: What the method of a smoke test has less of; a trial's function knows what it is.
         notes: What else a reader must know.
     """
 
@@ -119,6 +120,7 @@ class Table:
     trial: TrialFunction
     procedures: Mapping[str, Callable[[Setting], Setting]]
     quick: int = 1
+    reduced: Setting = field(default_factory=dict)
     notes: str = ""
 
     def dataset(self, row: Row) -> str:

@@ -84,7 +84,10 @@ def test_the_plan_attacks_what_it_trains(tiny: Config) -> None:
     ("change", "messages"),
     [
         # Unknown names: the known ones are listed.
-        (config(defenses=["Nope"]), ["defenses: unknown defense 'Nope'", "none, DPSGD, "]),
+        (
+            config(defenses=["Nope"]),
+            ["unknown defense 'Nope'", "none, DPSGD, ", ", Chain"],
+        ),
         (config(adversaries=["Nope"]), ["unknown adversary 'Nope'", "PriorGuess, LinearLeakage"]),
         (config(adversaries="panle"), ["Input should be 'panel', got 'panle'"]),
         (config(scenarios=["nope"]), ["unknown scenario 'nope'", ", ".join(SCENARIOS)]),
@@ -128,6 +131,20 @@ def test_the_plan_attacks_what_it_trains(tiny: Config) -> None:
         ),
         (config(seeds=0), ["seeds: ", "greater than or equal to 1, got 0"]),
         (config(observations=1.5), ["observations: ", "integer", "got 1.5"]),
+        # Python takes true for 1.
+        (config(observations=True), ["observations: ", "integer, got True"]),
+        (config(seeds=True), ["seeds: ", "integer, got True"]),
+        (config(time_limit=True), ["time_limit: ", "number, got True"]),
+        (scenario(batch_size=True), ["scenarios.0.batch_size: ", "integer, got True"]),
+        (scenario(checkpoints=[True]), ["scenarios.0.checkpoints.0: ", "integer, got True"]),
+        (scenario(training={"rounds": True}), ["training.rounds: ", "integer, got True"]),
+        (scenario(training={"lr": True}), ["training.lr: ", "number, got True"]),
+        (config(defenses=[{"name": "TopK", "ratio": True}]), ["ratio must be a number, got true"]),
+        (
+            config(defenses=[{"name": "Noise", "scale": 1, "max_norm": True}]),
+            ["max_norm must be a number, got true"],
+        ),
+        (config(seeds=10**9), ["seeds: ", "less than or equal to 10000"]),
         (config(time_limit=0), ["time_limit: ", "greater than 0, got 0"]),
         (config(time_limit=float("nan")), ["time_limit: ", "greater than 0, got nan"]),
         (scenario(batch_size=0), ["scenarios.0.batch_size: ", "got 0"]),
@@ -155,6 +172,8 @@ def test_the_plan_attacks_what_it_trains(tiny: Config) -> None:
         (config(defenses=None), ["defenses must hold at least one"]),
         (config(scenarios=[]), ["scenarios must hold at least one"]),
         (config(adversaries=[]), ["adversaries must hold at least one"]),
+        (config(defenses=["Chain"]), ["a Chain must have links"]),
+        (config(defenses=[{"name": "Chain", "links": []}]), ["a Chain must have links"]),
         (config(defenses=["none", "none"]), ["two defenses are called 'none'"]),
         (
             config(defenses=[{"name": "TopK", "ratio": [0.1, 0.1]}]),
@@ -201,6 +220,7 @@ def test_every_mistake_is_reported_once(tiny: Config) -> None:
         (b"scenarios: !!python/object/apply:os.getcwd []", "is not valid YAML: .*python/object"),
         (b"scenarios: [2020-13-01]", "is not valid YAML: month must be in 1..12"),
         (b"scenarios: \x00", "is not valid YAML"),
+        (b"seeds: 1\nseeds: 2\n", "the key 'seeds' is given.*line 1.*and again.*line 2"),
         (b"- none\n- TopK\n", r"must hold a mapping with the keys \['scenarios', 'defenses'"),
         (b"", "must hold a mapping with the keys"),
         (bytes(range(128, 256)), "cannot read the configuration"),

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from leakfrontier.evaluate.config import ConfigError
-from leakfrontier.evaluate.errors import UserError, given_by_user
+from leakfrontier.evaluate.errors import UserError, given_by_user, users_line
+from leakfrontier.evaluate.plugins import load_attribute
 from leakfrontier.evaluate.store import StoreError
 
 
@@ -23,3 +26,19 @@ def test_other_errors_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
         fail(error)
     assert caught.value is error
+
+
+def test_a_line_of_the_users_is_told_from_ours(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def first(values):\n    return values[0]\n\ndef call(function):\n    function()\n"
+    )
+    with pytest.raises(IndexError) as theirs:
+        load_attribute(f"{file}:first")([])
+    assert users_line(theirs.value) == f"{file}, line 2, in first"
+    with pytest.raises(ZeroDivisionError) as called:
+        load_attribute(f"{file}:call")(lambda: 1 / 0)
+    assert users_line(called.value) == f"{file}, line 5, in call"
+    with pytest.raises(ZeroDivisionError) as ours:
+        1 / 0  # noqa: B018
+    assert users_line(ours.value) is None

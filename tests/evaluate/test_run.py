@@ -404,6 +404,33 @@ def test_more_observations_than_examples(tmp_path: Path, tiny: Config) -> None:
         run_trial((attack, tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("change", "training", "message"),
+    [
+        ({"observations": 10**9}, {}, "observations must be at most 1438, got 1000000000: digits"),
+        ({}, {"clients": 100_000}, "training.clients must be at most 1438, got 100000: digits"),
+        (
+            {"defenses": ["none", {"name": "SecureAggregation", "clients": 2000}]},
+            {},
+            r"SecureAggregation\(clients=2000\): 2000 clients with 1 examples each",
+        ),
+    ],
+)
+def test_more_than_the_data_allow_is_refused_before_the_first_cell(
+    tmp_path: Path, tiny: Config, change: Config, training: Config, message: str
+) -> None:
+    tiny["scenarios"][0]["training"] |= training
+    with pytest.raises(ConfigError, match=message):
+        run(load_config(tiny | change), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_buffer_larger_than_the_clients(tmp_path: Path, tiny: Config) -> None:
+    tiny["scenarios"][0]["protocol"] = {"name": "FedBuff", "buffer": 5}
+    with pytest.raises(ConfigError, match=r"training.clients must be at least 5, .* got 4"):
+        run(load_config(tiny), tmp_path / "out")
+
+
 def test_results_of_another_panel_are_not_continued(tmp_path: Path, tiny: Config) -> None:
     Store(tmp_path, create=True).begin("2020.1", {}, [])
     with pytest.raises(StoreError, match=r"panel '2020.1', this is panel 'custom"):

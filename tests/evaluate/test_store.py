@@ -355,3 +355,32 @@ def test_damage_anywhere_is_named_or_harmless(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(StoreError, match="malformed"):
         Store(tmp_path)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from leakfrontier.evaluate.store import Store
+
+with Store(Path(sys.argv[1]), create=True).occupied():
+    print("here", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be locked there")
+def test_two_runs_cannot_share_a_folder_and_a_killed_one_leaves_it(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", HOLDER, tmp_path]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "here\n"
+            store = Store(tmp_path)  # to read is allowed
+            with pytest.raises(StoreError, match="another run is at work in"), store.occupied():
+                pass
+        finally:
+            other.kill()
+    with store.occupied():
+        pass
+    with store.occupied():
+        pass

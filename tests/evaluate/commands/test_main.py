@@ -11,15 +11,20 @@ from typing import Any
 
 import pytest
 import yaml
+from synthetic import ARMS, make_results
+from synthetic import SCENARIOS as SCENARIOS_MADE_UP
 
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES
 from leakfrontier.evaluate import run as run_module
 from leakfrontier.evaluate.commands import main as cli
+from leakfrontier.evaluate.commands import run as run_command
+from leakfrontier.evaluate.config import RunConfig
 from leakfrontier.evaluate.data import DATASETS
+from leakfrontier.evaluate.methods import Strict
 from leakfrontier.evaluate.models import MODELS
 from leakfrontier.evaluate.rows import Cell, Outcome
-from leakfrontier.evaluate.scenario import SCENARIOS
+from leakfrontier.evaluate.scenario import SCENARIOS, Scenario, Training
 from leakfrontier.evaluate.store import FILE_NAME, Store
 
 Config = dict[str, Any]
@@ -94,118 +99,33 @@ def test_lists_every_name(command: Command, what: str, registry: dict[str, objec
     assert set(registry) <= listed
 
 
+@pytest.mark.parametrize(
+    ("model", "defaults"),
+    [
+        (RunConfig, {"scenarios": "required", "adversaries": "panel", "time_limit": "600"}),
+        (Scenario, {"title": "", "model": "mlp", "checkpoints": "[0]", "public_data": "true"}),
+        (Training, {"server": "adam", "lr": "0.005", "batch_size": "32"}),
+    ],
+)
+def test_lists_every_key_with_its_default_and_meaning(
+    command: Command, model: type[Strict], defaults: dict[str, str]
+) -> None:
+    lines = command("list", "scenarios", columns=300)[1].splitlines()
+    rows = [[part.strip() for part in line.split("│")[1:-1]] for line in lines if "│" in line]
+    for name, field in model.model_fields.items():
+        assert field.description
+        meaning = " ".join(field.description.split())
+        (default,) = (row[1] for row in rows if (row[0], row[2]) == (name, meaning))
+        assert defaults.get(name, default) == default
+
+
+def test_help_says_what_is_run_by_default(command: Command) -> None:
+    assert command("run", "--help")[1].count("quick") >= 3  # as a file, as a preset, as a choice
+
+
 def test_lists_options_and_their_defaults(command: Command) -> None:
     assert "error_feedback=True" in command("list", "defenses")[1]
     assert "width=200" in command("list", "models")[1]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("list", "nothing"),
-        ("run", "--preset", "nothing"),
-        ("run", "--workers", "0"),
-        ("run", "--nothing"),
-        ("nothing",),
-    ],
-)
-def test_wrong_usage(command: Command, arguments: tuple[str, ...]) -> None:
-    code, output, errors = command(*arguments)
-    assert code == 2
-    assert "Error" in errors
-    assert "Traceback" not in output + errors
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"defenses": ["Nope"]}, "unknown defense 'Nope': choose one of none, DPSGD"),
-        ({"adversaries": ["Nope"]}, "unknown adversary 'Nope': choose one of PriorGuess, "),
-        ({"scenarios": ["nope"]}, "unknown scenario 'nope': choose one of fashion-mini/mlp, "),
-        ({"scenario": {"dataset": "nope"}}, "dataset must be one of fashion-mini, digits, mnist"),
-        ({"scenario": {"model": "nope"}}, "model must be one of mlp, cnn, lenet, resnet18"),
-        ({"scenario": {"dataset": "no/such/folder"}}, "there is no folder or file no/such/folder"),
-        ({"scenario": {"dataset": "no/[/such] [b]"}}, "there is no folder or file no/[/such] [b]"),
-        ({"scenario": {"datset": "digits"}}, "unknown key 'datset'; the keys are title, dataset"),
-        ({"defences": []}, "unknown key 'defences'; the keys are scenarios, defenses"),
-        (
-            {"defenses": [{"name": "DPSGD", "noise_multiplier": -1}]},
-            "noise_multiplier must be in [0, inf), got -1",
-        ),
-        ({"defenses": [{"name": "TopK", "ratio": 0}]}, "ratio must be in (0, 1], got 0"),
-        ({"defenses": 5}, "defenses: Input should be a list, got 5"),
-    ],
-)
-def test_a_configuration_that_cannot_be_run(
-    refused: Callable[..., str], change: Config, message: str
-) -> None:
-    assert message in refused(**change)
-
-
-def test_a_configuration_that_cannot_be_read(command: Command, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("a: [1\nb: }")
-    for file, message in [
-        (broken, "is not valid YAML"),
-        (tmp_path / "absent.yaml", "No such file"),
-    ]:
-        code, output, errors = command("run", file, "--out", tmp_path / "out")
-        assert code == 2
-        assert str(file) in errors
-        assert message in errors
-        assert "Traceback" not in output + errors
-
-
-def test_a_file_and_a_preset(refused: Callable[..., str]) -> None:
-    assert "a configuration file or --preset, not both" in refused("--preset", "quick")
-
-
-@pytest.mark.parametrize(
-    ("code", "name", "message"),
-    [
-        (None, "Mine", "there is no file "),
-        ("class Mine(Defense:\n", "Mine", "mine.py fails when it is loaded: SyntaxError: "),
-        (DEFENSE, "Yours", "mine.py has no 'Yours'; it defines Mine"),
-        ("class Mine: pass\n", "Mine", "mine.py:Mine must be a subclass of Defense, got "),
-    ],
-)
-def test_a_defense_that_cannot_be_loaded(
-    refused: Callable[..., str],
-    user_file: UserFile,
-    tmp_path: Path,
-    code: str | None,
-    name: str,
-    message: str,
-) -> None:
-    file = tmp_path / "absent.py" if code is None else user_file(code)
-    assert message in refused("--defense", f"{file}:{name}")
-
-
-def test_options_of_a_defense_that_are_wrong(
-    refused: Callable[..., str], user_file: UserFile
-) -> None:
-    file = user_file(DEFENSE)
-    assert "not a valid YAML mapping" in refused("--defense", "{name: [}")
-    assert "mapping with the key 'name'" in refused("--defense", "{scale: 1}")
-    message = refused("--defense", f"{{name: '{file}:Mine', size: 1}}")
-    assert "has no option 'size'; its options are scale" in message
-
-
-def test_an_empty_class_folder(refused: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "images" / "cat").mkdir(parents=True)
-    message = refused(scenario={"dataset": str(tmp_path / "images")})
-    assert f"{tmp_path / 'images' / 'cat'} holds no images" in message
-
-
-def test_an_out_that_is_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    message = refused(out=tmp_path / "file")
-    assert f"cannot make the folder {tmp_path / 'file'}" in message
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="/proc is where root cannot write")
-def test_an_out_that_is_not_writable(refused: Callable[..., str]) -> None:
-    assert "check that its folder is writable" in refused(out=Path("/proc/self"))
 
 
 @pytest.mark.skipif(
@@ -256,17 +176,6 @@ def test_a_results_file_that_cannot_be_used(
     assert message in errors
     assert "Traceback" not in output + errors
     assert (folder / FILE_NAME).read_bytes() == before
-
-
-def test_results_of_another_panel(refused: Callable[..., str], tmp_path: Path) -> None:
-    Store(tmp_path / "out", create=True).begin("2020.1", {}, [])
-    assert "was made with panel '2020.1', this is panel 'custom" in refused()
-
-
-def test_a_report_without_results(command: Command, tmp_path: Path) -> None:
-    code, _, errors = command("report", tmp_path)
-    assert code == 2
-    assert f"{tmp_path} has no results.sqlite" in errors
 
 
 def test_ctrl_c_says_how_to_go_on(
@@ -362,6 +271,26 @@ def test_what_we_did_wrong_is_no_mistake_of_the_users(
         ValueError, match="a list of ours is empty"
     ):  # with a traceback, exit code 1
         cli.main()
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_names_are_not_broken_within_words(
+    command: Command,
+    config_file: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+) -> None:
+    results = make_results(tmp_path / "made up", seeds=(0,), observations=4, batch_size=2)
+    monkeypatch.setattr(run_command, "run_config", lambda *_, **__: results)
+    monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
+    _, output, _ = command("run", config_file(), "--out", tmp_path / "out", columns=columns)
+    for scenario in SCENARIOS_MADE_UP:
+        assert f"{scenario}, attacked after 0 rounds: worst case over the panel" in output
+    assert all(len(line) <= columns for line in output.splitlines() if "│" in line)
+    names = [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")]
+    words = {word for name in names for word in name.split()}
+    assert words == {word for arm in ARMS for word in arm.label.split()}
 
 
 def test_every_attack_on_every_upload_on_request(

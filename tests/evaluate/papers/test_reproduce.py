@@ -33,6 +33,7 @@ from leakfrontier.evaluate.data import DATASETS, Dataset, load_dataset
 from leakfrontier.evaluate.engine import Done, Failure
 from leakfrontier.evaluate.papers import reproduce as reproduce_module
 from leakfrontier.evaluate.papers import table as table_module
+from leakfrontier.evaluate.papers.dlg_ig import image_trial, image_uploads
 from leakfrontier.evaluate.papers.reproduce import Result, document, reproduce
 from leakfrontier.evaluate.papers.spearpp import spearpp_upload
 from leakfrontier.evaluate.papers.table import Metric, Row, Table, matched_psnr
@@ -128,7 +129,7 @@ def scores(results: Sequence[Result]) -> list[list[list[float]]]:
 
 
 def check_schema(parsed: Any, table: Table, rows: Sequence[int], trials: int) -> None:  # noqa: ANN401
-    assert set(parsed) == {"table", "rows"}
+    assert {"table", "rows"} <= set(parsed) <= {"table", "rows", "reduced"}
     assert parsed["table"] == table.name
     assert len(parsed["rows"]) == len(rows)
     for index, row in zip(rows, parsed["rows"], strict=True):
@@ -293,6 +294,35 @@ def test_quick_takes_the_first_rows(command: Command) -> None:
     check_schema(json.loads(output), SMALL, [2], trials=2)
 
 
+def test_fewer_images_are_the_first_ones_and_fewer_iterations_are_taken() -> None:
+    data = load_dataset("fashion-mini")
+    problem, rng = {"network": "LeNet", "activation": "sigmoid"}, torch.Generator
+    both, one = (
+        image_uploads(problem, data, rng().manual_seed(0), images=images) for images in (2, 1)
+    )
+    assert (len(both), len(one)) == (2, 1)
+    torch.testing.assert_close(both[0].truth.inputs, one[0].truth.inputs)
+    method = {"attack": "DLG", "images": 1, "iterations": 2}
+    scores = image_trial(problem, method, data, rng().manual_seed(0))
+    assert {name: len(values) for name, values in scores.items()} == dict.fromkeys(scores, 1)
+
+
+@pytest.mark.usefixtures("here")
+def test_quick_reduces_what_is_slow_and_says_so(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = replace(SMALL, reduced={"images": 1, "shift": 1000})
+    monkeypatch.setitem(TABLES, "small", slow)  # type: ignore[arg-type]
+    _, output, errors = command("small", "--quick", "--json")
+    assert json.loads(output)["reduced"] == slow.reduced
+    assert 1000 < json.loads(output)["rows"][0]["ours"]["value"]["value"] < 1001
+    assert "Quick: a batch is reduced to 1 images, 1,000 shift at most." in errors
+    _, output, errors = command("small", "--json")
+    assert "reduced" not in json.loads(output)
+    assert json.loads(output)["rows"][0]["ours"]["value"]["value"] < 1
+    assert "Quick" not in errors
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("2", [1]), ("1,3", [0, 2]), ("2-3,1, 2", [0, 1, 2]), (" 1 - 2", [0, 1])]
 )
@@ -442,7 +472,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_data_is_loaded(
     (tmp_path / "file").touch()
     code, _, errors = command("small", "--out", tmp_path / "file")
     assert code == 2
-    assert f"cannot make the folder {tmp_path / 'file'}" in " ".join(errors.split())
+    assert f"cannot write to the folder {tmp_path / 'file'}" in " ".join(errors.split())
 
 
 def test_noise_has_the_papers_scale_and_clipping_is_real(cifar10: Path) -> None:
