@@ -36,6 +36,9 @@ Distance = Callable[[Update, Update], tuple[Tensor, Update]]
 Simulation = Callable[[Tensor, Unknowns, Tensor, Update], Update]
 """From one guess's inputs, all its unknowns, its targets and the observed update to its own."""
 
+Randomness = Literal["same", "different"]
+"""Whether what a function draws is the same for all guesses of a stack."""
+
 T = TypeVar("T")
 
 _TINY = 1e-30  # keeps a cosine with nothing at zero
@@ -353,9 +356,7 @@ def batch_norm_statistics(model: nn.Module) -> Callable[[Tensor], Tensor] | None
     return vectorised(one_guess)
 
 
-def vectorised(
-    function: Callable[..., T], randomness: Literal["same", "different"] = "same"
-) -> Callable[..., T]:
+def vectorised(function: Callable[..., T], randomness: Randomness = "same") -> Callable[..., T]:
     """Return a function of one guess as one of a stack: at once if its code allows it.
 
     Arguments and result are tensors, or dictionaries of them. Code that branches on values, or

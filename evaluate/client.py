@@ -291,7 +291,8 @@ def make_replay(
         guess, rngs = Batch(inputs, targets), [replay_rng]
         if mending.draws == "averaged":
             rngs = [Generator(rng.device).manual_seed(seed) for seed in fixed]
-        replayed = mean([uploads(known, guess, one, by_epoch=by_epoch)[0] for one in rngs])
+        seen = Batch(inputs.detach(), targets) if mending.straight_through else guess
+        replayed = mean([uploads(known, seen, one, by_epoch=by_epoch)[0] for one in rngs])
         if mending.straight_through:
             undefended = mean(uploads(Defense, guess, replay_rng, by_epoch=by_epoch))
             replayed = straight_through(replayed, undefended)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
+from typing import NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor
@@ -25,7 +26,8 @@ from leakfrontier.adversaries import Replay
 from leakfrontier.defenses import Batch, Chain, Defense, Update
 
 from .client import Client, ThreatModel, make_replay, release
-from .mending import AS_GIVEN, DRAWS, Mending
+from .mending import AS_GIVEN, DRAWS, Draws, Mending
+from .rows import ReplayRow
 from .seeds import fork
 
 LOST = 0.5
@@ -43,42 +45,14 @@ STEP = 0.1
 ALIKE = 1e-2
 """Relative distance up to which updates are the same: rounding may fall either way."""
 
+FAR = 1.5
+"""A replay at the truth is too far from the upload if another upload is nearer by this factor."""
 
 _TINY = 1e-30
 
 
-@dataclass(frozen=True)
-class Examination:
-    """What the replay of a defense is like, on clients whose examples are known.
-
-    Distances are relative to the norm of the upload, and medians over clients.
-
-    Attributes:
-        stochastic: Whether two uploads of the same examples differ.
-        random: Whether the defense's own replay of a fixed guess does.
-        residual: Distance of the defense's own replay, at the truth, from the upload.
-        repeat: Distance of two uploads of the same examples: what the noise allows is less.
-        slope: Cosine of the slope of a replay's distance with the way to the truth.
-        slope_straight_through: The same of the undefended client's.
-        vectorised: Whether a stack of guesses is replayed like each of them; None if it cannot
-            be.
-        mending: What the harness does about it.
-        mended_residual: Distance from the upload, at the truth, after it.
-    """
-
-    stochastic: bool
-    random: bool
-    residual: float
-    repeat: float
-    slope: float
-    slope_straight_through: float
-    vectorised: bool | None
-    mending: Mending
-    mended_residual: float
-
-
-def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) -> Examination:
-    """Return what the replay of a client's defense is like, and how to mend it.
+def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) -> ReplayRow:
+    """Return what the replay of a client's defense is like, and what is done about it.
 
     Args:
         client: What all the clients are alike in.
@@ -87,7 +61,6 @@ def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) 
     """
     rounds = [_Round.play(client, shares, rng) for shares in cohorts]
     models = [client.model] * len(cohorts[0])
-
     seed = fork(rng).initial_seed()
 
     def replay(mending: Mending = AS_GIVEN) -> Replay:
@@ -107,17 +80,72 @@ def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) 
         chosen = through
     vectorised = _vectorised(rounds, partial(replay, chosen))
     chosen = replace(chosen, one_by_one=vectorised is False)
-    return Examination(
-        stochastic=_is_stochastic(client, cohorts[0], rng),
+    return ReplayRow(
+        uploads_differ=_is_stochastic(client, cohorts[0], rng),
         random=random,
         residual=residual(AS_GIVEN),
         repeat=median(_distance(one.again, one.upload) for one in rounds),
         slope=slopes[0],
         slope_straight_through=slopes[1],
         vectorised=vectorised,
-        mending=chosen,
+        draws=chosen.draws,
+        straight_through=chosen.straight_through,
+        one_by_one=chosen.one_by_one,
         mended_residual=residual(chosen),
     )
+
+
+def mending_of(row: ReplayRow) -> Mending:
+    """Return what is done about the replay of a defense."""
+    return Mending(cast(Draws, row.draws), row.straight_through, row.one_by_one)
+
+
+class Finding(NamedTuple):
+    """What is wrong with a replay, and the code that mends it."""
+
+    problem: str
+    remedy: str
+
+
+def findings(row: ReplayRow) -> list[Finding]:
+    """Return what the author of a defense should mend in its replay."""
+    found = []
+    if row.draws != "given":
+        done = "put at their means" if row.draws == "expected" else "averaged over several draws"
+        found.append(Finding(f"it draws secrets anew, which were {done}", _WITHOUT_NOISE))
+    if row.straight_through:
+        found.append(
+            Finding("its slope vanishes, and was taken straight through", _STRAIGHT_THROUGH)
+        )
+    if row.one_by_one:
+        found.append(
+            Finding("it replays guesses at once otherwise than each, so that it was slow", _PURE)
+        )
+    if row.mended_residual > max(ALIKE, FAR * row.repeat):
+        error = f"{100 * row.mended_residual:.0f} %"
+        found.append(Finding(f"at the truth it misses the upload by {error}", _CERTAIN))
+    return found
+
+
+_WITHOUT_NOISE = """\
+def replay(self, observed):
+    return dataclasses.replace(self, scale=0.0)  # the same defense, without its noise
+"""
+_STRAIGHT_THROUGH = """\
+def on_update(self, update, rng):  # of what `replay` returns: rounded, but with a slope
+    rounded = super().on_update(update, rng)
+    return {name: v + (rounded[name] - v).detach() for name, v in update.items()}
+"""
+_PURE = """\
+def on_update(self, update, rng):  # of what `replay` returns: nothing kept from call to call
+    public = torch.Generator().manual_seed(self.seed)
+    return {name: v + torch.randn(v.shape, generator=public) for name, v in update.items()}
+"""
+_CERTAIN = """\
+def replay(self, observed):  # what the upload shows of the defense's choices
+    kept = {name: value != 0 for name, value in observed.items()}
+    return Masked(kept)
+"""
 
 
 @dataclass(frozen=True)
@@ -175,17 +203,20 @@ def _slope(rounds: Sequence[_Round], make: Callable[[], Replay]) -> float:
         return 1.0  # tokens have no slope
     step = STEP * (rounds[1].examples.inputs - inputs)
     start = inputs.detach().requires_grad_()
-    before, after = make()(start, targets, observed), make()(inputs + step, targets, observed)
-    change = {name: (after[name] - value).detach() for name, value in before.items()}
-    moved = [name for name, value in before.items() if value.requires_grad]
-    if not moved or not _norm(change):
+    try:
+        before, after = make()(start, targets, observed), make()(inputs + step, targets, observed)
+        change = {name: (after[name] - value).detach() for name, value in before.items()}
+        moved = [name for name, value in before.items() if value.requires_grad]
+        if not moved or not _norm(change):
+            return 0.0
+        (slope,) = torch.autograd.grad(
+            [before[name] for name in moved],
+            start,
+            [SMALL / _norm(change) * change[name] for name in moved],
+            materialize_grads=True,
+        )
+    except RuntimeError:  # code that autograd cannot follow
         return 0.0
-    (slope,) = torch.autograd.grad(
-        [before[name] for name in moved],
-        start,
-        [SMALL / _norm(change) * change[name] for name in moved],
-        materialize_grads=True,
-    )
     return float(cosine_similarity(slope.flatten(), step.flatten(), dim=0))
 
 

@@ -44,29 +44,41 @@ AS_GIVEN = Mending()
 
 @dataclass
 class Expected(Defense):
-    """A defense whose draws from `rng` are at their means; public randomness is as it was."""
+    """A defense whose draws from `rng` are at their means; public randomness is as it was.
+
+    Attributes:
+        inner: The defense.
+    """
 
     inner: Defense
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
-        with _ExpectedDraws(rng):
+        """Return what the defense makes of a batch."""
+        with ExpectedDraws(rng):
             return self.inner.on_batch(batch, rng)
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        with _ExpectedDraws(rng):
+        """Return the gradient as the defense computes it."""
+        with ExpectedDraws(rng):
             return self.inner.gradient(model, loss, batch, rng)
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        with _ExpectedDraws(rng):
+        """Return what the defense makes of an update."""
+        with ExpectedDraws(rng):
             return self.inner.on_update(update, rng)
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
-        with _ExpectedDraws(rng):
+        """Return what the defense shows of a round."""
+        with ExpectedDraws(rng):
             return self.inner.on_round(updates, rng)
 
 
-class _ExpectedDraws(TorchFunctionMode):
-    """Puts what is drawn from a secret generator, or from the global one, at its mean."""
+class ExpectedDraws(TorchFunctionMode):
+    """Puts what torch draws from a secret generator, or from the global one, at its mean.
+
+    A Laplace variable, made of a uniform or of two exponential ones, becomes 0; a mask becomes
+    its probability. Permutations and integers are drawn as ever: they have no mean.
+    """
 
     def __init__(self, secret: Generator) -> None:
         super().__init__()
@@ -78,21 +90,21 @@ class _ExpectedDraws(TorchFunctionMode):
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> object:
         """Return the mean of a draw; anything else as it is."""
         options = dict(kwargs or {})
-        mean = _MEANS.get(function)
-        if mean is None or options.get("generator") not in (None, self._secret):
+        mean_of = _MEANS.get(function)
+        if mean_of is None or options.get("generator") not in (None, self._secret):
             return function(*args, **options)
         options.pop("generator", None)
-        return mean(*args, **options)
+        return mean_of(*args, **options)
 
 
-def _normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, **options: Any) -> Tensor:
-    """Return the mean of `torch.normal`, whose parameters are numbers or tensors."""
-    if size is not None:
-        return torch.full(size, float(mean), **options)
-    return torch.as_tensor(mean) + torch.zeros_like(torch.as_tensor(std))
+def _normal(
+    center: float | Tensor, std: float | Tensor = 1.0, size: Sequence[int] | None = None
+) -> Tensor:
+    shape = torch.as_tensor(std) if size is None else torch.empty(size)
+    return torch.zeros_like(shape) + center
 
 
 _MEANS: Mapping[Callable[..., Any], Callable[..., Any]] = {
@@ -100,15 +112,13 @@ _MEANS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.randn_like: torch.zeros_like,
     torch.normal: _normal,
     torch.rand: lambda *size, **options: torch.zeros(*size, **options) + 0.5,
-    torch.rand_like: lambda like, **options: torch.full_like(like, 0.5, **options),
-    torch.bernoulli: lambda p, **_: p.clone(),
+    torch.rand_like: lambda like, **options: torch.zeros_like(like, **options) + 0.5,
+    torch.bernoulli: lambda p: p.clone(),
     Tensor.normal_: lambda x, mean=0.0, std=1.0: x.fill_(mean),
-    Tensor.uniform_: lambda x, low=0.0, high=1.0, **_: x.fill_((low + high) / 2),
+    Tensor.uniform_: lambda x, low=0.0, high=1.0: x.fill_((low + high) / 2),
     Tensor.exponential_: lambda x, rate=1.0: x.fill_(1 / rate),
-    Tensor.bernoulli_: lambda x, p=0.5: x.copy_(p) if isinstance(p, Tensor) else x.fill_(p),
-    Tensor.cauchy_: lambda x, median=0.0, sigma=1.0: x.fill_(median),
+    Tensor.bernoulli_: lambda x, p=0.5: x.copy_(torch.as_tensor(p)),
 }
-"""What stands for a draw; a Laplace one, made of uniform or exponential ones, becomes 0."""
 
 
 def mean(updates: Sequence[Update]) -> Update:
