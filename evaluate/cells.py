@@ -29,7 +29,7 @@ from leakfrontier.defenses import Defense, Refused
 
 from .client import Upload, make_replay, observe
 from .contract import Checked
-from .examination import examine, mending_of
+from .examination import EXAMINED_ROUNDS, examine, mending_of
 from .federation import Federation
 from .identity import ATTACK, REPLAY, TRAINING, factories, source
 from .mending import AS_GIVEN, Mending
@@ -50,7 +50,6 @@ from .scoring import Attempt, Scoring
 from .seeds import generator
 from .victims import candidates, cohort, victims
 
-EXAMINED_ROUNDS = 3  # by whose uploads the replay of a defense is examined
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
 
 

@@ -30,6 +30,9 @@ from .mending import AS_GIVEN, DRAWS, Draws, Mending
 from .rows import ReplayRow
 from .seeds import fork
 
+EXAMINED_ROUNDS = 3
+"""Rounds by whose uploads a replay is examined."""
+
 LOST = 0.5
 """A slope is lost if it points this much less to the truth than straight through."""
 
