@@ -50,6 +50,7 @@ from .scoring import Attempt, Scoring
 from .seeds import generator
 from .victims import candidates, cohort, victims
 
+EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
 
 
@@ -151,7 +152,8 @@ class ReplayTrial:
         """Return the cell, by which the outcome is stored."""
         config = {"scenario": _untrained(self.scenario), "defense": self.defense.config()}
         code = source(REPLAY, build_defense(self.defense), *factories(self.scenario.model))
-        return Cell("replay", config, _labels(self.scenario, self.defense), code)
+        labels = {**_labels(self.scenario, self.defense), "seed": EXAMINED_SEED}
+        return Cell("replay", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
         """Examine the replay on clients of the scenario; one who refuses to train has none."""
@@ -171,10 +173,11 @@ class ReplayTrial:
     def _examine(self) -> ReplayRow:
         world = load_world(self.scenario)
         defense = world.defense(self.defense)
-        agreed = world.model(defense, seed=0)
+        agreed = world.model(defense, EXAMINED_SEED)
         client = world.client(defense, Checked(defense).on_receive(agreed, agreed))
+        here = {"clients": defense.cohort, "seed": EXAMINED_SEED}
         rounds = [
-            cohort(world, victims(world, 0, i), clients=defense.cohort, seed=0, observation=i)
+            cohort(world, victims(world, EXAMINED_SEED, i), **here, observation=i)
             for i in range(EXAMINED_ROUNDS)
         ]
         return examine(client, rounds, generator("replay", self.cell.identity))

@@ -303,7 +303,7 @@ def _crippled(rows: pd.DataFrame) -> Iterator[str]:
             better = int((informed > ignorant.fillna(0)).sum())
             cases.append(
                 f"{worse} uploads broken only without knowing the defense, at most {better} only "
-                f"with it: {_case(group.iloc[0].copy())}"
+                f"with it: {_case(group[group['knows_defense']].iloc[0])}"
             )
             p_values.append(stats.binom.sf(worse - 1, worse + better, 0.5))
     significant = holm(np.array(p_values)) < SIGNIFICANCE
@@ -317,8 +317,8 @@ def _replay(evidence: _Evidence) -> Check:
     check = _answer(
         "replay",
         [f"{row.defense}, {row.scenario}: {finding.problem}" for row, finding in found],
-        "The replay by which an attack knows a defense would have crippled it: the harness did "
-        "what it could. Mend it in the defense.",
+        "The replay by which attacks know a defense would cripple them: what could be done about "
+        "it was done, and the lines below mend it.",
         "Every replay by which attacks know a defense gives the upload as nearly as the "
         "defense's own randomness allows, and its slope.",
     )
