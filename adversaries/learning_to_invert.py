@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot, pad
 
 from .base import Adversary, Observation, PublicData, Reconstruction, in_groups
 from .label_inference import infer_targets
-from .matching import vectorised
+from .matching import Randomness, vectorised
 from .spaces import NotApplicable
 
 Update = Mapping[str, Tensor]
@@ -119,7 +119,8 @@ class LearningToInvert(Adversary):
         order = torch.randperm(len(simulator.public.inputs), generator=rng)
         is_held_out = torch.arange(len(order)) % _HELD_OUT == 0
         splits = order[~is_held_out], order[is_held_out]
-        repeat = first.batch_size > 1 or simulator.is_stochastic(rng)
+        simulator = replace(simulator, stochastic=simulator.is_stochastic(rng))
+        repeat = first.batch_size > 1 or simulator.stochastic
         shares = [self.uploads * len(rows) // len(order) for rows in splits]
         train, held_out = (
             simulator.draw(rows, max(1, share if repeat else min(share, len(rows))), rng)
@@ -164,6 +165,7 @@ class Simulator:
             brings to the same place modulo this number are added up, with random signs.
         order: The permutation.
         signs: The signs.
+        stochastic: Whether uploads have draws of their own; all else that they draw is public.
     """
 
     observation: Observation
@@ -172,6 +174,7 @@ class Simulator:
     bins: int
     order: Tensor
     signs: Tensor
+    stochastic: bool = False
 
     @classmethod
     def of(cls, observation: Observation, bins: int, rng: Generator) -> Simulator:
@@ -216,7 +219,8 @@ class Simulator:
         return torch.cat([vectors, labels.to(vectors)], dim=1)
 
     def _simulate(self, inputs: Tensor, targets: Tensor, rng: Generator) -> Tensor:
-        run = vectorised(lambda inputs, targets: self.release(inputs, targets, rng))
+        randomness: Randomness = "different" if self.stochastic else "same"
+        run = vectorised(lambda inputs, targets: self.release(inputs, targets, rng), randomness)
         size = max(1, _ENTRIES_AT_ONCE // len(self.order))
         parts = zip(inputs.split(size), targets.split(size), strict=True)
         # A client may need gradients, so that they are not switched off for it.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, Literal, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -35,6 +35,9 @@ Distance = Callable[[Update, Update], tuple[Tensor, Update]]
 
 Simulation = Callable[[Tensor, Unknowns, Tensor, Update], Update]
 """From one guess's inputs, all its unknowns, its targets and the observed update to its own."""
+
+Randomness = Literal["same", "different"]
+"""Whether what a function draws is the same for all guesses of a stack."""
 
 T = TypeVar("T")
 
@@ -353,13 +356,18 @@ def batch_norm_statistics(model: nn.Module) -> Callable[[Tensor], Tensor] | None
     return vectorised(one_guess)
 
 
-def vectorised(function: Callable[..., T]) -> Callable[..., T]:
+def vectorised(function: Callable[..., T], randomness: Randomness = "same") -> Callable[..., T]:
     """Return a function of one guess as one of a stack: at once if its code allows it.
 
     Arguments and result are tensors, or dictionaries of them. Code that branches on values, or
     takes them out of tensors, is run for one guess after the other, and a warning says so.
+
+    Args:
+        function: Of one guess.
+        randomness: Whether what it draws is the same for all guesses, as anything is that it can
+            draw by itself, from a seed of its own; or is `different`, as secrets of clients are.
     """
-    at_once = vmap(function, randomness="different")
+    at_once = vmap(function, randomness=randomness)
     possible = True
 
     def call(*stacks: Tensor | Update) -> T:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from leakfrontier.adversaries import Adversary, Threat
 
-from .cells import AttackTrial, TrainTrial, Trial
-from .methods import Method, build_adversary
+from .cells import AttackTrial, TrainTrial, Trial, undefended
+from .methods import build_adversary
 from .rows import Cell
 
 THREATS = list(Threat)
@@ -127,11 +127,6 @@ class _Arm:
 _Place = tuple[str, str, int, int]
 _Stage = tuple[int, int, bool]
 _FIRST = (0, 0, False)
-
-
-def undefended(defense: Method) -> bool:
-    """Return whether a defense is the control, which does nothing."""
-    return defense.name == "none"
 
 
 def _counts(adversary: Adversary) -> bool:

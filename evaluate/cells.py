@@ -29,12 +29,14 @@ from leakfrontier.defenses import Defense, Refused
 
 from .client import Upload, make_replay, observe
 from .contract import Checked
+from .examination import EXAMINED_ROUNDS, examine, mending_of
 from .federation import Federation
-from .identity import ATTACK, TRAINING, factories, source
+from .identity import ATTACK, REPLAY, TRAINING, factories, source
+from .mending import AS_GIVEN, Mending
 from .methods import Method, build_adversary, build_defense
 from .partition import partition
 from .privacy.claims import claim_of, guarantee_row, proven_bound
-from .rows import Cell, GuaranteeRow, Outcome, UtilityRow
+from .rows import Cell, GuaranteeRow, Outcome, ReplayRow, UtilityRow
 from .scenario import (
     Scenario,
     World,
@@ -48,6 +50,7 @@ from .scoring import Attempt, Scoring
 from .seeds import generator
 from .victims import candidates, cohort, victims
 
+EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
 
 
@@ -133,6 +136,57 @@ class TrainTrial:
 
 
 @dataclass(frozen=True)
+class ReplayTrial:
+    """Examine how adversaries replay a defense.
+
+    Attributes:
+        scenario: What is attacked.
+        defense: The defense.
+    """
+
+    scenario: Scenario
+    defense: Method
+
+    @cached_property
+    def cell(self) -> Cell:
+        """Return the cell, by which the outcome is stored."""
+        config = {"scenario": _untrained(self.scenario), "defense": self.defense.config()}
+        code = source(REPLAY, build_defense(self.defense), *factories(self.scenario.model))
+        labels = {**_labels(self.scenario, self.defense), "seed": EXAMINED_SEED}
+        return Cell("replay", config, labels, code)
+
+    def run(self, folder: Path) -> Outcome:
+        """Examine the replay on clients of the scenario; one who refuses to train has none."""
+        start = time.perf_counter()
+        try:
+            row = self.examined()
+        except Refused:
+            return Outcome()
+        return Outcome(replays=(row,), busy=time.perf_counter() - start)
+
+    def examined(self) -> ReplayRow:
+        """Return what the examination finds; once in a process."""
+        if self.cell.key not in _EXAMINED:
+            _EXAMINED[self.cell.key] = self._examine()
+        return _EXAMINED[self.cell.key]
+
+    def _examine(self) -> ReplayRow:
+        world = load_world(self.scenario)
+        defense = world.defense(self.defense)
+        agreed = world.model(defense, EXAMINED_SEED)
+        client = world.client(defense, Checked(defense).on_receive(agreed, agreed))
+        here = {"clients": defense.cohort, "seed": EXAMINED_SEED}
+        rounds = [
+            cohort(world, victims(world, EXAMINED_SEED, i), **here, observation=i)
+            for i in range(EXAMINED_ROUNDS)
+        ]
+        return examine(client, rounds, generator("replay", self.cell.identity))
+
+
+_EXAMINED: dict[str, ReplayRow] = {}
+
+
+@dataclass(frozen=True)
 class AttackTrial:
     """Attack a defense: scores per victim.
 
@@ -162,11 +216,8 @@ class AttackTrial:
     @cached_property
     def cell(self) -> Cell:
         """Return the cell, by which the outcome is stored."""
-        scenario = self.scenario.config()
-        if self.checkpoint == 0:
-            del scenario["training"]  # an untrained model does not depend on it
         config = {
-            "scenario": scenario,
+            "scenario": self.scenario.config() if self.checkpoint else _untrained(self.scenario),
             "defense": self.defense.config(),
             "adversary": self.adversary.config(),
             **{name: getattr(self, name) for name in _ATTACK_FIELDS},
@@ -274,7 +325,9 @@ class _Server:
         if received not in self._replays:
             honest = all(one is model for one in received)
             rng = generator("replay", *trial.draws, 0 if honest else index)
-            self._replays[received] = make_replay(client, threat, rng, models=received)
+            self._replays[received] = make_replay(
+                client, threat, rng, models=received, mending=self._mending()
+            )
         if self.adversary.needs_candidates and len(sought) == len(shares) == 1:
             among = candidates(world, sought, seed=trial.seed, observation=index)
             threat = replace(threat, candidates=among)
@@ -288,6 +341,12 @@ class _Server:
                 f"return one update for all of it, got {len(uploads)}"
             )
         return uploads[0]
+
+    def _mending(self) -> Mending:
+        trial = self.trial
+        if not (trial.knows_defense and self.adversary.simulates) or undefended(trial.defense):
+            return AS_GIVEN
+        return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
 
     def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
         """Return the model that the server sends to each client."""
@@ -358,6 +417,16 @@ def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[in
     """Return the rounds whose models clients may have when those of some rounds are attacked."""
     oldest = protocol.max_staleness
     return {c - age for c in checkpoints for age in range(oldest + 1) if c > age}
+
+
+def _untrained(scenario: Scenario) -> dict[str, object]:
+    """Return what an untrained model depends on."""
+    return {name: value for name, value in scenario.config().items() if name != "training"}
+
+
+def undefended(defense: Method) -> bool:
+    """Return whether a defense is the control, which does nothing."""
+    return defense.name == "none"
 
 
 def _labels(scenario: Scenario, defense: Method) -> dict[str, object]:

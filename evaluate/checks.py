@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +21,7 @@ import pandas as pd
 from scipy import stats
 
 from .analysis import FINISHED, SERVERS, blind_success, column, optimiser_failed, tried
+from .examination import findings
 from .labels import ARM, ATTACK, sweeps
 from .statistics import Floats, clopper_pearson, holm, monotone_violation, paired_difference
 
@@ -51,12 +52,14 @@ class Check:
         verdict: `fail` if conclusions would be wrong, `warn` if they need a caveat.
         text: The answer, in one sentence.
         details: The cases it is about.
+        remedy: Code that mends them.
     """
 
     name: str
     verdict: Verdict
     text: str
     details: tuple[str, ...] = ()
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -236,8 +239,10 @@ def _oracle_inputs(evidence: _Evidence) -> Check:
 
 
 def _randomness(evidence: _Evidence) -> Check:
-    cells = evidence.results.cells
-    stochastic = cells.loc[cells["stochastic"].astype("boolean").fillna(False), "defense"].unique()
+    cells, replays = evidence.results.cells, evidence.results.replays
+    declared = cells.loc[cells["stochastic"].astype("boolean").fillna(False), "defense"]
+    found = replays.loc[replays["uploads_differ"].fillna(False).astype(bool), "defense"]
+    stochastic = {*declared, *found}
     accuracy = evidence.results.final_utility()
     trained = accuracy[accuracy["defense"].isin(stochastic) & (accuracy["seeds"] < 2)]
     attacks = evidence.attacks
@@ -265,11 +270,59 @@ def _adaptive(evidence: _Evidence) -> Check:
     blind = arms[~adaptive.reindex(arms, fill_value=False).astype(bool)]
     return _answer(
         "adaptive",
-        [f"{defense}, {scenario}, round {checkpoint}" for scenario, checkpoint, defense in blind],
+        [
+            *(
+                f"{defense}, {scenario}, round {checkpoint}"
+                for scenario, checkpoint, defense in blind
+            ),
+            *_crippled(evidence.results.attacks),
+        ],
         "Some defenses were not attacked by every simulating adversary with knowledge of the "
-        "defense: non-adaptive, not evidence of privacy.",
-        "Every simulating adversary was also granted knowledge of the defense.",
+        "defense, or that knowledge made it significantly worse: non-adaptive, not evidence of "
+        "privacy.",
+        "Every simulating adversary was also granted knowledge of the defense, and is not "
+        "significantly worse for it.",
     )
+
+
+def _crippled(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield the attacks that succeed significantly less often if they know the defense.
+
+    By a sign test over uploads. One that a cascade spared the ignorant attack counts for the
+    informed: others have broken it, perhaps the informed attack itself.
+    """
+    scored = rows[rows["simulates"] & ~rows["control"] & rows["identified"].notna()]
+    scored = scored.astype({"identified": float, "knows_defense": bool})
+    cases, p_values = [], []
+    for _, group in scored.groupby([*ARM, "adversary"], sort=False):
+        upload = ["seed", "observation", "knows_defense"]
+        shares = group.groupby(upload)["identified"].mean().unstack()
+        if {True, False} <= {*shares.columns}:
+            informed, ignorant = shares[True], shares[False]
+            worse = int((ignorant > informed).sum())
+            better = int((informed > ignorant.fillna(0)).sum())
+            cases.append(
+                f"{worse} uploads broken only without knowing the defense, at most {better} only "
+                f"with it: {_case(group[group['knows_defense']].iloc[0])}"
+            )
+            p_values.append(stats.binom.sf(worse - 1, worse + better, 0.5))
+    significant = holm(np.array(p_values)) < SIGNIFICANCE
+    yield from (case for case, found in zip(cases, significant, strict=True) if found)
+
+
+def _replay(evidence: _Evidence) -> Check:
+    rows = [(row, findings(row)) for row in _rows(evidence.results.replays)]
+    found = [(row, finding) for row, several in rows for finding in several]
+    remedies = dict.fromkeys(finding.remedy for _, finding in found)
+    check = _answer(
+        "replay",
+        [f"{row.defense}, {row.scenario}: {finding.problem}" for row, finding in found],
+        "The replay by which attacks know a defense would cripple them: what could be done about "
+        "it was done, and the lines below mend it.",
+        "Every replay by which attacks know a defense gives the upload as nearly as the "
+        "defense's own randomness allows, and its slope.",
+    )
+    return replace(check, remedy="\n".join(remedies))
 
 
 def _completeness(evidence: _Evidence) -> Check:
@@ -429,6 +482,7 @@ _CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
     _oracle_inputs,
     _randomness,
     _adaptive,
+    _replay,
     _completeness,
     _proven_bound,
     _claimed_noise,

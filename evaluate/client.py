@@ -26,6 +26,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense, Loss, Update
 
 from .contract import Checked
+from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
 from .seeds import fork
 
 
@@ -250,11 +251,27 @@ def make_replay(
     rng: Generator,
     *,
     models: Sequence[nn.Module] | None = None,
+    mending: Mending = AS_GIVEN,
 ) -> Replay:
-    """Return the function by which an adversary replays the clients on a guess."""
+    """Return the function by which an adversary replays the clients on a guess.
+
+    Args:
+        client: What all the clients are alike in.
+        threat: What the adversary is granted.
+        rng: Source of what the replay draws: never the clients' own noise.
+        models: What each of them received, if not the same model.
+        mending: What is done about the defense's own replay.
+    """
     models = models or [client.model]
-    believed = threat.believed(client.defense)
-    replay_rng = fork(rng)  # the adversary must never draw the client's own noise
+    believed, replay_rng = threat.believed(client.defense), fork(rng)
+    fixed = [fork(replay_rng).initial_seed() for _ in range(AVERAGED)]
+
+    def uploads(
+        make: Callable[[], Defense], guess: Batch, rng: Generator, *, by_epoch: bool
+    ) -> list[Update]:
+        clients = [replace(client, model=model, defense=make()) for model in models]
+        shares = _shares(*guess, len(models))
+        return release(clients, shares, rng, in_order=True, by_epoch=by_epoch)
 
     def replay(
         inputs: Tensor,
@@ -264,12 +281,22 @@ def make_replay(
         *,
         by_epoch: bool = False,
     ) -> Update:
-        clients = [
-            replace(client, model=model, defense=replace(believed).replay(observed))
-            for model in models
-        ]
-        shares = _shares(inputs, targets, len(models))
-        return release(clients, shares, replay_rng, in_order=True, by_epoch=by_epoch)[0]
+        if mending.one_by_one:
+            refuse_stack(inputs)
+
+        def known() -> Defense:
+            defense = replace(believed).replay(observed)
+            return Expected(defense) if mending.draws == "expected" else defense
+
+        guess, rngs = Batch(inputs, targets), [replay_rng]
+        if mending.draws == "averaged":
+            rngs = [Generator(rng.device).manual_seed(seed) for seed in fixed]
+        seen = Batch(inputs.detach(), targets) if mending.straight_through else guess
+        replayed = mean([uploads(known, seen, one, by_epoch=by_epoch)[0] for one in rngs])
+        if mending.straight_through:
+            undefended = mean(uploads(Defense, guess, replay_rng, by_epoch=by_epoch))
+            replayed = straight_through(replayed, undefended)
+        return replayed
 
     return replay
 

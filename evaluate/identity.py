@@ -38,7 +38,8 @@ TRAINING = (
     "evaluate/partition.py",
     "evaluate/privacy/claims.py",
 )
-ATTACK = (JOINT, "evaluate/client.py", "evaluate/scoring.py", "evaluate/privacy/claims.py")
+REPLAY = (JOINT, "evaluate/examination.py")
+ATTACK = (*REPLAY, "evaluate/client.py", "evaluate/scoring.py", "evaluate/privacy/claims.py")
 
 
 def _while_unedited(function: Callable[[Path], T]) -> Callable[[Path], T]:

@@ -2,7 +2,7 @@
 
 Format 1 has neither bounds nor guarantees. In formats 1 and 2 PSNR and SSIM are columns of the
 attacks, pictures are raw pixels, and an attack without a score was not applicable; labels have
-no options, and threats are sentences.
+no options, and threats are sentences. Up to format 3 the replays of defenses were not examined.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any
 import pandas as pd
 
 from .rendering import png
+
+REARRANGED = (1, 2)
+"""Formats that hold in another form what they have."""
 
 _METRICS = ("psnr", "ssim", "psnr_transformed")
 _THREATS = {

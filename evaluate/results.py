@@ -47,6 +47,7 @@ class Results:
         renderings: One row per victim shown: labels and the fields of `Rendering`.
         guarantees: One row per training cell whose defense claims differential privacy: labels
             and the fields of `GuaranteeRow`.
+        replays: One row per scenario and defense: labels and the fields of `ReplayRow`.
     """
 
     config: Mapping[str, Any]
@@ -57,6 +58,7 @@ class Results:
     utility: pd.DataFrame
     renderings: pd.DataFrame
     guarantees: pd.DataFrame
+    replays: pd.DataFrame
 
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 _VERSION = version("leakfrontier")
 
-Kind = Literal["train", "attack", "table"]
+Kind = Literal["replay", "train", "attack", "table"]
 Status = Literal["ok", "error", "timeout", "crash", "not needed"]
 AttackOutcome = Literal["scored", "not applicable", "refused"]
 Media = Literal["image/png", "audio/wav", "tokens"]
@@ -23,8 +23,9 @@ class Cell:
     """One unit of work: train under a defense, or attack it.
 
     Attributes:
-        kind: `train` gives utility and checkpoints, `attack` gives scores per victim, `table`
-            those of a trial of a paper's table.
+        kind: `replay` tells whether a defense can be replayed, `train` gives utility and
+            checkpoints, `attack` gives scores per victim, `table` those of a trial of a paper's
+            table.
         config: All that the outcome depends on, as plain JSON values.
         labels: How reports name it: the columns that are joined to its rows.
         source: A hash of the code that it runs, so that an edited attack is another one.
@@ -175,6 +176,39 @@ class GuaranteeRow:
 
 
 @dataclass(frozen=True)
+class ReplayRow:
+    """What an adversary's replay of a defense is like, on clients whose examples are known.
+
+    Distances are relative to the norm of the upload, and medians over clients.
+
+    Attributes:
+        uploads_differ: Whether two uploads of the same examples differ, but for their order.
+        random: Whether the defense's own replay of a fixed guess does.
+        residual: Distance of the defense's own replay, at the truth, from the upload.
+        repeat: Distance of two uploads of the same examples.
+        slope: Cosine of the slope of a replay's distance with the way to the truth.
+        slope_straight_through: The same for the slope of the undefended client.
+        vectorised: Whether a stack of guesses is replayed like each; None if it cannot be.
+        draws: What the harness does with secret randomness: see `Mending`.
+        straight_through: Whether it replaces the slope.
+        one_by_one: Whether it replays one guess after the other.
+        mended_residual: Distance from the upload, at the truth, after that.
+    """
+
+    uploads_differ: bool
+    random: bool
+    residual: float
+    repeat: float
+    slope: float
+    slope_straight_through: float
+    vectorised: bool | None
+    draws: str
+    straight_through: bool
+    one_by_one: bool
+    mended_residual: float
+
+
+@dataclass(frozen=True)
 class Rendering:
     """A private example and its reconstruction, as the gallery shows them.
 
@@ -209,6 +243,7 @@ class Outcome:
     utility: tuple[UtilityRow, ...] = ()
     renderings: tuple[Rendering, ...] = ()
     guarantees: tuple[GuaranteeRow, ...] = ()
+    replays: tuple[ReplayRow, ...] = ()
     busy: float = 0.0
     status: Status = "ok"
     error: str = ""

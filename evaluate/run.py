@@ -12,8 +12,8 @@ from rich.console import Console
 
 from leakfrontier.defenses import Defense
 
-from .cascade import Schedule, Step, Victim, undefended
-from .cells import AttackTrial, TrainTrial, Trial, run_trial
+from .cascade import Schedule, Step, Victim
+from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial, undefended
 from .config import ConfigError, RunConfig, load_config
 from .engine import Done, Failure, execute
 from .methods import Method, build_adversary
@@ -29,14 +29,16 @@ __all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials
 
 def plan(config: RunConfig, first_seed: int = 0) -> list[Trial]:
     """Return the cells of a run, with all uploads; a cascade leaves out what is not needed."""
+    replays: list[Trial] = []
     training: list[Trial] = []
     attacks: list[Trial] = []
     for scenario in config.scenarios:
+        replays += [ReplayTrial(scenario, one) for one in config.defenses if not undefended(one)]
         for seed in range(first_seed, first_seed + config.seeds):
             for defense in config.defenses:
                 training.append(TrainTrial(scenario, defense, seed))
                 attacks += _attacks(config, scenario, defense, seed)
-    return training + attacks
+    return replays + training + attacks
 
 
 def run(

@@ -16,14 +16,23 @@ from typing import Any
 import pandas as pd
 
 from .errors import UserError
-from .older_formats import older_frames, older_labels
+from .older_formats import REARRANGED, older_frames, older_labels
 from .results import Results
-from .rows import AttackRow, Cell, GuaranteeRow, Outcome, Rendering, Score, UtilityRow
+from .rows import (
+    AttackRow,
+    Cell,
+    GuaranteeRow,
+    Outcome,
+    Rendering,
+    ReplayRow,
+    Score,
+    UtilityRow,
+)
 
 FILE_NAME = "results.sqlite"
 _APPLICATION_ID = 0x4C46524F  # marks the file as ours
-_FORMAT = 3
-_READABLE = (1, 2, 3)  # see `older_formats` for what older ones lack
+_FORMAT = 4
+_READABLE = (1, 2, 3, 4)  # see `older_formats` for what older ones lack
 
 _TABLES = {
     "attacks": AttackRow,
@@ -31,6 +40,7 @@ _TABLES = {
     "utility": UtilityRow,
     "renderings": Rendering,
     "guarantees": GuaranteeRow,
+    "replays": ReplayRow,
 }
 _FLAGS = [
     "identified",
@@ -40,6 +50,11 @@ _FLAGS = [
     "label_correct",
     "labels_granted",
     "violated",
+    "uploads_differ",
+    "random",
+    "vectorised",
+    "straight_through",
+    "one_by_one",
 ]
 _NUMBERS = [
     "candidates",
@@ -170,7 +185,7 @@ class Store:
             if "panel" not in meta:
                 raise StoreError(f"{self.path} holds no run yet: start one with `leakfrontier run`")
             labels = self._labels(database, meta.get("plan"))
-            if self._version(database) < _FORMAT:
+            if self._version(database) in REARRANGED:
                 labels = older_labels(database, labels)
             outcomes = pd.read_sql_query("SELECT * FROM outcomes", database)
             cells = labels.merge(outcomes, on="cell", how="left")
@@ -180,7 +195,7 @@ class Store:
                 table: labels.merge(self._frame(database, table, row_type), on="cell")
                 for table, row_type in _TABLES.items()
             }
-            if self._version(database) < _FORMAT:
+            if self._version(database) in REARRANGED:
                 frames |= older_frames(database, labels, frames["attacks"])
         return Results(meta["config"], meta["panel"], cells, **frames)
 

@@ -20,6 +20,7 @@ from leakfrontier.adversaries import ContinuousSpace, FedSGD, NotApplicable
 from leakfrontier.defenses import Batch, Chain, Defense, Guarantee, Loss, Plan, Update
 
 from ..client import Client, release
+from ..mending import Expected
 from ..statistics import Floats
 from .accounting import calibrate, epsilon, gaussian_sigma
 
@@ -101,6 +102,7 @@ class Subject:
         self.needs = "is claimed" if once else "an epsilon of 0 needs"
         self.sample_rate = plan.sample_rate if sampled < once else 1.0
         self.probe = Probe(model, loss, data.inputs[0], canaries)
+        self._draws = False
         self._check_replay()
         canary = self.canaries(torch.zeros(1, dtype=torch.long))
         largest = _norm(self.replay(canary, self.probe.inflated_loss))
@@ -141,7 +143,8 @@ class Subject:
     def replay(self, batch: Batch, loss: Loss) -> Update:
         """Return the same without noise, as an informed adversary replays it."""
         observed = {name: value.detach() for name, value in self.probe.named_parameters()}
-        return self.upload(replace(self.defense).replay(observed), batch, loss)
+        known = replace(self.defense).replay(observed)
+        return self.upload(Expected(known) if self._draws else known, batch, loss)
 
     def unit_size(self, batch_size: int) -> float:
         """Return how far one unit can move an upload, the mean over a batch."""
@@ -178,7 +181,14 @@ class Subject:
         record = self.records(torch.arange(1))
         expected, again = (self.replay(record, self.probe.loss) for _ in range(2))
         if not torch.equal(flat(expected), flat(again)):
-            raise NotApplicable("the defense's replay must leave out the noise, and does not")
+            if self._draws:
+                raise NotApplicable(
+                    "the defense's replay must leave out the noise, and does not: let its "
+                    "`replay(observed)` return the defense with its noise set to zero, or draw "
+                    "the noise by torch from `rng`"
+                )
+            self._draws = True  # what is drawn from `rng` is put at its mean
+            return self._check_replay()
         near, far = (
             self.defense.log_likelihood(
                 {name: value + shift for name, value in expected.items()}, expected, batch_size=1

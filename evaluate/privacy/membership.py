@@ -36,7 +36,9 @@ from leakfrontier.defenses import Batch, Defense, Plan
 
 from ..client import Client, ThreatModel, make_replay, observe
 from ..errors import UserError
-from ..seeds import fork
+from ..examination import EXAMINED_ROUNDS, examine, mending_of
+from ..mending import AS_GIVEN, Mending
+from ..seeds import fork, generator
 from ..statistics import Floats, Interval, clopper_pearson, paired_difference
 from .accounting import Segment
 from .bounds import Bounds
@@ -258,7 +260,9 @@ def membership(
             f"data must have more than the {behind} examples behind an upload, "
             f"got {len(data.inputs)}"
         )
-    replay = make_replay(client, threat, rng, models=[client.model] * cohort)
+    models = [client.model] * cohort
+    mending = _mending(client, data, batch_size) if threat.knows_defense else AS_GIVEN
+    replay = make_replay(client, threat, rng, models=models, mending=mending)
     found: dict[str, list[Tensor]] = {name: [] for name in scores}
     refused: dict[str, NotApplicable] = {}
     for _ in track(range(uploads)):
@@ -274,6 +278,17 @@ def membership(
             except NotApplicable as reason:
                 refused[name] = reason
     return {name: refused.get(name) or _roc(found[name]) for name in scores}
+
+
+def _mending(client: Client, data: Batch, batch_size: int) -> Mending:
+    """Return what keeps the replay of a defense from crippling the attacks that know it."""
+    shares = [data.at(rows) for rows in torch.arange(len(data.inputs)).split(batch_size)]
+    size = client.defense.cohort
+    rounds = [shares[i : i + size] for i in range(0, len(shares) - size, size)]
+    if len(rounds) < EXAMINED_ROUNDS:
+        return AS_GIVEN
+    row = examine(client, rounds[:EXAMINED_ROUNDS], generator("replay"))
+    return mending_of(row)
 
 
 def _numbers(scores: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ NAMES = [
     "oracle inputs",
     "randomness",
     "adaptive",
+    "replay",
     "completeness",
     "proven bound",
     "claimed noise",
@@ -115,6 +116,35 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Resul
             {"adaptive": "warn"},
             "TopK(ratio=0.1), fashion-mini/mlp, round 0",
         ),
+        (
+            {"informed": 0.0},
+            {"adaptive": "warn"},
+            "8 uploads broken only without knowing the defense, at most 0 only with it: "
+            "InvertingGradients against TopK(ratio=0.5), fashion-mini/lenet, round 0",
+        ),
+        (
+            {"informed": 0.0, "cascade": True},
+            {"adaptive": "warn"},
+            "8 uploads broken only without knowing the defense, at most 0 only with it: "
+            "InvertingGradients against TopK(ratio=0.5), fashion-mini/lenet, round 0",
+        ),
+        ({"informed": 0.4}, {}, None),
+        (
+            {"replay": {"random": True, "draws": "expected"}},
+            {"replay": "warn"},
+            "TopK(ratio=0.1), fashion-mini/mlp: it draws secrets anew, which were put at their "
+            "means",
+        ),
+        (
+            {"replay": {"slope": 0.0, "straight_through": True}},
+            {"replay": "warn"},
+            "TopK(ratio=0.1), fashion-mini/mlp: its slope vanishes, and was taken straight through",
+        ),
+        (
+            {"replay": {"uploads_differ": True}, "seeds": (0,), "observations": 20},
+            {"randomness": "warn"},
+            "accuracy from one seed: TopK(ratio=0.1), fashion-mini/mlp",
+        ),
         ({"failed": 1}, {"completeness": "fail"}, "first error: ValueError: loss is not finite"),
         ({"missing": 1}, {"completeness": "fail", "power": "warn"}, "missing: 1 cells"),
         (
@@ -209,7 +239,7 @@ def test_a_run_without_any_outcome_is_not_trusted(tmp_path: Path) -> None:
     found = troubles(make_results(tmp_path, failed=1000))
     assert found["undefended control"].verdict == found["completeness"].verdict == "fail"
     assert {"blind guess", "adaptive", "power"} <= set(found)
-    assert "error: 116 cells" in found["completeness"].details
+    assert "error: 126 cells" in found["completeness"].details
 
 
 def test_a_run_of_training_only_is_not_trusted(tmp_path: Path) -> None:
@@ -274,3 +304,9 @@ def test_a_cell_with_nothing_left_to_find_is_complete(tmp_path: Path) -> None:
 def test_seventeen_observations_are_enough(tmp_path: Path) -> None:
     found = troubles(make_results(tmp_path, seeds=(0,), observations=17))
     assert "power" not in found
+
+
+def test_a_replay_that_needed_mending_shows_the_code(tmp_path: Path) -> None:
+    (check,) = troubles(make_results(tmp_path, replay={"straight_through": True})).values()
+    assert check.name == "replay"
+    compile(check.remedy, "remedy", "exec")

@@ -273,7 +273,7 @@ def test_a_file_of_another_format(tmp_path: Path, create: bool) -> None:
     with sqlite3.connect(written(tmp_path, none=FOUND).path) as database:
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(
-        StoreError, match="format 99, this version of leakfrontier reads formats 1 to 3"
+        StoreError, match="format 99, this version of leakfrontier reads formats 1 to 4"
     ):
         Store(tmp_path, create=create)
 

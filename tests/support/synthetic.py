@@ -23,6 +23,7 @@ from leakfrontier.evaluate.rows import (
     Media,
     Outcome,
     Rendering,
+    ReplayRow,
     Score,
     UtilityRow,
 )
@@ -34,6 +35,19 @@ CANDIDATES = 100
 RENDERED = 8
 SHAPE = (1, 28, 28)
 TEST_SIZE = 1000
+SOUND = ReplayRow(
+    uploads_differ=False,
+    random=False,
+    residual=0.0,
+    repeat=0.0,
+    slope=0.3,
+    slope_straight_through=0.3,
+    vectorised=True,
+    draws="given",
+    straight_through=False,
+    one_by_one=False,
+    mended_residual=0.0,
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ def make_results(
     monotone: bool = True,
     labels_granted: bool = False,
     adaptive: bool = True,
+    informed: float = 1.0,
     failed: int = 0,
     missing: int = 0,
     bound: float | None = None,
@@ -112,6 +127,7 @@ def make_results(
     guaranteed: bool = False,
     measured: float | None = 1.0,
     private: bool = True,
+    replay: dict[str, Any] | None = None,
 ) -> Results:
     """Write `results.sqlite` to a folder and return what it holds.
 
@@ -130,6 +146,7 @@ def make_results(
         monotone: If not, stronger DPSGD leaks more.
         labels_granted: Whether the adversaries are told the labels.
         adaptive: Whether simulating adversaries are granted the defense.
+        informed: Factor on the success of attacks for knowing a defense.
         failed: Number of cells that end in an error.
         missing: Number of cells that never ran.
         bound: Proven bound on identification, claimed by DPSGD.
@@ -141,6 +158,7 @@ def make_results(
         guaranteed: Whether what DPSGD claims is recorded.
         measured: What an audit finds of the claimed noise, as a share; None without an audit.
         private: Whether there is DPSGD at all.
+        replay: What an examination of all replays finds, other than `SOUND`.
     """
     arms = [arm for arm in ARMS if control or arm.family != "none"]
     if not monotone:
@@ -156,10 +174,15 @@ def make_results(
         utility = _utility(arm, seed, refused=3 if arm.label == refuses else 0)
         trained = Outcome(utility=utility, guarantees=claims, busy=20.0)
         cells.append((_cell("train", labels), trained))
+        if arm.family != "none" and seed == seeds[0]:
+            examined = Outcome(replays=(replace(SOUND, **replay or {}),))
+            cells.append((_cell("replay", labels), examined))
         for checkpoint in checkpoints:
             found: set[tuple[int, int]] = set()
             for foe, knows in _variants(arm, foes, adaptive):
                 success = foe.success * arm.leaves * attack_success * (1.0 if knows else 0.5)
+                if knows and foe.simulates and arm.family != "none":
+                    success *= informed
                 success = 1.0 if foe.candidates or foe.threat != "passive" else success
                 outcome = _attack(
                     foe,

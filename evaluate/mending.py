@@ -1,0 +1,139 @@
+"""How the replay of a defense is mended, so that it does not cripple the attack that knows it.
+
+Secret randomness is put at its mean or averaged out, never redrawn as if it were known; rounding
+is passed straight through; guesses are replayed one by one where a stack of them would give
+something else. `examination` finds out what a defense needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from leakfrontier.defenses import Batch, Defense, Loss, Update
+
+Draws = Literal["given", "expected", "averaged"]
+DRAWS: tuple[Draws, ...] = get_args(Draws)
+
+AVERAGED = 8
+"""Replays whose mean stands for one, where draws cannot be put at their mean."""
+
+
+@dataclass(frozen=True)
+class Mending:
+    """How a replay differs from the one that the defense gives.
+
+    Attributes:
+        draws: What becomes of secret randomness: redrawn as given, put at its mean, or averaged.
+        straight_through: Whether its slope is that of the undefended client.
+        one_by_one: Whether guesses are replayed one after the other.
+    """
+
+    draws: Draws = "given"
+    straight_through: bool = False
+    one_by_one: bool = False
+
+
+AS_GIVEN = Mending()
+
+
+@dataclass
+class Expected(Defense):
+    """A defense whose draws from `rng` are at their means; public randomness is as it was.
+
+    Attributes:
+        inner: The defense.
+    """
+
+    inner: Defense
+
+    def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        """Return what the defense makes of a batch."""
+        with ExpectedDraws(rng):
+            return self.inner.on_batch(batch, rng)
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        """Return the gradient as the defense computes it."""
+        with ExpectedDraws(rng):
+            return self.inner.gradient(model, loss, batch, rng)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        """Return what the defense makes of an update."""
+        with ExpectedDraws(rng):
+            return self.inner.on_update(update, rng)
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        """Return what the defense shows of a round."""
+        with ExpectedDraws(rng):
+            return self.inner.on_round(updates, rng)
+
+
+class ExpectedDraws(TorchFunctionMode):
+    """Puts what torch draws from a secret generator, or from the global one, at its mean.
+
+    A Laplace variable, made of a uniform or of two exponential ones, becomes 0; a mask becomes
+    its probability. Permutations and integers are drawn as ever: they have no mean.
+    """
+
+    def __init__(self, secret: Generator) -> None:
+        super().__init__()
+        self._secret = secret
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        """Return the mean of a draw; anything else as it is."""
+        options = dict(kwargs or {})
+        mean_of = _MEANS.get(function)
+        if mean_of is None or options.get("generator") not in (None, self._secret):
+            return function(*args, **options)
+        options.pop("generator", None)
+        return mean_of(*args, **options)
+
+
+def _normal(
+    center: float | Tensor, std: float | Tensor = 1.0, size: Sequence[int] | None = None
+) -> Tensor:
+    shape = torch.as_tensor(std) if size is None else torch.empty(size)
+    return torch.zeros_like(shape) + center
+
+
+_MEANS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    torch.randn: torch.zeros,
+    torch.randn_like: torch.zeros_like,
+    torch.normal: _normal,
+    torch.rand: lambda *size, **options: torch.zeros(*size, **options) + 0.5,
+    torch.rand_like: lambda like, **options: torch.zeros_like(like, **options) + 0.5,
+    torch.bernoulli: lambda p: p.clone(),
+    Tensor.normal_: lambda x, mean=0.0, std=1.0: x.fill_(mean),
+    Tensor.uniform_: lambda x, low=0.0, high=1.0: x.fill_((low + high) / 2),
+    Tensor.exponential_: lambda x, rate=1.0: x.fill_(1 / rate),
+    Tensor.bernoulli_: lambda x, p=0.5: x.copy_(torch.as_tensor(p)),
+}
+
+
+def mean(updates: Sequence[Update]) -> Update:
+    """Return the mean of some updates."""
+    if len(updates) == 1:
+        return updates[0]
+    return {name: torch.stack([u[name] for u in updates]).mean(dim=0) for name in updates[0]}
+
+
+def straight_through(values: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> Update:
+    """Return the values of one update with the slope of another."""
+    return {name: slopes[name] + (value - slopes[name]).detach() for name, value in values.items()}
+
+
+def refuse_stack(inputs: Tensor) -> None:
+    """Raise if a function is being vectorised, so that guesses are taken one by one."""
+    if torch._C._functorch.is_batchedtensor(inputs):
+        raise RuntimeError("a stack of guesses would be replayed otherwise than each of them")
