@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor, nn
 
-from leakfrontier.defenses import Batch, Defense, Loss, Update
+from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
 
 
 @dataclass
@@ -41,6 +41,11 @@ class Checked(Defense):
     ) -> Iterator[Tensor]:
         """Draw as the defense does, remembering which examples are next."""
         for rows in self.inner.batches(examples, batch_size, epochs, rng):
+            if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.dim() != 1:
+                raise ValueError(
+                    f"{self._name('batches')} must yield vectors of example numbers (torch.long), "
+                    f"got {_described(rows)}"
+                )
             self._rows = rows
             yield rows
 
@@ -54,6 +59,11 @@ class Checked(Defense):
                 f"{self._name('on_batch')} must return a Batch, got {type(result).__name__}"
             )
         self._check_untouched("on_batch", before, batch)
+        if result.inputs.dtype != batch.inputs.dtype:
+            raise ValueError(
+                f"{self._name('on_batch')} must return inputs of {_dtype(batch.inputs)}, got "
+                f"{_dtype(result.inputs)}"
+            )
         check_batch(result, f"the batch returned by {self._name('on_batch')}")
         self._record(batch, result)
         return result
@@ -64,7 +74,7 @@ class Checked(Defense):
         before = [tensor.clone() for tensor in arguments]
         result = self.inner.gradient(model, loss, batch, rng)
         self._check_untouched("gradient", before, arguments)
-        self._check_update("gradient", result, dict(model.named_parameters()))
+        self._check_update("gradient", result, trainable(model))
         return result
 
     def on_update(self, update: Update, rng: Generator) -> Update:
@@ -84,6 +94,10 @@ class Checked(Defense):
         result = self.inner.on_round(updates, rng)
         after = [value for update in updates for value in update.values()]
         self._check_untouched("on_round", before, after)
+        if not isinstance(result, list | tuple):
+            raise ValueError(
+                f"{self._name('on_round')} must return a list of updates, got {_described(result)}"
+            )
         if len(result) not in (1, len(updates)):
             raise ValueError(
                 f"{self._name('on_round')} must return 1 or {len(updates)} updates, "
@@ -106,7 +120,7 @@ class Checked(Defense):
     def _check_untouched(
         self, hook: str, before: Iterable[Tensor], after: Iterable[Tensor]
     ) -> None:
-        if not all(torch.equal(old, new) for old, new in zip(before, after, strict=True)):
+        if not all(map(_equal, before, after)):
             raise ValueError(
                 f"{self._name(hook)} modified its argument: hooks must return new tensors "
                 "(x = x + 1, not x += 1)"
@@ -130,6 +144,10 @@ class Checked(Defense):
                     f"{source} must keep the shape {tuple(like[name].shape)} of {name!r}, "
                     f"got {tuple(value.shape)}"
                 )
+            if value.dtype != like[name].dtype:
+                raise ValueError(
+                    f"{source} must return {_dtype(like[name])}, got {_dtype(value)} for {name!r}"
+                )
             if not _is_finite(value):
                 raise ValueError(f"{source} returned NaN or infinite values for {name!r}")
 
@@ -140,6 +158,23 @@ def check_batch(batch: Batch, what: str) -> None:
         raise ValueError(f"{what} has {len(batch.inputs)} inputs but {len(batch.targets)} targets")
     if not _is_finite(batch.inputs):
         raise ValueError(f"{what} contains NaN or infinite values")
+
+
+def _equal(old: Tensor, new: Tensor) -> bool:
+    """Return whether nothing has changed; what was NaN may stay NaN."""
+    if torch.equal(old, new):
+        return True
+    return old.shape == new.shape and bool(((old == new) | (old.isnan() & new.isnan())).all())
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{_dtype(value)} of shape {tuple(value.shape)}"
+    return type(value).__name__
 
 
 def _is_finite(value: Tensor) -> bool:

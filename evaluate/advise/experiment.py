@@ -31,7 +31,7 @@ from scipy.stats import t
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from leakfrontier.defenses import Defense
+from leakfrontier.defenses import Defense, trainable
 
 from ..cells import AttackTrial, TrainTrial, Trial
 from ..config import RunConfig
@@ -379,7 +379,7 @@ def predicted_accuracy(
 def gradient_norms(world: World, batch_size: int = 1) -> Tensor:
     """Return the norms of gradients of batches of public examples, at an initial model."""
     model = world.model(Defense(), seed=0)
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    parameters = {name: value.detach() for name, value in trainable(model).items()}
     batches = max(1, NORM_SAMPLE // batch_size)
     rows = torch.arange(batches * batch_size).remainder(len(world.test.targets))
     inputs, targets = (part[rows].unflatten(0, (batches, batch_size)) for part in world.test)
