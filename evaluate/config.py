@@ -110,16 +110,20 @@ def load_config(
 ) -> RunConfig:
     """Return a configuration from a YAML file, the name of a preset, or a mapping.
 
+    Paths in a file are relative to it, all others to the current folder.
+
     Args:
         source: The configuration.
         extra_defenses: More defenses, each a name or a mapping as in a file.
     """
     content = dict(source if isinstance(source, Mapping) else _read_yaml(source))
+    in_file = isinstance(source, Path | str) and source not in PRESETS
+    context = {"folder": Path(str(source)).parent} if in_file else {}
     defenses = content.get("defenses") or []
-    if isinstance(defenses, list | tuple):
-        content["defenses"] = [*defenses, *extra_defenses]
     try:
-        return RunConfig.model_validate(content)
+        if isinstance(defenses, list | tuple):
+            content["defenses"] = [*defenses, *map(Method.model_validate, extra_defenses)]
+        return RunConfig.model_validate(content, context=context)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from leakfrontier.defenses import Batch, torchvision_ops  # noqa: F401 (or torch
 
 from .audio import WAVE_SUFFIXES, read_waves
 from .modality import Modality, modality_of
+from .plugins import digest_of
 from .text import (
     CharacterTokenizer,
     LabelledText,
@@ -129,7 +131,7 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     if name in DATASETS:
         return _load(name, (folder or DOWNLOADS).expanduser().resolve())
     if path.is_dir() or (path.is_file() and path.suffix == ".jsonl"):
-        return _load(str(path.resolve()), DOWNLOADS)
+        return _load(str(path.resolve()), DOWNLOADS, fingerprint(name))
     if path.is_file():
         raise ValueError(f"{path} must be a folder or a .jsonl file")
     if os.sep in name or "/" in name:
@@ -139,8 +141,31 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     )
 
 
+@cache
+def fingerprint(name: str) -> str:
+    """Return a hash of the examples at a path: of their names, relative to it, and their bytes.
+
+    It is taken once: `forget_fingerprints` asks for another look.
+    """
+    path = Path(name).expanduser().resolve()
+    if path.is_file():
+        return digest_of(path)
+    suffixes = IMAGE_SUFFIXES | WAVE_SUFFIXES | {".jsonl"}
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(path, followlinks=True):
+        folders.sort()
+        for file in sorted(files):
+            if os.path.splitext(file)[1].lower() in suffixes:
+                found = Path(folder, file)
+                digest.update(f"{found.relative_to(path)} {digest_of(found)}\n".encode())
+    return digest.hexdigest()
+
+
+forget_fingerprints = fingerprint.cache_clear
+
+
 @lru_cache(maxsize=4)
-def _load(name: str, folder: Path) -> Dataset:
+def _load(name: str, folder: Path, content: str = "") -> Dataset:
     if name in DATASETS:
         return DATASETS[name](folder)
     path = Path(name)

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedBuff, FedSGD, Protocol
 from leakfrontier.defenses import DEFENSES, Chain, Defense
 
-from .plugins import load_attribute
+from .plugins import content_of, file_of, load_attribute
 
 PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, FedAvg, FedBuff)}
 """Every protocol by name. Add a class here to add a protocol."""
 
 T = TypeVar("T")
+
+
+def placed(path: str, info: ValidationInfo) -> str:
+    """Return a path relative to the file that names it, as it is found from the current folder.
+
+    Args:
+        path: The path as it is given.
+        info: Its context may hold the `folder` of that file.
+    """
+    folder = Path((info.context or {}).get("folder", ""))
+    return os.path.normpath(folder / Path(path).expanduser())
 
 
 class Strict(BaseModel):
@@ -64,6 +82,12 @@ class Method(Strict):
             raise ValueError(f"expected a name, or a mapping with the key 'name', got {value!r}")
         return value
 
+    @field_validator("name")
+    @classmethod
+    def _placed(cls, name: str, info: ValidationInfo) -> str:
+        source, _, attribute = name.rpartition(":")
+        return f"{placed(source, info)}:{attribute}" if source.endswith(".py") else name
+
     def grid(self) -> list[Method]:
         """Return one method per combination of the options that are lists."""
         values = [v if isinstance(v, list) else [v] for v in self.options.values()]
@@ -78,11 +102,12 @@ class Method(Strict):
         ]
 
     def config(self) -> dict[str, Any]:
-        """Return all that the method depends on; for a file of the user's, its content too."""
+        """Return all that the method depends on; of a user's file, its content and no folder."""
+        label = self.name.rpartition(":")[2]
         config: dict[str, Any] = {"name": self.name, "options": self.options}
-        path = Path(self.name.rpartition(":")[0]).expanduser()
-        if path.suffix == ".py" and path.is_file():
-            config["source"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        file = file_of(self.name)
+        if file is not None and file.is_file():  # wherever it is
+            config |= {"name": f"{file.name}:{label}", "source": content_of(file)}
         if self.links:
             config["links"] = [link.config() for link in self.links]
         return config

@@ -15,6 +15,7 @@ from leakfrontier.defenses import Defense
 from .cascade import Schedule, Step, Victim, undefended
 from .cells import AttackTrial, TrainTrial, Trial, run_trial
 from .config import ConfigError, RunConfig, load_config
+from .data import forget_fingerprints
 from .engine import Done, Failure, execute
 from .methods import Method, build_adversary
 from .progress import Progress, cores
@@ -56,6 +57,7 @@ def run(
         retry_failed: Whether cells that ended in an error are run again.
         console: Where progress is shown; by default the terminal.
     """
+    forget_fingerprints()
     for scenario in config.scenarios:
         check_scenario(scenario)
     return run_trials(
@@ -96,6 +98,7 @@ def run_trials(
         retry_failed: As for `run`.
         console: As for `run`.
     """
+    forget_fingerprints()
     store = Store(out, create=True)
     cells = [trial.cell for trial in trials]
     store.begin(panel, config, cells)

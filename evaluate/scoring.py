@@ -169,7 +169,7 @@ class Scoring:
             seen.inputs, upload.truth.inputs
         ):
             return None
-        dataset = self.world.scenario.dataset
+        dataset = self.world.scenario.data_name
         rng = generator("transformed look-alikes", dataset, self.seed, attempt.observation)
         labels = seen.targets[:count].repeat_interleave(pool.shape[1], 0)
         inputs = modality.inputs(pool.flatten(0, 1))
