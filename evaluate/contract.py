@@ -1,14 +1,21 @@
-"""What every defense must keep to: hooks return well-formed values and leave arguments alone."""
+"""What users' classes must keep to: hooks that are called as ours are, and well-formed values.
+
+Hooks of a defense are looked at whenever they are called; a class and what it claims, once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from numbers import Real
 
 import torch
 from torch import Generator, Tensor, nn
 
-from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
+from leakfrontier.defenses import Batch, Defense, Guarantee, Loss, Update, trainable
 
 
 @dataclass
@@ -180,3 +187,95 @@ def _described(value: object) -> str:
 def _is_finite(value: Tensor) -> bool:
     """Return whether all values are finite; their sum tells at a fraction of the cost."""
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+
+
+@cache
+def check_class(cls: type, base: type) -> None:
+    """Raise if a class would not do what its author thinks: by its fields, or its hooks' names.
+
+    Args:
+        cls: A subclass.
+        base: The class whose hooks it may override: `Defense` or `Adversary`.
+    """
+    hooks = {name: value for name, value in inspect.getmembers(base) if not name.startswith("_")}
+    known = {one.name for one in fields(cls)}
+    for owner in cls.__mro__[: cls.__mro__.index(base)]:
+        if owner.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            continue  # one of ours
+        _check_dataclass(owner, base)
+        for name, value in vars(owner).items():
+            if name in hooks:
+                _check_signature(owner, name, value, hooks[name])
+            elif not name.startswith("_") and name not in known and _is_hook(value):
+                close = get_close_matches(name, hooks, n=1, cutoff=0.8)
+                if close and close[0] not in vars(owner):
+                    raise ValueError(
+                        f"{owner.__name__}.{name} is never called: did you mean {close[0]}? "
+                        "A method of your own may begin with an underscore"
+                    )
+
+
+def _is_hook(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+def _check_dataclass(cls: type, base: type) -> None:
+    """Raise if annotations are no fields, because the decorator is missing."""
+    known = {one.name for one in fields(cls)} if is_dataclass(cls) else set()
+    for name, annotation in inspect.get_annotations(cls).items():
+        if name not in known and "ClassVar" not in str(annotation):
+            frozen = "(frozen=True)" if base is not Defense else ""
+            raise ValueError(
+                f"{cls.__name__}.{name} is no option, for {cls.__name__} is no dataclass: write\n"
+                f"    @dataclass{frozen}\n    class {cls.__name__}({cls.__bases__[0].__name__}):"
+            )
+
+
+def _check_signature(cls: type, name: str, value: object, hook: object) -> None:
+    """Raise if a hook cannot be called as the harness calls it."""
+    if not inspect.isfunction(hook):
+        if inspect.isfunction(value):
+            raise ValueError(
+                f"{cls.__name__}.{name} is called without brackets: put @property above it"
+            )
+        return
+    if not inspect.isfunction(value):
+        raise ValueError(f"{cls.__name__}.{name} must be a method, got {type(value).__name__}")
+    expected, found = inspect.signature(hook), inspect.signature(value)
+    required = [one for one in expected.parameters.values() if one.default is one.empty]
+    optional = [one.name for one in expected.parameters.values() if one.default is not one.empty]
+    try:
+        found.bind(*required, **dict.fromkeys(optional))
+    except TypeError as error:
+        raise ValueError(
+            f"{cls.__name__}.{name} must take ({', '.join(expected.parameters)}), got "
+            f"({', '.join(found.parameters)})"
+        ) from error
+
+
+def check_guarantee(name: str, claim: object) -> None:
+    """Raise if a claim is none that could be true.
+
+    Args:
+        name: Who makes it.
+        claim: What `guarantee` returned.
+    """
+    if claim is None:
+        return
+    source = f"{name}.guarantee"
+    if not isinstance(claim, Guarantee):
+        raise ValueError(f"{source} must return a Guarantee or None, got {_described(claim)}")
+    allowed: dict[str, tuple[Callable[[object], bool], str]] = {
+        "epsilon": (lambda value: isinstance(value, Real) and float(value) >= 0, "a number >= 0"),
+        "delta": (lambda value: isinstance(value, Real) and 0 < float(value) < 1, "in (0, 1)"),
+        "unit": (lambda value: value in ("record", "client"), "'record' or 'client'"),
+        "adjacency": (
+            lambda value: value in ("add/remove", "replace"),
+            "'add/remove' or 'replace'",
+        ),
+        "accountant": (lambda value: isinstance(value, str), "a text"),
+    }
+    for part, (is_allowed, words) in allowed.items():
+        value = getattr(claim, part)
+        if not is_allowed(value):
+            raise ValueError(f"{part} of {source} must be {words}, got {value!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
@@ -21,23 +22,34 @@ from pydantic import (
 from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedBuff, FedSGD, Protocol
 from leakfrontier.defenses import DEFENSES, Chain, Defense
 
-from .plugins import content_of, file_of, load_attribute
+from .contract import check_class
+from .engine import Failure, execute
+from .errors import UserError
+from .plugins import content_of, file_of, is_loaded, load_attribute
 
 PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, FedAvg, FedBuff)}
 """Every protocol by name. Add a class here to add a protocol."""
 
 T = TypeVar("T")
 
+LOADING = 60.0
+"""Seconds that a user's file may take to be loaded."""
 
-def placed(path: str, info: ValidationInfo) -> str:
-    """Return a path relative to the file that names it, as it is found from the current folder.
 
-    Args:
-        path: The path as it is given.
-        info: Its context may hold the `folder` of that file.
-    """
-    folder = Path((info.context or {}).get("folder", ""))
+def folder_of(info: ValidationInfo) -> Path:
+    """Return the folder that paths of a configuration are relative to."""
+    return Path((info.context or {}).get("folder", ""))
+
+
+def placed(path: str, folder: Path) -> str:
+    """Return a path that is relative to a folder, as it is found from the current one."""
     return os.path.normpath(folder / Path(path).expanduser())
+
+
+def placed_name(name: str, folder: Path) -> str:
+    """Return a method's name; the path of a user's file is relative to a folder."""
+    source, _, attribute = name.rpartition(":")
+    return f"{placed(source, folder)}:{attribute}" if source.endswith(".py") else name
 
 
 class Strict(BaseModel):
@@ -85,8 +97,7 @@ class Method(Strict):
     @field_validator("name")
     @classmethod
     def _placed(cls, name: str, info: ValidationInfo) -> str:
-        source, _, attribute = name.rpartition(":")
-        return f"{placed(source, info)}:{attribute}" if source.endswith(".py") else name
+        return placed_name(name, folder_of(info))
 
     def grid(self) -> list[Method]:
         """Return one method per combination of the options that are lists."""
@@ -111,6 +122,37 @@ class Method(Strict):
         if self.links:
             config["links"] = [link.config() for link in self.links]
         return config
+
+
+def own_code(method: Method) -> list[str]:
+    """Return the names of what is the user's own: of the method, and of a chain's links."""
+    own = [method.name] if ":" in method.name else []
+    return own + [name for link in method.links for name in own_code(link)]
+
+
+def check_loading(specs: Iterable[str], time_limit: float) -> None:
+    """Load users' code in a worker first, where it can hang or crash without harm.
+
+    Args:
+        specs: What `load_attribute` takes.
+        time_limit: Seconds that each may take.
+
+    Raises:
+        UserError: If it does not come back. Other mistakes are for `load_attribute` to name.
+    """
+    unknown = [spec for spec in dict.fromkeys(specs) if not is_loaded(spec)]
+    limit = min(time_limit, LOADING)
+    for done in execute(_load_quietly, unknown, workers=1, time_limit=limit) if unknown else ():
+        source = done.task.rpartition(":")[0]
+        if isinstance(done.result, Failure) and done.result.kind == "timeout":
+            raise UserError(f"{source} did not finish loading within {limit:g} s")
+        if isinstance(done.result, Failure):
+            raise UserError(f"{source} cannot be loaded: {done.result.message}")
+
+
+def _load_quietly(spec: str) -> None:
+    with suppress(Exception):
+        load_attribute(spec)
 
 
 def build_defense(method: Method) -> Defense:
@@ -144,6 +186,7 @@ def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: st
         cls = load_attribute(method.name)
         if not (isinstance(cls, type) and issubclass(cls, base)):
             raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
+        check_class(cls, base)  # type: ignore[arg-type] # classes are hashable
     options = [field.name for field in fields(cls) if field.init]
     _check_options(method, options, kind)
     try:

@@ -26,6 +26,14 @@ T = TypeVar("T")
 PLUGIN = "leakfrontier_plugin_"
 """What modules of users' files are called, before a hash of their path and content."""
 
+_ADVICE = {
+    "cannot inherit non-frozen dataclass from a frozen one": ". An adversary is frozen:\n"
+    "    @dataclass(frozen=True)\n    class Mine(Adversary):",
+    "cannot inherit frozen dataclass from a non-frozen one": ". A defense is not frozen:\n"
+    "    @dataclass\n    class Mine(Defense):",
+}
+"""What to write, where Python's own words do not say it."""
+
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of other people's code, of which no module is a user's own."""
 
@@ -40,6 +48,14 @@ def while_unedited(function: Callable[[Path], T]) -> Callable[[Path], T]:
         return kept(file, status.st_mtime_ns, status.st_size)
 
     return call
+
+
+def is_loaded(spec: str) -> bool:
+    """Return whether there is nothing left to execute."""
+    source, file = spec.rpartition(":")[0], file_of(spec)
+    if file is None:
+        return not source or source in sys.modules
+    return not file.is_file() or _module_name(file) in sys.modules
 
 
 def load_attribute(spec: str) -> Any:  # noqa: ANN401
@@ -77,8 +93,7 @@ def _load_file(path: Path) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    digest = hashlib.sha256(f"{path} {content_of(path)}".encode()).hexdigest()
-    name = f"{PLUGIN}{digest[:16]}"
+    name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     module = module_from_spec(_spec(name, path, package=True))
@@ -88,9 +103,14 @@ def _load_file(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         for loaded in [one for one in sys.modules if one.partition(".")[0] == name]:
             del sys.modules[loaded]
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}{_ADVICE.get(str(error), '')}"
         raise ValueError(f"{path} fails when it is loaded: {reason}") from error
     return module
+
+
+def _module_name(path: Path) -> str:
+    digest = hashlib.sha256(f"{path} {content_of(path)}".encode()).hexdigest()
+    return f"{PLUGIN}{digest[:16]}"
 
 
 class _Loader(SourceFileLoader):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -47,6 +47,7 @@ class Results:
         renderings: One row per victim shown: labels and the fields of `Rendering`.
         guarantees: One row per training cell whose defense claims differential privacy: labels
             and the fields of `GuaranteeRow`.
+        notes: What was warned of before the first cell.
     """
 
     config: Mapping[str, Any]
@@ -57,6 +58,7 @@ class Results:
     utility: pd.DataFrame
     renderings: pd.DataFrame
     guarantees: pd.DataFrame
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():

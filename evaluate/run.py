@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-
-from leakfrontier.defenses import Defense
+from rich.markup import escape
 
 from .cascade import Schedule, Step, Victim, undefended
 from .cells import AttackTrial, TrainTrial, Trial, run_trial
@@ -18,12 +17,12 @@ from .config import ConfigError, RunConfig, load_config
 from .data import forget_fingerprints
 from .engine import Done, Failure, execute
 from .methods import Method, build_adversary
+from .probe import probe
 from .progress import Progress, cores
 from .results import Results
 from .rows import Outcome
-from .scenario import Scenario, load_world
+from .scenario import Scenario
 from .store import Store
-from .victims import candidate_count
 
 __all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials"]
 
@@ -58,13 +57,16 @@ def run(
         console: Where progress is shown; by default the terminal.
     """
     forget_fingerprints()
-    for scenario in config.scenarios:
-        check_scenario(scenario)
+    console = Console() if console is None else console
+    notes = probe(config, workers)
+    for note in notes:
+        console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
     return run_trials(
         plan(config),
         out,
         panel=config.panel,
         config=config.model_dump(mode="json"),
+        notes=notes,
         cascade=not config.individual,
         time_limit=config.time_limit,
         workers=workers,
@@ -79,6 +81,7 @@ def run_trials(
     *,
     panel: str,
     config: Mapping[str, Any],
+    notes: Sequence[str] = (),
     cascade: bool = False,
     time_limit: float = math.inf,
     workers: int | None = None,
@@ -92,6 +95,7 @@ def run_trials(
         out: As for `run`.
         panel: Version of the panel, which all cells of a folder must share.
         config: What the folder records as their configuration.
+        notes: What was warned of before.
         cascade: Whether attacks leave out the uploads that others have broken (`cascade`).
         time_limit: Seconds after which one cell is given up.
         workers: As for `run`.
@@ -101,7 +105,7 @@ def run_trials(
     forget_fingerprints()
     store = Store(out, create=True)
     cells = [trial.cell for trial in trials]
-    store.begin(panel, config, cells)
+    store.begin(panel, config, cells, notes)
     workers = workers or cores()
     with Progress(cells, workers=workers, console=console) as progress:
         agenda = _Agenda(trials, store, progress, cascade=cascade, retry_failed=retry_failed)
@@ -155,17 +159,6 @@ class _Agenda:
                 self.tasks.append((trial, self._store.folder))
         if narrowed:
             self._store.replace(narrowed)
-
-
-def check_scenario(scenario: Scenario) -> None:
-    """Raise what would make every cell of a scenario fail."""
-    try:
-        world = load_world(scenario)
-        world.model(Defense(), seed=0)
-        candidate_count(world)
-    except Exception as error:
-        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"scenario {scenario.name}: {reason}") from error
 
 
 def _attacks(

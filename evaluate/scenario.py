@@ -21,7 +21,7 @@ from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
 from .data import DATASETS, fingerprint, load_dataset
-from .methods import Method, Strict, build_defense, build_protocol, placed
+from .methods import Method, Strict, build_defense, build_protocol, folder_of, placed
 from .modality import Modality
 from .models import build_model
 from .seeds import generator
@@ -96,14 +96,14 @@ class Scenario(Strict):
     @field_validator("dataset")
     @classmethod
     def _placed_dataset(cls, value: str, info: ValidationInfo) -> str:
-        found = placed(value, info)
+        found = placed(value, folder_of(info))
         is_path = "/" in value or value.startswith("~") or Path(found).exists()
         return found if is_path and value not in DATASETS else value
 
     @field_validator("data_folder")
     @classmethod
     def _placed_downloads(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        return None if value is None else Path(placed(str(value), info))
+        return None if value is None else Path(placed(str(value), folder_of(info)))
 
     @field_validator("protocol")
     @classmethod

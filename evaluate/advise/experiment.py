@@ -37,8 +37,9 @@ from ..cells import AttackTrial, TrainTrial, Trial
 from ..config import RunConfig
 from ..errors import UserError
 from ..methods import Method
+from ..probe import check_scenario
 from ..results import Results
-from ..run import check_scenario, plan, run_trials
+from ..run import plan, run_trials
 from ..scenario import Scenario, World, label, load_world
 from ..statistics import Interval, accuracy_interval, clopper_pearson
 from ..victims import candidate_count

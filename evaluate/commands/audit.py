@@ -24,6 +24,7 @@ from ..errors import UserError, given_by_user
 from ..privacy.audit import Audit, most_damning
 from ..privacy.audit import audit as run_audits
 from ..privacy.canaries import NoClaim
+from ..probe import check_defense
 from ..scenario import load_world
 from ..seeds import generator
 from .options import AsJson, Data, DefenseText, defense_from, scenario_from
@@ -69,6 +70,7 @@ def audit(
         world = load_world(scenario)
         audited = world.defense(claimant)
         world.model(audited, seed)
+        check_defense(scenario, claimant)
         plan = Plan(steps, sample_rate, delta)
     examples = world.train.at(slice(AUDITED_EXAMPLES))
     names = [one.value.replace("-", " ") for one in method or AuditMethod]

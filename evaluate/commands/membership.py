@@ -22,6 +22,7 @@ from ..errors import UserError, given_by_user
 from ..privacy.bounds import Bounds
 from ..privacy.membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds
 from ..privacy.membership import membership as play
+from ..probe import check_defense
 from ..scenario import label, load_world
 from ..seeds import generator
 from .options import AsJson, Data, DefenseText, defense_from, print_path, scenario_from
@@ -53,6 +54,7 @@ def membership(
         world = load_world(scenario)
         defended = world.defense(method)
         attacked = world.model(defended, seed)
+        check_defense(scenario, method)
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK):
         raise UserError(f"--out {out} cannot be written to")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import UserError, given_by_user
-from ..methods import Method
+from ..methods import LOADING, Method, check_loading, own_code
 from ..scenario import Scenario
 
 Data = Annotated[
@@ -38,6 +38,7 @@ def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> 
     given: dict[str, Any] = {"dataset": dataset, "data_folder": data}
     if model is not None:
         given["model"] = Method.model_validate(method_from(model, "--model"))
+        check_loading(own_code(given["model"]), LOADING)
     known = {key: value for key, value in given.items() if value is not None}
     return Scenario(**known, replace_batch_norm=True)
 
@@ -53,7 +54,9 @@ def method_from(text: str, option: str) -> object:
 @given_by_user()
 def defense_from(text: str) -> Method:
     """Return the one configuration of a defense that a command is about."""
-    configurations = Method.model_validate(method_from(text, "the defense")).grid()
+    method = Method.model_validate(method_from(text, "the defense"))
+    check_loading(own_code(method), LOADING)
+    configurations = method.grid()
     if len(configurations) != 1:
         raise UserError(
             f"one configuration is asked about, and the lists in {text} make "
