@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -76,16 +77,21 @@ def probe(config: RunConfig, workers: int | None = None) -> list[str]:
     Raises:
         ConfigError: If something is broken; it names each.
     """
-    notes: list[str] = []
-    for tasks in _stages(config):  # there is no use for methods on a model that is broken
-        failures: dict[str, Trying] = {}
-        for task, result in _results(tasks, workers or cores(), config.time_limit):
-            if isinstance(result, Failure):
-                failures.setdefault(_reason(result, config.time_limit), task)
-            else:
+    tasks, notes = _tasks(config), []
+    failures: list[tuple[int, str]] = []
+    with closing(_results(tasks, workers or cores(), config.time_limit)) as results:
+        for task, result in results:
+            if not isinstance(result, Failure):
                 notes += result
-        if failures:
-            raise ConfigError("\n".join(f"{one.name}: {why}" for why, one in failures.items()))
+                continue
+            failures.append((tasks.index(task), _reason(result, config.time_limit)))
+            if task.kind == "scenario":
+                break  # there is no use for methods on a model that is broken
+    named: dict[str, Trying] = {}
+    for place, reason in sorted(failures):
+        named.setdefault(reason, tasks[place])
+    if named:
+        raise ConfigError("\n".join(f"{task.name}: {reason}" for reason, task in named.items()))
     return list(dict.fromkeys(notes))
 
 
@@ -107,13 +113,14 @@ def check_defense(scenario: Scenario, method: Method) -> None:
 
 def _results(
     tasks: Sequence[Trying], workers: int, time_limit: float
-) -> Iterator[tuple[Trying, list[str] | Failure]]:
+) -> Generator[tuple[Trying, list[str] | Failure], None, None]:
     for task in tasks:
         if not task.is_own:
             yield task, _tried(task)
     own = [task for task in tasks if task.is_own]
-    for done in execute(_tried, own, workers=workers, time_limit=time_limit) if own else ():
-        yield done.task, done.result
+    if own:
+        with closing(execute(_tried, own, workers=workers, time_limit=time_limit)) as done:
+            yield from ((one.task, one.result) for one in done)
 
 
 def _reason(failure: Failure, time_limit: float) -> str:
@@ -122,9 +129,9 @@ def _reason(failure: Failure, time_limit: float) -> str:
     return failure.message
 
 
-def _stages(config: RunConfig) -> Iterator[list[Trying]]:
-    yield [Trying(scenario, "scenario", scenario.model) for scenario in config.scenarios]
-    yield [
+def _tasks(config: RunConfig) -> list[Trying]:
+    return [
+        *(Trying(scenario, "scenario", scenario.model) for scenario in config.scenarios),
         *(
             Trying(scenario, "defense", defense)
             for scenario in config.scenarios

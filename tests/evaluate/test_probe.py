@@ -324,7 +324,7 @@ class Idle(Defense):
 
     tiny |= {"defenses": ["none", f"{file}:Idle"], "seeds": 1, "time_limit": 600}
     monkeypatch.setattr(  # that users' code runs in a worker was shown above
-        probe_module, "execute", lambda call, tasks, **_: (Done(one, call(one), 0) for one in tasks)
+        probe_module, "execute", lambda call, own, **_: (Done(one, call(one), 0) for one in own)
     )
     results = run(load_config(tiny), tmp_path / "out", workers=1)
     assert [note.partition(":")[0] for note in results.notes] == ["Idle changes nothing"]
