@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
@@ -44,6 +44,7 @@ FASHION_CLASSES = (
     "Ankle boot",
 )
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+EXAMPLE_SUFFIXES = IMAGE_SUFFIXES | WAVE_SUFFIXES | {".jsonl"}
 DOWNLOADS = Path("~/.cache/leakfrontier")
 _BY_PATH = (
     "a folder with one subfolder of images or WAV files per class (or such folders train/ and "
@@ -150,18 +151,32 @@ def fingerprint(name: str) -> str:
     path = Path(name).expanduser().resolve()
     if path.is_file():
         return digest_of(path)
-    suffixes = IMAGE_SUFFIXES | WAVE_SUFFIXES | {".jsonl"}
+    if not path.is_dir():  # as loading it says
+        return ""
     digest = hashlib.sha256()
-    for folder, folders, files in os.walk(path, followlinks=True):
-        folders.sort()
-        for file in sorted(files):
-            if os.path.splitext(file)[1].lower() in suffixes:
-                found = Path(folder, file)
-                digest.update(f"{found.relative_to(path)} {digest_of(found)}\n".encode())
+    for found in sorted(_examples(str(path)), key=lambda entry: entry.path):
+        status = found.stat()
+        content = _content(found.path, status.st_size, status.st_mtime_ns)
+        digest.update(f"{found.path.removeprefix(str(path))}\0".encode() + content)
     return digest.hexdigest()
 
 
 forget_fingerprints = fingerprint.cache_clear
+
+
+def _examples(folder: str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _examples(entry.path)
+            elif os.path.splitext(entry.name)[1].lower() in EXAMPLE_SUFFIXES:
+                yield entry
+
+
+@cache
+def _content(path: str, size: int, modified: int) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).digest()
 
 
 @lru_cache(maxsize=4)

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from leakfrontier.defenses import Batch, Chain, Defense, Plan, Refused, trainable
+from leakfrontier.defenses import DPSGD, Batch, Chain, Defense, Plan, Refused, trainable
 
 from .cells import AttackTrial
 from .client import Client, observe, release
@@ -130,12 +130,13 @@ def _reason(failure: Failure, time_limit: float) -> str:
 
 
 def _tasks(config: RunConfig) -> list[Trying]:
+    defenses = {_alike(defense): defense for defense in reversed(config.defenses)}.values()
     return [
         *(Trying(scenario, "scenario", scenario.model) for scenario in config.scenarios),
         *(
             Trying(scenario, "defense", defense)
             for scenario in config.scenarios
-            for defense in config.defenses
+            for defense in reversed(defenses)
         ),
         *(
             Trying(scenario, "adversary", adversary)
@@ -144,6 +145,16 @@ def _tasks(config: RunConfig) -> list[Trying]:
             if own_code(adversary)
         ),
     ]
+
+
+def _alike(method: Method) -> str:
+    """Return what defenses of ours are alike in where they work, whatever their strength."""
+    options = {
+        name: value
+        for name, value in method.options.items()
+        if ":" in method.name or isinstance(value, bool) or not isinstance(value, int | float)
+    }
+    return f"{method.name} {options} {[*map(_alike, method.links)]}"
 
 
 def _tried(task: Trying) -> list[str] | Failure:
@@ -174,15 +185,36 @@ def _try(task: Trying) -> list[str]:
     if task.kind == "adversary":
         _try_adversary(task)
         return []
-    if not task.is_own and _imports_opacus(task.method):
-        world.model(world.defense(task.method), seed=0)  # Opacus knows the layers of our models
-        return []
-    return [*_try_defense(world, task.method)]
+    if task.is_own:
+        return [*_try_defense(world, task.method)]
+    _try_ours(world, world.defense(task.method))
+    return []
 
 
-def _imports_opacus(method: Method) -> bool:
-    """Return whether a first gradient takes seconds."""
-    return method.name == "DPSGD" or any(map(_imports_opacus, method.links))
+def _try_ours(world: World, defense: Defense) -> None:
+    """Call the hooks by which a defense of ours may not suit data, or a model of ours."""
+    (share,), rng = _shares(world, 1), generator("probe")
+    trained_on = defense.on_batch(share, rng)
+    if not _overrides(defense, "on_model", "gradient"):
+        return
+    model = world.model(defense, seed=0)
+    for link in _links(defense):
+        # Opacus takes seconds to import, and knows the layers of our models.
+        if _overrides(link, "gradient") and not isinstance(link, DPSGD):
+            link.gradient(model, world.modality.loss, trained_on, rng)
+
+
+def _links(defense: Defense) -> tuple[Defense, ...]:
+    return defense.links if isinstance(defense, Chain) else (defense,)
+
+
+def _overrides(defense: Defense, *hooks: str) -> bool:
+    """Return whether a defense, or a link of a chain, has one of some hooks of its own."""
+    return any(
+        getattr(type(link), hook) is not getattr(Defense, hook)
+        for link in _links(defense)
+        for hook in hooks
+    )
 
 
 def _unused(world: World) -> Iterator[str]:
@@ -279,13 +311,7 @@ def _check_likelihood(value: object, name: str) -> None:
 def _is_idle(client: Client, world: World) -> bool:
     """Return whether a defense of the user's leaves everything as it is."""
     defense = client.defense
-    links = defense.links if isinstance(defense, Chain) else (defense,)
-    elsewhere = ("on_model", "on_receive", "guarantee")
-    if defense.cohort > 1 or any(
-        getattr(type(link), hook) is not getattr(Defense, hook)
-        for link in links
-        for hook in elsewhere
-    ):
+    if defense.cohort > 1 or _overrides(defense, "on_model", "on_receive", "guarantee"):
         return False
     defended, plain = (replace(client, defense=one) for one in (replace(defense), Defense()))
     for number in range(ROUNDS):

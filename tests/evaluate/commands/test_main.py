@@ -124,8 +124,8 @@ def test_wrong_usage(command: Command, arguments: tuple[str, ...]) -> None:
         ({"scenarios": ["nope"]}, "unknown scenario 'nope': choose one of fashion-mini/mlp, "),
         ({"scenario": {"dataset": "nope"}}, "dataset must be one of fashion-mini, digits, mnist"),
         ({"scenario": {"model": "nope"}}, "model must be one of mlp, cnn, lenet, resnet18"),
-        ({"scenario": {"dataset": "no/such/folder"}}, "there is no folder or file no/such/folder"),
-        ({"scenario": {"dataset": "no/[/such] [b]"}}, "there is no folder or file no/[/such] [b]"),
+        ({"scenario": {"dataset": "no/such/folder"}}, "/no/such/folder"),
+        ({"scenario": {"dataset": "no/[/such] [b]"}}, "/no/[/such] [b]"),
         ({"scenario": {"datset": "digits"}}, "unknown key 'datset'; the keys are title, dataset"),
         ({"defences": []}, "unknown key 'defences'; the keys are scenarios, defenses"),
         (
