@@ -49,7 +49,10 @@ def _last_bias(observation: Observation) -> str:
     name, layer = linear[-1]
     if layer.bias is None:
         raise NotApplicable("labels cannot be inferred: the last linear layer has no bias")
-    return f"{name}.bias" if name else "bias"
+    bias = f"{name}.bias" if name else "bias"
+    if bias not in observation.update:
+        raise NotApplicable("labels cannot be inferred: the last linear layer is frozen")
+    return bias
 
 
 @torch.no_grad()

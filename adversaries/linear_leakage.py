@@ -58,5 +58,8 @@ def _first_linear_layer(observation: Observation) -> str:
         if isinstance(module, nn.Linear):
             if module.bias is None or module.in_features != size:
                 raise NotApplicable(f"layer {name!r} needs a bias and {size} inputs, got {module}")
-            return f"{name}." if name else ""
+            prefix = f"{name}." if name else ""
+            if not {f"{prefix}weight", f"{prefix}bias"} <= {*observation.update}:
+                raise NotApplicable(f"layer {name!r} is frozen: nothing of it is uploaded")
+            return prefix
     raise NotApplicable("the model has no linear layer")

@@ -425,7 +425,7 @@ def _guesses_at_once(observation: Observation) -> int:
 @contextmanager
 def _precise(models: Sequence[nn.Module], precision: torch.dtype) -> Iterator[None]:
     """Let models compute in another precision for a while; their weights are the same after it."""
-    usual = {model: next(model.parameters()).dtype for model in models}
+    usual = {model: _floating(model).dtype for model in models}
     for model in usual:
         model.to(precision)
     try:
@@ -433,6 +433,10 @@ def _precise(models: Sequence[nn.Module], precision: torch.dtype) -> Iterator[No
     finally:
         for model, dtype in usual.items():
             model.to(dtype)
+
+
+def _floating(model: nn.Module) -> Tensor:
+    return next(value for value in model.parameters() if value.is_floating_point())
 
 
 def _each(values: Tensor, like: Tensor) -> Tensor:

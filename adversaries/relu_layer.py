@@ -76,12 +76,15 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
             raise NotApplicable(f"the model has no linear layer {name!r}, only: {known or 'none'}")
     if chosen.bias is None:
         raise NotApplicable(f"layer {chosen.name!r} has no bias, which fixes the scale")
+    layer = ReLULayer(chosen.name, chosen.weight, chosen.bias, chosen.sees_inputs)
+    if not {layer.parameter("weight"), layer.parameter("bias")} <= {*observation.update}:
+        raise NotApplicable(f"layer {chosen.name!r} is frozen: nothing of it is uploaded")
     if chosen.followed_by not in _RELUS:
         raise NotApplicable(
             f"layer {chosen.name!r} is followed by {_described(chosen.followed_by)}, not by a "
             "ReLU: its gradient has no exact zeros"
         )
-    return ReLULayer(chosen.name, chosen.weight, chosen.bias, chosen.sees_inputs)
+    return layer
 
 
 @dataclass
@@ -129,7 +132,7 @@ def _linear_calls(model: nn.Module, space: InputSpace) -> list[_Call]:
         id(value): name.removesuffix("weight").removesuffix(".")
         for name, value in model.named_parameters()
     }
-    some = next(model.parameters())
+    some = next(value for value in model.parameters() if value.is_floating_point())
     example = torch.linspace(0, 1, math.prod(space.shape), dtype=some.dtype, device=some.device)
     example = example.view(1, *space.shape)
     training = model.training

@@ -115,10 +115,8 @@ def descent_between(
     observation: Observation, inputs: Tensor, targets: Tensor, observed: Update, alpha: Tensor
 ) -> Update:
     """Return minus the gradient at w_0 + alpha (w_T - w_0), all examples in one batch."""
-    weights = {
-        name: value.detach() + alpha * observed[name]
-        for name, value in observation.model.named_parameters()
-    }
+    sent = dict(observation.model.named_parameters())
+    weights = {name: sent[name].detach() + alpha * change for name, change in observed.items()}
 
     def gain(weights: dict[str, Tensor]) -> Tensor:
         return -observation.loss(functional_call(observation.model, weights, (inputs,)), targets)

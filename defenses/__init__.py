@@ -11,6 +11,7 @@ from .base import (
     Refused,
     Update,
     batch_gradient,
+    trainable,
 )
 from .client_dp import ClientDP
 from .dpsgd import DPSGD
@@ -75,4 +76,5 @@ __all__ = [
     "TopK",
     "Update",
     "batch_gradient",
+    "trainable",
 ]

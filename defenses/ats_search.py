@@ -32,7 +32,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from .ats import ATS
-from .base import Batch, Loss, Update
+from .base import Batch, Loss, Update, trainable
 from .transforms import LONGEST, POOL, parse_policy
 
 TOLERANCE = 1.35
@@ -273,7 +273,7 @@ def _transformed(batch: Batch, policy: str, space: Normalisation, rng: Generator
 
 def _gradients(model: nn.Module, loss: Loss, inputs: Tensor, target: Tensor) -> list[Tensor]:
     """Return the gradient at each input, flat, for each parameter tensor."""
-    parameters: Update = {name: value.detach() for name, value in model.named_parameters()}
+    parameters = {name: value.detach() for name, value in trainable(model).items()}
 
     def example_loss(parameters: Update, example: Tensor) -> Tensor:
         return loss(functional_call(model, parameters, (example[None],)), target[None])

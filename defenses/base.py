@@ -144,7 +144,7 @@ class Defense:
         return batch
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        """Return the gradient of one local step, e.g. clipped per example.
+        """Return the gradient of one local step, e.g. clipped per example, by `trainable` names.
 
         It is differentiable in the batch and in the parameters where these require gradients,
         and can be vectorised by `torch.func.vmap`: an adversary replays this very code.
@@ -303,9 +303,21 @@ class Chain(Defense):
         return next((claim for claim in made if claim.epsilon < math.inf), next(iter(made), None))
 
 
+def trainable(model: nn.Module) -> Update:
+    """Return the parameters that are trained, uploaded and defended; frozen ones are constants.
+
+    Within a local step they are plain tensors, computed by the steps before it.
+    """
+    return {
+        name: value
+        for name, value in model.named_parameters()
+        if value.requires_grad or not isinstance(value, nn.Parameter)
+    }
+
+
 def batch_gradient(model: nn.Module, loss: Loss, batch: Batch) -> Update:
-    """Return the gradient of the mean loss of a batch at the model's parameters."""
-    parameters: Update = dict(model.named_parameters())
+    """Return the gradient of the mean loss of a batch at the model's trainable parameters."""
+    parameters = trainable(model)
 
     def objective(parameters: Update) -> Tensor:
         return loss(functional_call(model, parameters, (batch.inputs,)), batch.targets)

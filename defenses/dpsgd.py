@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update
+from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update, trainable
 from .pld import gaussian_epsilon
 
 
@@ -23,9 +23,10 @@ class DPSGD(Defense):
     """Clip every example's gradient, add Gaussian noise to their sum, divide by the batch size.
 
     One Opacus optimizer per client computes every gradient, in training as in the observed
-    step. The upload is (sum of clipped gradients + N(0, (sigma C)^2)) / B. Local batches are
-    Poisson samples, as the accountants assume: of N examples each is in a step with probability
-    B / N, and B, not the size of the sample, divides the sum.
+    step; `torch.func` where Opacus cannot: a layer of one's own, or weights that are tied, used
+    twice or not at all. The upload is (sum of clipped gradients + N(0, (sigma C)^2)) / B. Local
+    batches are Poisson samples, as the accountants assume: of N examples each is in a step with
+    probability B / N, and B, not the size of the sample, divides the sum.
 
     Attributes:
         noise_multiplier: sigma, the noise's standard deviation in units of `max_grad_norm`.
@@ -54,7 +55,9 @@ class DPSGD(Defense):
     per_example: Literal["ghost", "hooks"] = "ghost"
     poisson_sampling: bool = True
     _batch_size: int | None = field(default=None, init=False, repr=False, compare=False)
-    _client: _OpacusClient | None = field(default=None, init=False, repr=False, compare=False)
+    _client: _OpacusClient | _FunctionalClient | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier < math.inf:
@@ -112,12 +115,19 @@ class DPSGD(Defense):
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         """Return the clipped, noised mean gradient, as Opacus's optimizer would step on it."""
         if self._client is None:
-            self._client = _OpacusClient(model, self)
+            suited = _suits_opacus(model, loss, batch)
+            self._client = _OpacusClient(model, self) if suited else _FunctionalClient(self)
         size = self._batch_size or len(batch.inputs)
-        return self._client.gradient(model, loss, batch, size, rng)
+        # Not every model can be called on no examples at all.
+        client = self._client if len(batch.inputs) else _FunctionalClient(self)
+        return client.gradient(model, loss, batch, size, rng)
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the clipping without the noise."""
+        return self._clipped
+
+    @property
+    def _clipped(self) -> ClippedGradient:
         return ClippedGradient(self.max_grad_norm, self.clipping)
 
     def log_likelihood(
@@ -164,13 +174,14 @@ class ClippedGradient(Defense):
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         """Return the clipped mean gradient."""
-        parameters: Update = dict(model.named_parameters())
+        parameters = trainable(model)
 
         def example_loss(parameters: Update, example: Tensor, target: Tensor) -> Tensor:
             output = functional_call(model, parameters, (example.unsqueeze(0),))
             return loss(output, target.unsqueeze(0))
 
-        gradients = vmap(grad(example_loss), in_dims=(None, 0, 0))(parameters, *batch)
+        each = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")  # dropout
+        gradients = each(parameters, *batch)
         factors = self._factors({name: g.flatten(1).norm(dim=1) for name, g in gradients.items()})
         return {
             name: torch.einsum("i,i...->...", factors[name], g) / len(batch.inputs)
@@ -209,7 +220,8 @@ class _OpacusClient:
         self.optimizer.generator = rng
         self._backward(loss, batch)
         self.optimizer.pre_step()
-        return {name: p.grad.clone() for name, p in replica.named_parameters()}
+        parameters: dict[str, Any] = trainable(replica)
+        return {name: value.grad.clone() for name, value in parameters.items()}
 
     def _backward(self, loss: Loss, batch: Batch) -> None:
         with warnings.catch_warnings():
@@ -223,6 +235,57 @@ class _OpacusClient:
 
             losses = vmap(lambda o, y: loss(o.unsqueeze(0), y.unsqueeze(0)))(outputs, batch.targets)
             DPTensorFastGradientClipping(self.module, self.optimizer, losses).backward()
+
+
+class _FunctionalClient:
+    """The same by `torch.func`, for models that Opacus has no gradients of examples for."""
+
+    def __init__(self, defense: DPSGD) -> None:
+        self.clipped = defense._clipped
+        self.std = defense.noise_multiplier * defense.max_grad_norm if defense.stochastic else 0.0
+
+    def gradient(
+        self, model: nn.Module, loss: Loss, batch: Batch, size: int, rng: Generator
+    ) -> Update:
+        """Return the sum of clipped gradients with noise, over the expected batch size."""
+        total = {name: torch.zeros_like(value) for name, value in trainable(model).items()}
+        if len(batch.inputs):
+            mean = self.clipped.gradient(model, loss, batch, rng)
+            total = {name: len(batch.inputs) * value for name, value in mean.items()}
+        return {name: (value + self._noise(value, rng)) / size for name, value in total.items()}
+
+    def _noise(self, like: Tensor, rng: Generator) -> Tensor:
+        if not self.std:
+            return torch.zeros_like(like)
+        return torch.normal(0.0, self.std, like.shape, generator=rng, device=rng.device).to(like)
+
+
+def _suits_opacus(model: nn.Module, loss: Loss, batch: Batch) -> bool:
+    """Return whether Opacus finds the gradient of every example.
+
+    It must know every layer that has parameters, see it called once, with the examples along the
+    first axis, and find the loss to depend on it.
+    """
+    from opacus import GradSampleModule  # here, because it takes seconds to import
+
+    replica, parameters = _replica(model), []
+    calls: dict[nn.Module, list[int]] = {}
+    for layer in replica.modules():
+        own = [value for value in layer.parameters(recurse=False) if value.requires_grad]
+        if own:
+            parameters += own
+            calls[layer] = []
+            layer.register_forward_hook(
+                lambda layer, inputs, _: calls[layer].append(len(inputs[0]) if inputs else 0)
+            )
+    known = all(type(layer) in GradSampleModule.GRAD_SAMPLERS for layer in calls)
+    buffers = any(True for layer in calls for _ in layer.buffers(recurse=False))
+    if not known or buffers or len(parameters) > len(trainable(replica)):  # the last: tied
+        return False
+    inputs, targets = (value.new_zeros((2, *value.shape[1:])) for value in batch)
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        slopes = torch.autograd.grad(loss(replica(inputs), targets), parameters, allow_unused=True)
+    return all(sizes == [2] for sizes in calls.values()) and all(s is not None for s in slopes)
 
 
 def _wrapped(replica: nn.Module, norm: float, ghost: bool) -> Any:  # noqa: ANN401 - untyped
@@ -241,7 +304,7 @@ def _optimizer(replica: nn.Module, norm: float, defense: DPSGD) -> Any:  # noqa:
         DPPerLayerOptimizer,
     )
 
-    parameters = list(replica.parameters())
+    parameters = list(trainable(replica).values())
     bounds: Any = norm
     kind = DPOptimizerFastGradientClipping if defense.per_example == "ghost" else DPOptimizer
     if defense.clipping == "per_layer":
@@ -258,8 +321,12 @@ def _replica(model: nn.Module) -> nn.Module:
     """Copy a model, making leaves of parameters that an earlier local step computed."""
     with torch.no_grad():
         replica = copy.deepcopy(model)
+        leaves: dict[Tensor, nn.Parameter] = {}  # tied weights stay tied
         for module in replica.modules():
             for name, value in list(module._parameters.items()):
-                if value is not None:
-                    module.register_parameter(name, nn.Parameter(value.detach().clone()))
-    return replica.train()
+                if value is not None and not isinstance(value, nn.Parameter):
+                    leaf = leaves.setdefault(value, nn.Parameter(value.detach().clone()))
+                    module.register_parameter(name, leaf)
+            if module._parameters:
+                module.training = True  # Opacus's hooks ask for it; dropout stays as it is
+    return replica

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor, nn
 
-from .base import Batch, Defense, Loss, Update, batch_gradient
+from .base import Batch, Defense, Loss, Update, batch_gradient, trainable
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Outpost(Defense):
         chance = torch.rand((), generator=rng, device=rng.device)
         if chance >= 1 / (1 + self.decay * self._step):
             return gradient
-        return self._perturbed(gradient, dict(model.named_parameters()), rng)
+        return self._perturbed(gradient, trainable(model), rng)
 
     def on_update(self, update: Update, rng: Generator) -> Update:
         """Return the update, and begin to count steps anew."""

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.functional import softplus
 
-from .base import Batch, Defense, Loss, Update
+from .base import Batch, Defense, Loss, Update, trainable
 
 
 @dataclass
@@ -163,7 +163,7 @@ def _gradient(
 ) -> Update:
     """Return the gradient of the loss and the divergence, at samples or at the mean."""
     bottleneck = _find_bottleneck(model)
-    parameters: Update = dict(model.named_parameters())
+    parameters = trainable(model)
 
     def objective(parameters: Update) -> Tensor:
         with bottleneck.training_step(rng) as bits:

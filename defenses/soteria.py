@@ -70,6 +70,8 @@ class Soteria(Defense):
         scores = feature_scores(model, layer, batch.inputs)
         kept = scores >= scores.quantile(self.pruning_rate)
         weight = f"{name}.weight" if name else "weight"
+        if weight not in gradient:
+            raise ValueError(f"Soteria withholds columns of {weight!r}, which is frozen")
         return {**gradient, weight: gradient[weight] * kept}
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:

@@ -433,7 +433,7 @@ def _labels(scenario: Scenario, defense: Method) -> dict[str, object]:
     built = build_defense(defense)
     return {
         "scenario": scenario.name,
-        "dataset": scenario.dataset,
+        "dataset": scenario.data_name,
         "model": label(scenario.model),
         "protocol": label(scenario.protocol),
         "batch_size": scenario.batch_size,

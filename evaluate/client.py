@@ -23,7 +23,7 @@ from leakfrontier.adversaries import (
     PublicData,
     Replay,
 )
-from leakfrontier.defenses import Batch, Defense, Loss, Update
+from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
 
 from .contract import Checked
 from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
@@ -59,7 +59,7 @@ class Client:
             in_order: Whether local steps see the examples in order, as in a replay.
             by_epoch: Whether each epoch has examples of its own, one after the other.
         """
-        start = {name: value.detach() for name, value in self.model.named_parameters()}
+        start = {name: value.detach() for name, value in trainable(self.model).items()}
         step = _Step(self.model, self.loss, self.defense)
         if in_order:
             batches = partial(_in_order, examples, by_epoch=by_epoch)

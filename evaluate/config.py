@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,16 @@ from pydantic_core import ErrorDetails
 from leakfrontier.adversaries import PANEL
 
 from .errors import UserError
-from .methods import Method, Number, Strict, Whole, build_adversary, build_defense
+from .methods import (
+    Method,
+    Number,
+    Strict,
+    Whole,
+    build_adversary,
+    build_defense,
+    check_loading,
+    placed_name,
+)
 from .scenario import SCENARIOS, Scenario, adversary_label, label
 from .strict_yaml import load_yaml
 
@@ -107,18 +117,47 @@ def load_config(
 ) -> RunConfig:
     """Return a configuration from a YAML file, the name of a preset, or a mapping.
 
+    Paths in a file are relative to it, all others to the current folder.
+
     Args:
         source: The configuration.
         extra_defenses: More defenses, each a name or a mapping as in a file.
     """
     content = dict(source if isinstance(source, Mapping) else _read_yaml(source))
+    in_file = isinstance(source, Path | str) and source not in PRESETS
+    folder = Path(str(source)).parent if in_file else Path()
+    check_loading(
+        [*_own_code(content, folder), *_own_code({"defenses": [*extra_defenses]}, Path())],
+        _seconds(content.get("time_limit")),
+    )
     defenses = content.get("defenses") or []
-    if isinstance(defenses, list | tuple):
-        content["defenses"] = [*defenses, *extra_defenses]
     try:
-        return RunConfig.model_validate(content)
+        if isinstance(defenses, list | tuple):
+            content["defenses"] = [*defenses, *map(Method.model_validate, extra_defenses)]
+        return RunConfig.model_validate(content, context={"folder": folder})
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
+
+
+def _own_code(content: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yield the users' own classes and functions that a configuration names, valid or not."""
+    scenarios = content.get("scenarios")
+    models = [item.get("model") for item in _items(scenarios) if isinstance(item, Mapping)]
+    waiting = [*models, *_items(content.get("defenses")), *_items(content.get("adversaries"))]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            waiting += [item.get("name"), *_items(item.get("links"))]
+        elif isinstance(item, str) and ":" in item:
+            yield placed_name(item, folder)
+
+
+def _items(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and value > 0 else math.inf
 
 
 def _scenario(item: Any) -> Any:  # noqa: ANN401 - whatever the file holds

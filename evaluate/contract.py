@@ -1,14 +1,21 @@
-"""What every defense must keep to: hooks return well-formed values and leave arguments alone."""
+"""What users' classes must keep to: hooks that are called as ours are, and well-formed values.
+
+Hooks of a defense are looked at whenever they are called; a class and what it claims, once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from numbers import Real
 
 import torch
 from torch import Generator, Tensor, nn
 
-from leakfrontier.defenses import Batch, Defense, Loss, Update
+from leakfrontier.defenses import Batch, Defense, Guarantee, Loss, Update, trainable
 
 
 @dataclass
@@ -41,6 +48,11 @@ class Checked(Defense):
     ) -> Iterator[Tensor]:
         """Draw as the defense does, remembering which examples are next."""
         for rows in self.inner.batches(examples, batch_size, epochs, rng):
+            if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.dim() != 1:
+                raise ValueError(
+                    f"{self._name('batches')} must yield vectors of example numbers (torch.long), "
+                    f"got {_described(rows)}"
+                )
             self._rows = rows
             yield rows
 
@@ -54,6 +66,11 @@ class Checked(Defense):
                 f"{self._name('on_batch')} must return a Batch, got {type(result).__name__}"
             )
         self._check_untouched("on_batch", before, batch)
+        if result.inputs.dtype != batch.inputs.dtype:
+            raise ValueError(
+                f"{self._name('on_batch')} must return inputs of {_dtype(batch.inputs)}, got "
+                f"{_dtype(result.inputs)}"
+            )
         check_batch(result, f"the batch returned by {self._name('on_batch')}")
         self._record(batch, result)
         return result
@@ -64,7 +81,7 @@ class Checked(Defense):
         before = [tensor.clone() for tensor in arguments]
         result = self.inner.gradient(model, loss, batch, rng)
         self._check_untouched("gradient", before, arguments)
-        self._check_update("gradient", result, dict(model.named_parameters()))
+        self._check_update("gradient", result, trainable(model))
         return result
 
     def on_update(self, update: Update, rng: Generator) -> Update:
@@ -84,6 +101,10 @@ class Checked(Defense):
         result = self.inner.on_round(updates, rng)
         after = [value for update in updates for value in update.values()]
         self._check_untouched("on_round", before, after)
+        if not isinstance(result, list | tuple):
+            raise ValueError(
+                f"{self._name('on_round')} must return a list of updates, got {_described(result)}"
+            )
         if len(result) not in (1, len(updates)):
             raise ValueError(
                 f"{self._name('on_round')} must return 1 or {len(updates)} updates, "
@@ -106,7 +127,7 @@ class Checked(Defense):
     def _check_untouched(
         self, hook: str, before: Iterable[Tensor], after: Iterable[Tensor]
     ) -> None:
-        if not all(torch.equal(old, new) for old, new in zip(before, after, strict=True)):
+        if not all(map(_equal, before, after)):
             raise ValueError(
                 f"{self._name(hook)} modified its argument: hooks must return new tensors "
                 "(x = x + 1, not x += 1)"
@@ -130,6 +151,10 @@ class Checked(Defense):
                     f"{source} must keep the shape {tuple(like[name].shape)} of {name!r}, "
                     f"got {tuple(value.shape)}"
                 )
+            if value.dtype != like[name].dtype:
+                raise ValueError(
+                    f"{source} must return {_dtype(like[name])}, got {_dtype(value)} for {name!r}"
+                )
             if not _is_finite(value):
                 raise ValueError(f"{source} returned NaN or infinite values for {name!r}")
 
@@ -142,6 +167,115 @@ def check_batch(batch: Batch, what: str) -> None:
         raise ValueError(f"{what} contains NaN or infinite values")
 
 
+def _equal(old: Tensor, new: Tensor) -> bool:
+    """Return whether nothing has changed; what was NaN may stay NaN."""
+    if torch.equal(old, new):
+        return True
+    return old.shape == new.shape and bool(((old == new) | (old.isnan() & new.isnan())).all())
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{_dtype(value)} of shape {tuple(value.shape)}"
+    return type(value).__name__
+
+
 def _is_finite(value: Tensor) -> bool:
     """Return whether all values are finite; their sum tells at a fraction of the cost."""
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+
+
+@cache
+def check_class(cls: type, base: type) -> None:
+    """Raise if a class would not do what its author thinks: by its fields, or its hooks' names.
+
+    Args:
+        cls: A subclass.
+        base: The class whose hooks it may override: `Defense` or `Adversary`.
+    """
+    hooks = {name: value for name, value in inspect.getmembers(base) if not name.startswith("_")}
+    known = {one.name for one in fields(cls)}
+    for owner in cls.__mro__[: cls.__mro__.index(base)]:
+        if owner.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            continue  # one of ours
+        _check_dataclass(owner, base)
+        for name, value in vars(owner).items():
+            if name in hooks:
+                _check_signature(owner, name, value, hooks[name])
+            elif not name.startswith("_") and name not in known and _is_hook(value):
+                close = get_close_matches(name, hooks, n=1, cutoff=0.8)
+                if close and close[0] not in vars(owner):
+                    raise ValueError(
+                        f"{owner.__name__}.{name} is never called: did you mean {close[0]}? "
+                        "A method of your own may begin with an underscore"
+                    )
+
+
+def _is_hook(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+def _check_dataclass(cls: type, base: type) -> None:
+    """Raise if annotations are no fields, because the decorator is missing."""
+    known = {one.name for one in fields(cls)} if is_dataclass(cls) else set()
+    for name, annotation in inspect.get_annotations(cls).items():
+        if name not in known and "ClassVar" not in str(annotation):
+            frozen = "(frozen=True)" if base is not Defense else ""
+            raise ValueError(
+                f"{cls.__name__}.{name} is no option, for {cls.__name__} is no dataclass: write\n"
+                f"    @dataclass{frozen}\n    class {cls.__name__}({cls.__bases__[0].__name__}):"
+            )
+
+
+def _check_signature(cls: type, name: str, value: object, hook: object) -> None:
+    """Raise if a hook cannot be called as the harness calls it."""
+    if not inspect.isfunction(hook):
+        if inspect.isfunction(value):
+            raise ValueError(
+                f"{cls.__name__}.{name} is called without brackets: put @property above it"
+            )
+        return
+    if not inspect.isfunction(value):
+        raise ValueError(f"{cls.__name__}.{name} must be a method, got {type(value).__name__}")
+    expected, found = inspect.signature(hook), inspect.signature(value)
+    required = [one for one in expected.parameters.values() if one.default is one.empty]
+    optional = [one.name for one in expected.parameters.values() if one.default is not one.empty]
+    try:
+        found.bind(*required, **dict.fromkeys(optional))
+    except TypeError as error:
+        raise ValueError(
+            f"{cls.__name__}.{name} must take ({', '.join(expected.parameters)}), got "
+            f"({', '.join(found.parameters)})"
+        ) from error
+
+
+def check_guarantee(name: str, claim: object) -> None:
+    """Raise if a claim is none that could be true.
+
+    Args:
+        name: Who makes it.
+        claim: What `guarantee` returned.
+    """
+    if claim is None:
+        return
+    source = f"{name}.guarantee"
+    if not isinstance(claim, Guarantee):
+        raise ValueError(f"{source} must return a Guarantee or None, got {_described(claim)}")
+    allowed: dict[str, tuple[Callable[[object], bool], str]] = {
+        "epsilon": (lambda value: isinstance(value, Real) and float(value) >= 0, "a number >= 0"),
+        "delta": (lambda value: isinstance(value, Real) and 0 < float(value) < 1, "in (0, 1)"),
+        "unit": (lambda value: value in ("record", "client"), "'record' or 'client'"),
+        "adjacency": (
+            lambda value: value in ("add/remove", "replace"),
+            "'add/remove' or 'replace'",
+        ),
+        "accountant": (lambda value: isinstance(value, str), "a text"),
+    }
+    for part, (is_allowed, words) in allowed.items():
+        value = getattr(claim, part)
+        if not is_allowed(value):
+            raise ValueError(f"{part} of {source} must be {words}, got {value!r}")

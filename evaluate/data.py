@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from leakfrontier.defenses import Batch, torchvision_ops  # noqa: F401 (or torch
 
 from .audio import WAVE_SUFFIXES, read_waves
 from .modality import Modality, modality_of
+from .plugins import digest_of
 from .text import (
     CharacterTokenizer,
     LabelledText,
@@ -42,6 +44,7 @@ FASHION_CLASSES = (
     "Ankle boot",
 )
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+EXAMPLE_SUFFIXES = IMAGE_SUFFIXES | WAVE_SUFFIXES | {".jsonl"}
 DOWNLOADS = Path("~/.cache/leakfrontier")
 _BY_PATH = (
     "a folder with one subfolder of images or WAV files per class (or such folders train/ and "
@@ -129,7 +132,7 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     if name in DATASETS:
         return _load(name, (folder or DOWNLOADS).expanduser().resolve())
     if path.is_dir() or (path.is_file() and path.suffix == ".jsonl"):
-        return _load(str(path.resolve()), DOWNLOADS)
+        return _load(str(path.resolve()), DOWNLOADS, fingerprint(name))
     if path.is_file():
         raise ValueError(f"{path} must be a folder or a .jsonl file")
     if os.sep in name or "/" in name:
@@ -139,8 +142,45 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     )
 
 
+@cache
+def fingerprint(name: str) -> str:
+    """Return a hash of the examples at a path: of their names, relative to it, and their bytes.
+
+    It is taken once: `forget_fingerprints` asks for another look.
+    """
+    path = Path(name).expanduser().resolve()
+    if path.is_file():
+        return digest_of(path)
+    if not path.is_dir():  # as loading it says
+        return ""
+    digest = hashlib.sha256()
+    for found in sorted(_examples(str(path)), key=lambda entry: entry.path):
+        status = found.stat()
+        content = _content(found.path, status.st_size, status.st_mtime_ns)
+        digest.update(f"{found.path.removeprefix(str(path))}\0".encode() + content)
+    return digest.hexdigest()
+
+
+forget_fingerprints = fingerprint.cache_clear
+
+
+def _examples(folder: str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _examples(entry.path)
+            elif os.path.splitext(entry.name)[1].lower() in EXAMPLE_SUFFIXES:
+                yield entry
+
+
+@cache
+def _content(path: str, size: int, modified: int) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).digest()
+
+
 @lru_cache(maxsize=4)
-def _load(name: str, folder: Path) -> Dataset:
+def _load(name: str, folder: Path, content: str = "") -> Dataset:
     if name in DATASETS:
         return DATASETS[name](folder)
     path = Path(name)

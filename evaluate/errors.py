@@ -6,8 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PLUGIN = "leakfrontier_plugin_"
-"""How the names of modules begin that are files of the user's."""
+from .plugins import PLUGIN
 
 
 class UserError(ValueError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, nn
 
-from leakfrontier.defenses import Batch, Refused, Update
+from leakfrontier.defenses import Batch, Refused, Update, trainable
 
 from .client import Client, release
 from .contract import Checked
@@ -63,7 +63,8 @@ class Federation:
             raise ValueError(f"server must be one of {[*SERVER_OPTIMIZERS]}, got {self.server!r}")
         self.rounds_of = [0] * len(self.shares)
         self._defenses = [Checked(replace(self.client.defense)) for _ in self.shares]
-        self._optimizer = SERVER_OPTIMIZERS[self.server](self.model.parameters(), lr=self.lr)
+        parameters = trainable(self.model).values()
+        self._optimizer = SERVER_OPTIMIZERS[self.server](parameters, lr=self.lr)
 
     @property
     def model(self) -> nn.Module:
@@ -144,7 +145,7 @@ class Federation:
                 "uploads count differently by their age, which their sum does not allow: set "
                 "exponent: 0 in the protocol, or take a defense that does not aggregate"
             )
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in trainable(self.model).items():
             parts = [
                 weight * update[name] for weight, update in zip(weights, updates, strict=False)
             ]

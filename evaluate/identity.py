@@ -3,7 +3,8 @@
 A cell's code is that of its methods and of the one path for its kind, with all modules of ours
 that these import. Imports are read, not executed. A name that a package only passes on is
 followed to the module that defines it, so that an attack does not depend on all others; hence
-what only lists methods, `__init__` and the panel, does not count.
+what only lists methods, `__init__` and the panel, does not count. Of a user's file, what it
+imports from its own folder counts as well.
 """
 
 from __future__ import annotations
@@ -11,17 +12,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache, wraps
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from leakfrontier.defenses import Chain
 
 from .methods import Method
-from .plugins import load_attribute
-
-T = TypeVar("T")
+from .plugins import PLUGIN, digest_of, load_attribute, local_files, while_unedited
 
 ROOT = Path(__file__).parents[1]
 """Where the folders of the package `leakfrontier` are."""
@@ -40,12 +38,6 @@ TRAINING = (
 )
 REPLAY = (JOINT, "evaluate/examination.py")
 ATTACK = (*REPLAY, "evaluate/client.py", "evaluate/scoring.py", "evaluate/privacy/claims.py")
-
-
-def _while_unedited(function: Callable[[Path], T]) -> Callable[[Path], T]:
-    """Keep what a function makes of a file until the file is edited, as users do in a session."""
-    kept = cache(lambda file, _: function(file))
-    return wraps(function)(lambda file: kept(file, file.stat().st_mtime_ns))
 
 
 def source(path: Iterable[str], *methods: object) -> str:
@@ -73,13 +65,25 @@ def _modules(methods: Iterable[object]) -> Iterator[str]:
 
 @cache
 def _source(path: frozenset[str], modules: frozenset[str]) -> str:
-    own = (getattr(sys.modules[name], "__file__", None) for name in modules)
-    files = [*(ROOT / name for name in path), *(Path(file) for file in own if file is not None)]
-    digests = {_digest(found) for file in files for found in closure(file)}
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:20]
+    files = {*(ROOT / name for name in path), *(file for name in modules for file in _own(name))}
+    digests = {digest_of(found) for file in files for found in closure(file)}
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:20]
 
 
-@_while_unedited
+def _own(module: str) -> frozenset[Path]:
+    """Return the file of a module, and if it is a user's, those that it imports from its folder."""
+    place = getattr(sys.modules[module], "__file__", None)
+    if place is None:
+        return frozenset()
+    first = module.partition(".")[0]
+    if first == PACKAGE:
+        return frozenset([Path(place)])
+    top = Path(sys.modules[first].__file__ or place)  # a namespace package has no file
+    packaged = top.name == "__init__.py" and not first.startswith(PLUGIN)
+    return local_files(Path(place), top.parents[1] if packaged else top.parent)
+
+
+@while_unedited
 def closure(file: Path) -> frozenset[Path]:
     """Return a file and those of ours that it imports, directly or not."""
     found, waiting = {file}, [] if file == ROOT / JOINT else [file]
@@ -90,7 +94,7 @@ def closure(file: Path) -> frozenset[Path]:
     return frozenset(found)
 
 
-@_while_unedited
+@while_unedited
 def imported(file: Path) -> frozenset[Path]:
     """Return the files of ours that define what a file imports."""
     found: set[Path] = set()
@@ -139,11 +143,6 @@ def _whole(module: Path) -> Iterator[Path]:
         yield module.with_suffix(".py")
 
 
-@_while_unedited
+@while_unedited
 def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_bytes())
-
-
-@_while_unedited
-def _digest(file: Path) -> bytes:
-    return hashlib.sha256(file.read_bytes()).digest()

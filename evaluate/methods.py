@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedBuff, FedSGD, Protocol
 from leakfrontier.defenses import DEFENSES, Chain, Defense
 
-from .plugins import load_attribute
+from .contract import check_class
+from .engine import Failure, execute
+from .errors import UserError
+from .plugins import content_of, file_of, is_loaded, load_attribute
 
 PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, FedAvg, FedBuff)}
 """Every protocol by name. Add a class here to add a protocol."""
@@ -28,6 +40,25 @@ Whole = Annotated[int, Field(strict=True)]
 
 Number = Annotated[float, Field(strict=True)]
 """A number in a configuration; `true` is none."""
+
+LOADING = 60.0
+"""Seconds that a user's file may take to be loaded."""
+
+
+def folder_of(info: ValidationInfo) -> Path:
+    """Return the folder that paths of a configuration are relative to."""
+    return Path((info.context or {}).get("folder", ""))
+
+
+def placed(path: str, folder: Path) -> str:
+    """Return a path that is relative to a folder, as it is found from the current one."""
+    return os.path.normpath(folder / Path(path).expanduser())
+
+
+def placed_name(name: str, folder: Path) -> str:
+    """Return a method's name; the path of a user's file is relative to a folder."""
+    source, _, attribute = name.rpartition(":")
+    return f"{placed(source, folder)}:{attribute}" if source.endswith(".py") else name
 
 
 class Strict(BaseModel):
@@ -72,6 +103,11 @@ class Method(Strict):
             raise ValueError(f"expected a name, or a mapping with the key 'name', got {value!r}")
         return value
 
+    @field_validator("name")
+    @classmethod
+    def _placed(cls, name: str, info: ValidationInfo) -> str:
+        return placed_name(name, folder_of(info))
+
     def grid(self) -> list[Method]:
         """Return one method per combination of the options that are lists."""
         values = [v if isinstance(v, list) else [v] for v in self.options.values()]
@@ -86,14 +122,46 @@ class Method(Strict):
         ]
 
     def config(self) -> dict[str, Any]:
-        """Return all that the method depends on; for a file of the user's, its content too."""
+        """Return all that the method depends on; of a user's file, its content and no folder."""
+        label = self.name.rpartition(":")[2]
         config: dict[str, Any] = {"name": self.name, "options": self.options}
-        path = Path(self.name.rpartition(":")[0]).expanduser()
-        if path.suffix == ".py" and path.is_file():
-            config["source"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        file = file_of(self.name)
+        if file is not None and file.is_file():  # wherever it is
+            config |= {"name": f"{file.name}:{label}", "source": content_of(file)}
         if self.links:
             config["links"] = [link.config() for link in self.links]
         return config
+
+
+def own_code(method: Method) -> list[str]:
+    """Return the names of what is the user's own: of the method, and of a chain's links."""
+    own = [method.name] if ":" in method.name else []
+    return own + [name for link in method.links for name in own_code(link)]
+
+
+def check_loading(specs: Iterable[str], time_limit: float) -> None:
+    """Load users' code in a worker first, where it can hang or crash without harm.
+
+    Args:
+        specs: What `load_attribute` takes.
+        time_limit: Seconds that each may take.
+
+    Raises:
+        UserError: If it does not come back. Other mistakes are for `load_attribute` to name.
+    """
+    unknown = [spec for spec in dict.fromkeys(specs) if not is_loaded(spec)]
+    limit = min(time_limit, LOADING)
+    for done in execute(_load_quietly, unknown, workers=1, time_limit=limit) if unknown else ():
+        source = done.task.rpartition(":")[0]
+        if isinstance(done.result, Failure) and done.result.kind == "timeout":
+            raise UserError(f"{source} did not finish loading within {limit:g} s")
+        if isinstance(done.result, Failure):
+            raise UserError(f"{source} cannot be loaded: {done.result.message}")
+
+
+def _load_quietly(spec: str) -> None:
+    with suppress(Exception):
+        load_attribute(spec)
 
 
 def build_defense(method: Method) -> Defense:
@@ -129,6 +197,7 @@ def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: st
         cls = load_attribute(method.name)
         if not (isinstance(cls, type) and issubclass(cls, base)):
             raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
+        check_class(cls, base)  # type: ignore[arg-type] # classes are hashable
     options = [field.name for field in fields(cls) if field.init]
     _check_options(method, options, kind)
     _check_numbers(method, cls, kind)

@@ -12,7 +12,10 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from leakfrontier.adversaries import ImageSpace, InputSpace, TokenSpace, WaveSpace
-from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or torchvision may fail)
+from leakfrontier.defenses import (
+    torchvision_ops,  # noqa: F401 (or torchvision may fail)
+    trainable,
+)
 
 from .plugins import load_attribute
 
@@ -249,6 +252,15 @@ def _check_model(name: str, model: object, space: InputSpace) -> None:
                 "examples of a batch: use GroupNorm, or set replace_batch_norm in the scenario"
             )
     _check_output(name, model, space)
+    _check_parameters(name, model)  # of lazy layers, these are made by the first call
+
+
+def _check_parameters(name: str, model: nn.Module) -> None:
+    for path, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ValueError(f"{name} has NaN or infinite weights in {path!r}")
+    if not trainable(model):
+        raise ValueError(f"{name} has no trainable parameters: there is nothing to upload")
 
 
 def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
@@ -256,14 +268,17 @@ def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
     try:
         with torch.no_grad():
             output = model(inputs)
-    except RuntimeError as error:
+    except Exception as error:  # a user's code
         raise ValueError(
-            f"{name} fails on inputs of shape {tuple(inputs.shape)}: {error}"
+            f"{name} fails on inputs of shape {tuple(inputs.shape)} and {inputs.dtype}: "
+            f"{type(error).__name__}: {error}"
         ) from error
     expected = (2, space.classes)
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if found != expected:
         raise ValueError(f"{name} must map 2 examples to shape {expected}, got {found}")
+    if not output.is_floating_point():
+        raise ValueError(f"{name} must return floating-point logits, got {output.dtype}")
 
 
 def _image_shape(name: str, space: InputSpace) -> tuple[int, int, int]:

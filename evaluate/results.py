@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -48,6 +48,7 @@ class Results:
         guarantees: One row per training cell whose defense claims differential privacy: labels
             and the fields of `GuaranteeRow`.
         replays: One row per scenario and defense: labels and the fields of `ReplayRow`.
+        notes: What was warned of before the first cell.
     """
 
     config: Mapping[str, Any]
@@ -59,6 +60,7 @@ class Results:
     renderings: pd.DataFrame
     guarantees: pd.DataFrame
     replays: pd.DataFrame
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-
-from leakfrontier.defenses import Defense
+from rich.markup import escape
 
 from .cascade import Schedule, Step, Victim
 from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial, undefended
 from .config import ConfigError, RunConfig, load_config
+from .data import forget_fingerprints
 from .engine import Done, Failure, execute
 from .methods import Method, build_adversary
+from .probe import probe
 from .progress import Progress, cores
 from .results import Results
 from .rows import Outcome
-from .scenario import Scenario, load_world
+from .scenario import Scenario
 from .store import Store
-from .victims import candidate_count, check_sizes
 
 __all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials"]
 
@@ -58,13 +58,17 @@ def run(
         retry_failed: Whether cells that ended in an error are run again.
         console: Where progress is shown; by default the terminal.
     """
-    for scenario in config.scenarios:
-        check_scenario(scenario, config)
+    forget_fingerprints()
+    console = Console() if console is None else console
+    notes = probe(config, workers)
+    for note in notes:
+        console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
     return run_trials(
         plan(config),
         out,
         panel=config.panel,
         config=config.model_dump(mode="json"),
+        notes=notes,
         cascade=not config.individual,
         time_limit=config.time_limit,
         workers=workers,
@@ -79,6 +83,7 @@ def run_trials(
     *,
     panel: str,
     config: Mapping[str, Any],
+    notes: Sequence[str] = (),
     cascade: bool = False,
     time_limit: float = math.inf,
     workers: int | None = None,
@@ -92,17 +97,19 @@ def run_trials(
         out: As for `run`.
         panel: Version of the panel, which all cells of a folder must share.
         config: What the folder records as their configuration.
+        notes: What was warned of before.
         cascade: Whether attacks leave out the uploads that others have broken (`cascade`).
         time_limit: Seconds after which one cell is given up.
         workers: As for `run`.
         retry_failed: As for `run`.
         console: As for `run`.
     """
+    forget_fingerprints()
     store = Store(out, create=True)
     cells = [trial.cell for trial in trials]
     workers = workers or cores()
     with store.occupied():
-        store.begin(panel, config, cells)
+        store.begin(panel, config, cells, notes)
         with Progress(cells, workers=workers, console=console) as progress:
             agenda = _Agenda(trials, store, progress, cascade=cascade, retry_failed=retry_failed)
             if tasks := agenda.tasks:
@@ -156,19 +163,6 @@ class _Agenda:
                 self.tasks.append((trial, self._store.folder))
         if narrowed:
             self._store.replace(narrowed)
-
-
-def check_scenario(scenario: Scenario, config: RunConfig | None = None) -> None:
-    """Raise what would make every cell of a scenario fail, or those of a run."""
-    try:
-        world = load_world(scenario)
-        world.model(Defense(), seed=0)
-        candidate_count(world)
-        if config is not None:
-            check_sizes(world, config.observations, config.defenses)
-    except Exception as error:
-        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"scenario {scenario.name}: {reason}") from error
 
 
 def _attacks(

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import nn
 
 from leakfrontier.adversaries import (
@@ -20,8 +20,17 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
-from .data import load_dataset
-from .methods import Method, Number, Strict, Whole, build_defense, build_protocol
+from .data import DATASETS, fingerprint, load_dataset
+from .methods import (
+    Method,
+    Number,
+    Strict,
+    Whole,
+    build_defense,
+    build_protocol,
+    folder_of,
+    placed,
+)
 from .modality import Modality
 from .models import build_model
 from .seeds import generator
@@ -87,6 +96,18 @@ class Scenario(Strict):
     training: Training = Training()
     """How utility is measured: see its keys."""
 
+    @field_validator("dataset")
+    @classmethod
+    def _placed_dataset(cls, value: str, info: ValidationInfo) -> str:
+        found = placed(value, folder_of(info))
+        is_path = "/" in value or value.startswith("~") or Path(found).exists()
+        return found if is_path and value not in DATASETS else value
+
+    @field_validator("data_folder")
+    @classmethod
+    def _placed_downloads(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        return None if value is None else Path(placed(str(value), folder_of(info)))
+
     @field_validator("protocol")
     @classmethod
     def _valid_protocol(cls, value: Method) -> Method:
@@ -112,8 +133,7 @@ class Scenario(Strict):
     @property
     def description(self) -> str:
         """Return the dataset, the model and what differs from the defaults."""
-        parts = [Path(self.dataset).name if "/" in self.dataset else self.dataset]
-        parts += [label(self.model)]
+        parts = [self.data_name, label(self.model)]
         if self.protocol != Method(name="FedSGD"):
             parts.append(label(self.protocol))
         if self.batch_size != 1:
@@ -122,9 +142,17 @@ class Scenario(Strict):
             parts.append("labels known")
         return "/".join(parts)
 
+    @property
+    def data_name(self) -> str:
+        """Return what the dataset is called, wherever it is."""
+        return self.dataset if self.dataset in DATASETS else Path(self.dataset).name
+
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""
-        return {**self.model_dump(mode="json", exclude={"title"}), "model": self.model.config()}
+        config = self.model_dump(mode="json", exclude={"title"})
+        if self.dataset not in DATASETS:
+            config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
+        return {**config, "model": self.model.config()}
 
 
 def label(method: Method) -> str:
@@ -202,7 +230,7 @@ class World:
     def model(self, defense: Defense, seed: int) -> nn.Module:
         """Return the initial model: the same for every defense, up to its own `on_model`."""
         scenario = self.scenario
-        rng = generator("model", scenario.model.config(), scenario.dataset, seed)
+        rng = generator("model", scenario.model.config(), scenario.data_name, seed)
         method = scenario.model
         model = build_model(
             method.name,

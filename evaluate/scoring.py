@@ -139,6 +139,14 @@ class Scoring:
     def _guesses(self, result: Reconstruction, private: Batch) -> Tensor:
         """Return a guess for each example, on the scale of the data; nothing where none is left."""
         name, modality = type(self.adversary).__name__, self.world.modality
+        if not isinstance(result.inputs, Tensor):
+            raise ValueError(
+                f"{name} must return a tensor of inputs, got {type(result.inputs).__name__}"
+            )
+        if result.inputs.is_floating_point() != private.inputs.is_floating_point():
+            raise ValueError(
+                f"{name} must return inputs of {private.inputs.dtype}, got {result.inputs.dtype}"
+            )
         if result.inputs.shape[1:] != private.inputs.shape[1:]:
             raise ValueError(
                 f"{name} must return inputs of shape {tuple(private.inputs.shape[1:])}, "
@@ -169,7 +177,7 @@ class Scoring:
             seen.inputs, upload.truth.inputs
         ):
             return None
-        dataset = self.world.scenario.dataset
+        dataset = self.world.scenario.data_name
         rng = generator("transformed look-alikes", dataset, self.seed, attempt.observation)
         labels = seen.targets[:count].repeat_interleave(pool.shape[1], 0)
         inputs = modality.inputs(pool.flatten(0, 1))

@@ -114,7 +114,13 @@ class Store:
         finally:
             os.close(folder)
 
-    def begin(self, panel: str, config: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+    def begin(
+        self,
+        panel: str,
+        config: Mapping[str, Any],
+        cells: Sequence[Cell],
+        notes: Sequence[str] = (),
+    ) -> None:
         """Record what is about to run; refuse a folder that another panel version made."""
         with self._connect() as database:
             known = self._meta(database).get("panel")
@@ -123,7 +129,7 @@ class Store:
                     f"{self.path} was made with panel {known!r}, this is panel {panel!r}: "
                     "rates of different panels cannot be mixed; choose another --out folder"
                 )
-            meta = {"panel": panel, "config": config}
+            meta = {"panel": panel, "config": config, "notes": [*notes]}
             database.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)",
                 [(name, json.dumps(value)) for name, value in meta.items()],
@@ -197,7 +203,7 @@ class Store:
             }
             if self._version(database) in REARRANGED:
                 frames |= older_frames(database, labels, frames["attacks"])
-        return Results(meta["config"], meta["panel"], cells, **frames)
+        return Results(meta["config"], meta["panel"], cells, **frames, notes=meta.get("notes", ()))
 
     @staticmethod
     def _labels(database: sqlite3.Connection, plan: Sequence[str] | None) -> pd.DataFrame:

@@ -28,7 +28,7 @@ def victims(world: World, seed: int, observation: int) -> Tensor:
             f"{observation + 1} observations of {size} examples need {needed} training examples, "
             f"{world.scenario.dataset} has {available}"
         )
-    rng = generator("victims", world.scenario.dataset, size, seed)
+    rng = generator("victims", world.scenario.data_name, size, seed)
     return torch.randperm(available, generator=rng)[observation * size : needed]
 
 
@@ -41,7 +41,7 @@ def cohort(
     spare, needed = others.nonzero().flatten(), (clients - 1) * len(sought)
     if needed > len(spare):
         raise ValueError(f"{clients} clients need {needed} more examples, got {len(spare)}")
-    rng = generator("bystanders", world.scenario.dataset, seed, observation)
+    rng = generator("bystanders", world.scenario.data_name, seed, observation)
     bystanders = spare[torch.randperm(len(spare), generator=rng)[:needed]]
     return [world.train.at(rows) for rows in (sought, *bystanders.split(len(sought))) if len(rows)]
 
@@ -51,7 +51,7 @@ def look_alikes(world: World, sought: Tensor, *, seed: int, observation: int) ->
 
     They have the victim's label, so that knowing or inferring labels is of no help.
     """
-    rng = generator("look-alikes", world.scenario.dataset, seed, observation)
+    rng = generator("look-alikes", world.scenario.data_name, seed, observation)
     count = candidate_count(world) - 1
     return torch.stack(
         [world.modality.look_alikes(int(i), world.train_values, sought, count, rng) for i in sought]
@@ -62,7 +62,7 @@ def candidates(world: World, victim: Tensor, *, seed: int, observation: int) -> 
     """Return a victim among its look-alikes, in an order that says nothing."""
     others = look_alikes(world, victim, seed=seed, observation=observation)[0]
     rows = torch.cat([victim, others])
-    rng = generator("candidates", world.scenario.dataset, seed, observation)
+    rng = generator("candidates", world.scenario.data_name, seed, observation)
     rows = rows[torch.randperm(len(rows), generator=rng)].unsqueeze(1)
     return Candidates(*world.train.at(rows))
 

@@ -240,7 +240,7 @@ def _render(results: Results, scenarios: list[Scenario]) -> str:
         tiers=TIERS,
         false_alarms=_false_alarms(results.final_utility()),
         failures=failure_table(results.cells),
-        notes=note_table(results.cells),
+        notes=note_table(results.cells, results.notes),
         not_applicable=not_applicable_table(rates),
         refused=refused_table(rates),
         not_needed=not_needed_table(rates),

@@ -243,14 +243,15 @@ def failure_table(cells: pd.DataFrame) -> Table:
     return Table(("Status", "Scenario", "Defense", "Adversary", "Error", "Cells"), lines)
 
 
-def note_table(cells: pd.DataFrame) -> Table:
-    """Return what was warned of while cells ran."""
+def note_table(cells: pd.DataFrame, before: Sequence[str] = ()) -> Table:
+    """Return what was warned of before and while cells ran."""
+    first = tuple((note, "(before all)", "") for note in before)
     if "note" not in cells:  # results of an older format
-        return Table(("Note", "Adversary", "Cells"), ())
+        return Table(("Note", "Adversary", "Cells"), first)
     noted = cells[cells["note"].fillna("") != ""].fillna({"adversary": "(training)"})
     groups = noted.groupby(["note", "adversary"], sort=False)
     lines = tuple((*map(str, key), str(len(group))) for key, group in groups)
-    return Table(("Note", "Adversary", "Cells"), lines)
+    return Table(("Note", "Adversary", "Cells"), first + lines)
 
 
 def not_applicable_table(rates: pd.DataFrame) -> Table:

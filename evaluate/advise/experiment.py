@@ -31,14 +31,15 @@ from scipy.stats import t
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from leakfrontier.defenses import Defense
+from leakfrontier.defenses import Defense, trainable
 
 from ..cells import AttackTrial, TrainTrial, Trial
 from ..config import RunConfig
 from ..errors import UserError
 from ..methods import Method
+from ..probe import check_scenario
 from ..results import Results
-from ..run import check_scenario, plan, run_trials
+from ..run import plan, run_trials
 from ..scenario import Scenario, World, label, load_world
 from ..statistics import Interval, accuracy_interval, clopper_pearson
 from ..victims import candidate_count
@@ -379,7 +380,7 @@ def predicted_accuracy(
 def gradient_norms(world: World, batch_size: int = 1) -> Tensor:
     """Return the norms of gradients of batches of public examples, at an initial model."""
     model = world.model(Defense(), seed=0)
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    parameters = {name: value.detach() for name, value in trainable(model).items()}
     batches = max(1, NORM_SAMPLE // batch_size)
     rows = torch.arange(batches * batch_size).remainder(len(world.test.targets))
     inputs, targets = (part[rows].unflatten(0, (batches, batch_size)) for part in world.test)

@@ -14,7 +14,8 @@ from torch import nn
 from leakfrontier.defenses import Defense
 
 from ..errors import UserError, given_by_user
-from ..methods import Method
+from ..methods import LOADING, Method, check_loading, own_code
+from ..probe import check_defense
 from ..scenario import Scenario, World, label, load_world
 from ..strict_yaml import load_yaml
 
@@ -42,6 +43,7 @@ def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> 
     given: dict[str, Any] = {"dataset": dataset, "data_folder": data}
     if model is not None:
         given["model"] = Method.model_validate(method_from(model, "--model"))
+        check_loading(own_code(given["model"]), LOADING)
     known = {key: value for key, value in given.items() if value is not None}
     return Scenario(**known, replace_batch_norm=True)
 
@@ -57,7 +59,9 @@ def method_from(text: str, option: str) -> object:
 @given_by_user()
 def defense_from(text: str) -> Method:
     """Return the one configuration of a defense that a command is about."""
-    configurations = Method.model_validate(method_from(text, "the defense")).grid()
+    method = Method.model_validate(method_from(text, "the defense"))
+    check_loading(own_code(method), LOADING)
+    configurations = method.grid()
     if len(configurations) != 1:
         raise UserError(
             f"one configuration is asked about, and the lists in {text} make "
@@ -71,7 +75,11 @@ def loaded(scenario: Scenario, method: Method, seed: int) -> tuple[World, Defens
     try:
         world = load_world(scenario)
         defense = world.defense(method)
-        return world, defense, world.model(defense, seed)
+        model = world.model(defense, seed)
+        check_defense(scenario, method)
+        return world, defense, model
+    except UserError:
+        raise
     except Exception as error:  # mistakes in someone's data, class or factory
         reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise UserError(f"{label(method)} on {scenario.name}: {reason}") from error

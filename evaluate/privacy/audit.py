@@ -40,7 +40,7 @@ from scipy.special import gammainc, ndtr, ndtri
 from torch import Generator, Tensor, nn
 
 from leakfrontier.adversaries import NotApplicable
-from leakfrontier.defenses import Batch, Defense, Loss, Plan, Update
+from leakfrontier.defenses import Batch, Defense, Loss, Plan, Update, trainable
 
 from ..statistics import Flags, Floats, clopper_pearson
 from .canaries import Subject, flat
@@ -564,7 +564,7 @@ def _train(subject: Subject, training: Batch, batch_size: int, lr: float) -> Ite
         batch = Batch(training.inputs[rows], training.targets[rows])
         update = subject.upload(client, batch, subject.probe.loss)
         with torch.no_grad():
-            for name, parameter in subject.probe.model.named_parameters():
+            for name, parameter in trainable(subject.probe.model).items():
                 parameter.sub_(lr * update[f"model.{name}"])
         yield update
 

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakfrontier.adversaries import ContinuousSpace, FedSGD, NotApplicable
-from leakfrontier.defenses import Batch, Chain, Defense, Guarantee, Loss, Plan, Update
+from leakfrontier.defenses import Batch, Chain, Defense, Guarantee, Loss, Plan, Update, trainable
 
 from ..client import Client, release
 from ..mending import Expected
@@ -142,7 +142,7 @@ class Subject:
 
     def replay(self, batch: Batch, loss: Loss) -> Update:
         """Return the same without noise, as an informed adversary replays it."""
-        observed = {name: value.detach() for name, value in self.probe.named_parameters()}
+        observed = {name: value.detach() for name, value in trainable(self.probe).items()}
         known = replace(self.defense).replay(observed)
         return self.upload(Expected(known) if self._draws else known, batch, loss)
 

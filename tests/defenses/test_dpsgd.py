@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated import batch, convolutional, mlp, rng
+from federated import batch, convolutional, make_client, mlp, rng
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -204,3 +204,96 @@ def test_no_noise_gives_no_guarantee() -> None:
 def test_rejects_bad_parameters(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DPSGD(**options)  # type: ignore[arg-type]
+
+
+class Awkward(nn.Module):
+    """A model that Opacus cannot take gradients of, for one reason after the other."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+        self.first, self.second = nn.Linear(192, 6), nn.Linear(6, 6)
+        self.last = nn.Linear(6, 10)
+        if reason == "unused":
+            self.unused = nn.Linear(3, 3)
+        if reason == "discarded":
+            self.unused = nn.Linear(192, 3)
+        if reason == "tied":
+            self.tied = nn.Linear(6, 6)
+            self.tied.weight = self.second.weight
+        if reason == "own parameter":
+            self.scale = nn.Parameter(torch.full((6,), 1.5))
+        if reason == "integer":
+            self.steps = nn.Parameter(torch.zeros(3, dtype=torch.long), requires_grad=False)
+        self.dropout = nn.Dropout(0.0 if reason != "dropout" else 0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values = self.first(inputs.view(len(inputs), -1))  # no examples cannot be viewed
+        if self.reason == "discarded":
+            self.unused(inputs.flatten(1))
+        if self.reason == "tied":
+            values = self.tied(values).tanh()
+        if self.reason == "own parameter":
+            values = self.scale * values
+        values = self.dropout(self.second(values).tanh())
+        if self.reason == "twice":
+            values = self.second(values)
+        if self.reason == "first axis":
+            pieces: Tensor = self.second(values.repeat(3, 1))
+            values = pieces.view(3, len(inputs), 6).sum(0)
+        outputs: Tensor = self.last(values)
+        return outputs
+
+
+REASONS = [
+    *("unused", "discarded", "tied", "own parameter", "integer", "twice", "first axis"),
+    "view of none",
+]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("way", WAYS)
+def test_models_that_opacus_cannot_handle(reason, way) -> None:  # noqa: ANN001
+    torch.manual_seed(0)
+    model, data = Awkward(reason), batch(6)
+    client = make_client(model, DPSGD(0.0, 0.5, per_example=way))
+    found = client.upload(data, rng())  # where weights are placed into the model
+    torch.testing.assert_close(flat(found), clipped_mean(model, data, 0.5), rtol=1e-4, atol=1e-6)
+    assert "steps" not in found
+
+    noisy = DPSGD(1.0, 2.0, per_example=way)
+    next(noisy.batches(100, 10, 1, rng()))
+    clean = flat(noisy.replay({}).gradient(model, cross_entropy, data, rng()))
+    for examples in (data, data.at(slice(0))):
+        upload = flat(noisy.gradient(model, cross_entropy, examples, rng()))
+        noise = upload - clean * len(examples.inputs) / 10
+        assert float(noise.std()) == pytest.approx(2.0 / 10, rel=0.15)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_dropout_in_the_model(way) -> None:  # noqa: ANN001
+    model, data = Awkward("dropout"), batch(6)
+    defense = DPSGD(0.0, 0.5, per_example=way)
+    first, second = (flat(defense.gradient(model, cross_entropy, data, rng())) for _ in range(2))
+    assert not torch.equal(first, second)
+    replayed = flat(defense.replay({}).gradient(model, cross_entropy, data, rng()))
+    assert float(replayed.norm()) <= 0.5 + 1e-4
+    still = [
+        flat(replace(defense).gradient(model.eval(), cross_entropy, data, rng())) for _ in range(2)
+    ]
+    assert torch.equal(*still)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_frozen_parameters_are_neither_uploaded_nor_clipped(way) -> None:  # noqa: ANN001
+    model, data = mlp(), batch(6)
+    whole = DPSGD(0.0, math.inf, per_example=way).gradient(model, cross_entropy, data, rng())
+    frozen = next(iter(whole))
+    model.get_parameter(frozen).requires_grad_(False)
+    for norm, noise in ((0.5, 0.0), (math.inf, 0.0), (1.0, 1.0)):
+        defense = DPSGD(noise, norm, per_example=way)
+        assert frozen not in defense.gradient(model, cross_entropy, data, rng())
+        assert frozen not in defense.replay({}).gradient(model, cross_entropy, data, rng())
+    one = data.at(slice(1))
+    clipped = DPSGD(0.0, 1e-3, per_example=way).gradient(model, cross_entropy, one, rng())
+    assert float(flat(clipped).norm()) == pytest.approx(1e-3, rel=1e-2)  # of what is trained

@@ -246,3 +246,53 @@ def test_two_classes_of_one_name_are_refused(tiny: Config, user_file: Callable[.
     files = [user_file("class Mine(Defense): pass\n", name) for name in ("a", "b")]
     with pytest.raises(ConfigError, match="two defenses are called 'Mine'"):
         load_config(tiny, extra_defenses=[f"{file}:Mine" for file in files])
+
+
+def test_paths_are_relative_to_the_file_that_names_them(
+    tmp_path: Path, tiny: Config, user_file: Callable[..., Path]
+) -> None:
+    folder = tmp_path / "configs"
+    (folder / "images").mkdir(parents=True)
+    there = user_file("class Mine(Defense): pass\n", "mine").rename(folder / "mine.py")
+    tiny["scenarios"][0] |= {"dataset": "images", "data_folder": "downloads"}
+    tiny["defenses"] = [
+        "none",
+        "mine.py:Mine",
+        {"name": "Chain", "links": ["./mine.py:Mine", {"name": "TopK", "ratio": 0.1}]},
+    ]
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(tiny))
+    loaded = load_config(file)
+    (one,) = loaded.scenarios
+    assert one.dataset == str(folder / "images")
+    assert one.data_folder == folder / "downloads"
+    assert loaded.defenses[1].name == loaded.defenses[2].links[0].name == f"{there}:Mine"
+
+
+def test_paths_on_the_command_line_are_relative_to_the_current_folder(
+    tmp_path: Path, tiny: Config, user_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user_file("class Mine(Defense): pass\n", "mine")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "run.yaml").write_text(yaml.safe_dump(tiny))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for spec in ("mine.py:Mine", "~/mine.py:Mine", f"{tmp_path}/mine.py:Mine"):
+        loaded = load_config("configs/run.yaml", extra_defenses=[spec])
+        configured = loaded.defenses[-1].config()
+        assert configured["name"] == "mine.py:Mine"  # wherever it is
+    with pytest.raises(ConfigError, match=r"there is no file .*configs/mine.py"):
+        load_config(Path("configs/run.yaml").rename("run.yaml"), ["configs/mine.py:Mine"])
+
+
+def test_a_results_key_does_not_depend_on_where_files_are(
+    tmp_path: Path, tiny: Config, user_file: Callable[..., Path]
+) -> None:
+    file = user_file("class Mine(Defense): pass\n", "mine")
+    keys = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        moved = tmp_path / name / "mine.py"
+        moved.write_bytes(file.read_bytes())
+        keys.append([t.cell.key for t in plan(load_config(tiny | {"defenses": [f"{moved}:Mine"]}))])
+    assert keys[0] == keys[1]

@@ -14,7 +14,13 @@ from sklearn.datasets import load_digits
 from leakfrontier.adversaries import ImageSpace, TokenSpace
 from leakfrontier.defenses import Batch
 from leakfrontier.evaluate import data
-from leakfrontier.evaluate.data import DATASETS, Dataset, load_dataset
+from leakfrontier.evaluate.data import (
+    DATASETS,
+    Dataset,
+    fingerprint,
+    forget_fingerprints,
+    load_dataset,
+)
 
 
 @pytest.fixture(scope="module")
@@ -315,3 +321,48 @@ def test_tokens_must_be_in_the_vocabulary() -> None:
         Dataset("mine", batch, batch, ("a",), space, ("[PAD]", "[UNK]", "a"))
     with pytest.raises(ValueError, match="vocabulary of mine must hold 3 tokens, got 2"):
         Dataset("mine", batch, batch, ("a",), space, ("[PAD]", "[UNK]"))
+
+
+def test_a_dataset_is_known_by_its_content(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        write_images(tmp_path / name / "cat")
+        write_images(tmp_path / name / "dog")
+
+    def found(name: str) -> str:
+        forget_fingerprints()
+        return fingerprint(str(tmp_path / name))
+
+    first = found("here")
+    assert found("there") == first
+    (tmp_path / "there" / "notes.txt").write_text("no example")
+    assert found("there") == first
+    file = tmp_path / "there" / "cat" / "0.png"
+    content, times = file.read_bytes(), file.stat()
+    before = load_dataset(str(tmp_path / "there"))
+    file.write_bytes((tmp_path / "there" / "cat" / "1.png").read_bytes())
+    assert found("there") != first
+    assert not torch.equal(load_dataset(str(tmp_path / "there")).train.inputs, before.train.inputs)
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert found("there") == first
+    file.rename(file.with_name("9.png"))
+    assert found("there") != first
+
+
+def test_examples_are_read_once_for_their_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_images(tmp_path / "cat")
+    first = fingerprint(str(tmp_path))
+    forget_fingerprints()
+    monkeypatch.setattr("builtins.open", lambda *_: pytest.fail("read again"))
+    assert fingerprint(str(tmp_path)) == first
+
+
+def test_texts_are_known_by_their_content(tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "one", "label": "a"}\n')
+    first = fingerprint(str(file))
+    file.write_text('{"text": "two", "label": "a"}\n')
+    forget_fingerprints()
+    assert fingerprint(str(file)) != first

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from leakfrontier.adversaries import LinearLeakage
 from leakfrontier.defenses import Chain, Defense, Soteria, TopK
 from leakfrontier.evaluate.cells import AttackTrial
 from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.data import forget_fingerprints
 from leakfrontier.evaluate.identity import ATTACK, JOINT, ROOT, TRAINING, closure, imported, source
 from leakfrontier.evaluate.run import plan
 
@@ -24,6 +26,7 @@ import json, sys
 from pathlib import Path
 from leakfrontier.evaluate import identity
 from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.data import forget_fingerprints
 from leakfrontier.evaluate.run import plan
 
 assert identity.ROOT == Path(sys.argv[1])
@@ -156,3 +159,59 @@ def test_what_a_users_file_imports_counts(
 @pytest.mark.parametrize("method", [len, print])
 def test_what_has_no_file_has_no_source(method: object) -> None:
     assert source((), method) == source(())
+
+
+def keys(tiny: dict[str, Any]) -> set[str]:
+    forget_fingerprints()
+    return {trial.cell.key for trial in plan(load_config(tiny))}
+
+
+@pytest.mark.parametrize("kind", ["defenses", "adversaries", "model"])
+def test_what_a_users_file_imports_from_its_folder_counts(
+    tiny: dict[str, Any], tmp_path: Path, user_file: Callable[..., Path], kind: str
+) -> None:
+    base = "LinearLeakage" if kind == "adversaries" else "Defense"
+    code = f"""
+from helper import value
+from leakfrontier.adversaries import LinearLeakage
+from leakfrontier.evaluate.models import mlp as build
+
+class Mine({base}): pass
+"""
+    file = user_file(code)
+    helper = tmp_path / "helper.py"
+    if kind == "model":
+        tiny["scenarios"][0]["model"] = f"{file}:build"
+    else:
+        tiny[kind] = [f"{file}:Mine"]
+    found = []
+    for value in (1, 2, 1):
+        helper.write_text(f"value = {value}\n")
+        found.append(keys(tiny))
+    assert found[0] == found[2]
+    changed = [
+        trial.cell.kind
+        for trial in plan(load_config(tiny))
+        if trial.cell.key in found[0] - found[1]
+    ]
+    assert changed == (["attack"] if kind == "adversaries" else ["train", "attack"])
+
+
+def test_a_class_that_a_users_file_passes_on(
+    tiny: dict[str, Any], tmp_path: Path, user_file: Callable[..., Path]
+) -> None:
+    user_file("class Mine(Defense): pass\n", "helper")
+    (tmp_path / "mine.py").write_text("from helper import Mine\n")
+    tiny["defenses"] = [f"{tmp_path}/mine.py:Mine"]
+    assert keys(tiny)
+
+
+def test_images_that_are_replaced_count(tiny: dict[str, Any], tmp_path: Path) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        for index in range(10):
+            Image.new("L", (8, 8), index).save(tmp_path / label / f"{index}.png")
+    tiny["scenarios"][0]["dataset"] = str(tmp_path)
+    before = keys(tiny)
+    Image.new("L", (8, 8), 99).save(tmp_path / "cat" / "3.png")
+    assert not before & keys(tiny)

@@ -1,11 +1,12 @@
 import dataclasses
 import math
+import pickle
 import sys
 from pathlib import Path
 
 import pytest
 
-from leakfrontier.evaluate.plugins import load_attribute
+from leakfrontier.evaluate.plugins import content_of, load_attribute
 
 SOURCE = """
 from __future__ import annotations
@@ -65,3 +66,67 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     for module in ("no_such_module_here", ".relative"):
         with pytest.raises(ValueError, match=r"cannot import .*path of its .py file"):
             load_attribute(f"{module}:name")
+
+
+def test_modules_beside_a_file_belong_to_it_alone(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder / "parts").mkdir(parents=True)
+        (tmp_path / folder / "helper.py").write_text(
+            f"from deeper import at\nname = at + {folder!r}"
+        )
+        (tmp_path / folder / "deeper.py").write_text("import math\nat = 'in '\n")
+        (tmp_path / folder / "parts" / "one.py").write_text("from .two import two\n")
+        (tmp_path / folder / "parts" / "two.py").write_text(f"two = {folder!r}\n")
+        (tmp_path / folder / "mine.py").write_text(
+            "import parts.one\nfrom helper import name\n"
+            "def late():\n    import helper\n    from parts import two\n"
+            "    return helper.name, two.two, parts.one.two\n"
+        )
+    for folder in ("a", "b"):
+        file = tmp_path / folder / "mine.py"
+        assert load_attribute(f"{file}:name") == f"in {folder}"
+        assert load_attribute(f"{file}:late")() == (f"in {folder}", folder, folder)
+    assert not {"helper", "deeper", "parts"} & {*sys.modules}
+    assert str(tmp_path / "a") not in sys.path
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_a_class_of_a_module_beside_the_file_knows_its_module(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text(SOURCE)
+    (tmp_path / "mine.py").write_text("from helper import Mine\n")
+    loaded = load_attribute(f"{tmp_path}/mine.py:Mine")
+    assert pickle.loads(pickle.dumps(loaded(3.0))) == loaded(3.0)
+
+
+def test_an_edit_beside_the_file_loads_it_again(tmp_path: Path) -> None:
+    file, helper, deeper = (tmp_path / name for name in ("mine.py", "helper.py", "deeper.py"))
+    file.write_text("def mine():\n    from helper import value\n    return value\n")
+    helper.write_text("from deeper import value\n")
+    deeper.write_text("value = 1\n")
+    (tmp_path / "stranger.py").write_text("value = 1\n")
+    before = content_of(file)
+    first = load_attribute(f"{file}:mine")
+    (tmp_path / "stranger.py").write_text("value = 2\n")
+    assert load_attribute(f"{file}:mine") is first
+    assert content_of(file) == before
+    deeper.write_text("value = 2\n")
+    assert load_attribute(f"{file}:mine")() == 2
+    assert content_of(file) != before
+
+
+def test_a_module_that_is_missing_beside_the_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from helper import name\n")
+    with pytest.raises(ValueError, match="ModuleNotFoundError: No module named 'helper'"):
+        load_attribute(f"{file}:name")
+    (tmp_path / "helper.py").write_text("from nowhere import name\n")
+    with pytest.raises(ValueError, match="ModuleNotFoundError: No module named 'nowhere'"):
+        load_attribute(f"{file}:name")
+    (tmp_path / "helper.py").write_text("name = 'mended'\n")
+    assert load_attribute(f"{file}:name") == "mended"
+
+
+def test_a_folder_does_not_hide_a_library(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "mine.py").write_text("import torch\nname = torch.__name__\n")
+    assert load_attribute(f"{tmp_path}/mine.py:name") == "torch"

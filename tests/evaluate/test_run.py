@@ -21,7 +21,7 @@ from leakfrontier.evaluate.config import ConfigError, RunConfig, load_config
 from leakfrontier.evaluate.contract import Checked
 from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.rows import AttackRow, Outcome
-from leakfrontier.evaluate.run import plan, run
+from leakfrontier.evaluate.run import plan, run, run_trials
 from leakfrontier.evaluate.store import Store, StoreError
 
 Config = dict[str, Any]
@@ -176,6 +176,12 @@ class SpoilsBatch(Defense):
 """
 
 
+def unprobed(config: Config, out: Path, **options: Any) -> Results:  # noqa: ANN401
+    """Run methods whose faults a probe would have found."""
+    loaded = load_config(config)
+    return run_trials(plan(loaded), out, panel=loaded.panel, config=config, cascade=True, **options)
+
+
 @pytest.mark.timeout(900)
 def test_a_cell_that_fails_is_recorded_and_the_run_goes_on(
     tmp_path: Path, tiny: Config, user_file: UserFile, monkeypatch: pytest.MonkeyPatch
@@ -193,7 +199,7 @@ def test_a_cell_that_fails_is_recorded_and_the_run_goes_on(
     names = list(reasons)
     tiny["adversaries"] = [f"{file}:{name}" for name in names[4:]] + ["PriorGuess"]
     faulty = tiny | {"defenses": ["none"] + [f"{file}:{name}" for name in names[:4]]}
-    cells = run(load_config(faulty), out, workers=2).cells
+    cells = unprobed(faulty, out, workers=2).cells
     assert len(cells) == 5 * (1 + 4)
     for cell in cells.to_dict("records"):
         culprit = cell["adversary"] if cell["defense"] == "none" else cell["defense"]
@@ -207,7 +213,7 @@ def test_a_cell_that_fails_is_recorded_and_the_run_goes_on(
 
     # A limit that nothing else would keep to on a busy machine: only this cell is left to run.
     tiny["adversaries"] = [*tiny["adversaries"], f"{file}:Hangs"]
-    hanging = run(load_config(tiny | {"time_limit": 1}), out, workers=1).cells
+    hanging = unprobed(tiny, out, workers=1, time_limit=1).cells
     hanging = hanging[hanging["adversary"] == "Hangs"]
     assert hanging["status"].tolist() == ["timeout"]
     assert hanging["error"].tolist() == ["exceeded the time limit of 1 s"]
@@ -215,10 +221,10 @@ def test_a_cell_that_fails_is_recorded_and_the_run_goes_on(
     (tmp_path / "mended").touch()
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "execute", None)  # nothing is left to run
-        again = run(load_config(faulty), out).cells
+        again = unprobed(faulty, out).cells
     assert again["status"].tolist() == cells["status"].tolist()
     mended = load_config(faulty | {"adversaries": tiny["adversaries"]})
-    retried = run(mended, out, workers=1, retry_failed=True).cells.set_index("cell")
+    retried = run(mended, out, workers=2, retry_failed=True).cells.set_index("cell")
     assert retried["status"].tolist() == ["ok"] * 30
     assert set(retried["error"]) == {""}
     kept = cells[cells["status"] == "ok"].set_index("cell")
