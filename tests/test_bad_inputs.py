@@ -10,7 +10,7 @@ import re
 import shlex
 import sqlite3
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import pytest
 import yaml
 from PIL import Image
 
+from leakfrontier.evaluate import methods, probe
 from leakfrontier.evaluate import run as run_module
+from leakfrontier.evaluate.engine import Done
 from leakfrontier.evaluate.store import FILE_NAME, Store
 
 Command = Callable[..., tuple[int, str, str]]
@@ -357,7 +359,7 @@ CASES: list[tuple[str, Config, str]] = [
     ("audit mine.py:Other", {}, "mine.py:Other must be a subclass of Defense"),
     ("audit crashes.py:Mine", {}, "crashes.py fails when it is loaded"),
     ("audit mine.py:Hooked", {}, "Hooked on digits/mlp(width=32): KeyError: 'no hook'"),
-    ("audit mine.py:Spoils", {}, "in guarantee: KeyError: 'no guarantee'"),
+    ("audit mine.py:Spoils", {}, "no attribute 'nonsense' (mine.py, line 30)"),
     (f"{AUDIT} --model models.py:number", {}, "models.py:number"),
     (f"{AUDIT} --steps 0", {}, "steps must be at least 1, got 0"),
     (f"{AUDIT} --sample-rate nan", {}, "sample_rate must be in (0, 1], got nan"),
@@ -384,6 +386,12 @@ CASES: list[tuple[str, Config, str]] = [
 UNWRITABLE = ("run CONFIG", "reproduce dlg", MEMBERSHIP, ADVISE)
 
 
+def _at_once(
+    function: Callable[[Any], Any], tasks: Iterable[Any], **_: object
+) -> Iterator[Done[Any, Any]]:
+    yield from (Done(task, function(task), 0.0) for task in tasks)
+
+
 @pytest.fixture
 def refused(
     command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -391,6 +399,8 @@ def refused(
     """Return a function that runs what must be refused before any cell: the message."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(run_module, "execute", None)
+    for module in (methods, probe):  # without a process for each case
+        monkeypatch.setattr(module, "execute", _at_once)
     monkeypatch.delenv("LEAKFRONTIER_DATA", raising=False)
 
     def run(line: str, change: Config) -> str:
