@@ -14,7 +14,7 @@ import pandas as pd
 
 from .labels import ADVERSARY, ARM, ATTACK, DEFENSE, rows, scope_text
 from .metrics import TIERS
-from .statistics import Interval, accuracy_interval, advantage, rate
+from .statistics import LEAST_SEEDS, Interval, accuracy_interval, advantage, rate
 
 if TYPE_CHECKING:
     from .results import Results
@@ -35,7 +35,7 @@ _VICTIM = ["seed", "observation", "victim"]
 _LIMITS = ["rate", "low", "high", "text"]
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
 _UTILITY_COLUMNS = ["scenario", "defense", *DEFENSE, "seeds", "rounds", "refused"]
-_UTILITY_COLUMNS += ["accuracy", "low", "high", "text"]
+_UTILITY_COLUMNS += ["accuracy", "low", "high", "text", "contains"]
 
 
 def attack_rates(results: Results) -> pd.DataFrame:
@@ -162,8 +162,9 @@ def at(frame: pd.DataFrame, scenario: str, checkpoint: int) -> pd.DataFrame:
 def final_utility(results: Results) -> pd.DataFrame:
     """Return the test accuracy per scenario and defense, at the last evaluated round.
 
-    `relative` is the accuracy as a share of the undefended one, NaN without a control; `refused`
-    is how often clients refused an honest model, over all seeds.
+    Its interval always contains which test examples were drawn, and from two seeds on the spread
+    of the seeds; `contains` says so. `relative` is the accuracy as a share of the undefended one,
+    NaN without a control; `refused` is how often clients refused an honest model, over all seeds.
     """
     frame = results.utility
     last = frame.groupby(["scenario", "defense"])["round"].transform("max")
@@ -350,4 +351,12 @@ def _accuracy(group: pd.DataFrame) -> dict[Hashable, Any]:
         "low": interval.low,
         "high": interval.high,
         "text": str(interval),
+        "contains": _interval_contains(interval.n),
     }
+
+
+def _interval_contains(seeds: int) -> str:
+    """Return what an accuracy's interval is about: see `accuracy_interval`."""
+    if seeds == 1:
+        return "test sampling only, of one seed"
+    return f"test sampling and the {'range' if seeds < LEAST_SEEDS else 'mean'} of {seeds} seeds"

@@ -22,7 +22,14 @@ from scipy import stats
 
 from .analysis import FINISHED, SERVERS, blind_success, column, optimiser_failed, tried
 from .labels import ARM, ATTACK, sweeps
-from .statistics import Floats, clopper_pearson, holm, monotone_violation, paired_difference
+from .statistics import (
+    SIGNIFICANCE,
+    Floats,
+    clopper_pearson,
+    holm,
+    monotone_violation,
+    paired_difference,
+)
 
 if TYPE_CHECKING:
     from .results import Results
@@ -34,9 +41,6 @@ FAILED_SHARE = 0.2
 
 DP_BASELINE = "DPSGD"
 """The family that every defense without a guarantee has to be compared with (Aerni et al.)."""
-
-SIGNIFICANCE = 0.05
-"""Chance that any attack of a run seems to exceed its bound although none does."""
 
 LEAST_POWER = 0.2
 """Largest rate that an evaluation without a single success may leave possible."""
