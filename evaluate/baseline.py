@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from .checks import DP_BASELINE
@@ -63,7 +64,8 @@ def equal_utility(
         return pd.DataFrame(columns=_COLUMNS)
     rows = []
     for _, rival in rivals.iterrows():
-        shown = order.accuracy.loc[private["defense"], rival["defense"]].to_numpy()
+        pairs = [(name, rival["defense"]) for name in private["defense"]]
+        shown = np.array([order.gaps[pair].accuracy for pair in pairs])
         equal, above, below = (private[shown == sign] for sign in (0, 1, -1))
         partner = _nearest(equal if len(equal) else private, rival)
         if len(equal):

@@ -34,7 +34,7 @@ from .statistics import (
 if TYPE_CHECKING:
     from .results import Results
 
-Verdict = Literal["pass", "warn", "fail"]
+Verdict = Literal["pass", "warn", "fail", "n/a"]
 
 FAILED_SHARE = 0.2
 """Share of victims missed by a failed optimiser from which an attack says little."""
@@ -52,7 +52,8 @@ class Check:
 
     Attributes:
         name: What is asked.
-        verdict: `fail` if conclusions would be wrong, `warn` if they need a caveat.
+        verdict: `fail` if conclusions would be wrong, `warn` if they need a caveat, `n/a` if
+            the run has nothing that the question is about.
         text: The answer, in one sentence.
         details: The cases it is about.
     """
@@ -89,9 +90,33 @@ class _Evidence:
 
 
 def run_checks(results: Results) -> list[Check]:
-    """Return the answers to all questions about a run, always in the same order."""
+    """Return the answers to all questions about a run, always in the same order.
+
+    Nothing passes where no cell has finished.
+    """
     evidence = _Evidence(results)
-    return [check(evidence) for check in _CHECKS]
+    checks = [check(evidence) for check in _CHECKS]
+    if results.cells["status"].isin(FINISHED).any():
+        return checks
+    return [
+        _not_asked(check.name, "No cell has finished.") if check.verdict == "pass" else check
+        for check in checks
+    ]
+
+
+def overall(checks: Iterable[Check]) -> Verdict:
+    """Return the worst verdict."""
+    found = {check.verdict for check in checks}
+    return next((verdict for verdict in _WORST_FIRST if verdict in found), "pass")
+
+
+def conclusion(checks: Iterable[Check]) -> str:
+    """Return whether an evaluation can be trusted, and the checks that say otherwise."""
+    checks = list(checks)
+    verdict = overall(checks)
+    names = ", ".join(check.name for check in checks if check.verdict == verdict)
+    answers = {"fail": f"NO ({names})", "warn": f"YES, with caveats ({names})"}
+    return f"Evaluation: {answers.get(verdict, 'YES')}"
 
 
 def _undefended_control(evidence: _Evidence) -> Check:
@@ -184,6 +209,8 @@ def _optimiser(evidence: _Evidence) -> Check:
     # A guess near enough to identify the victim need not reach the truth's own objective.
     missed = failed * ~rows["identified"].fillna(False).astype(bool)
     defended = rows.assign(missed=missed)[~rows["control"]]
+    if defended["missed"].isna().all():
+        return _not_asked("optimiser", "No optimising attack ran against a defense.")
     missed = defended.groupby(ATTACK, dropna=False, sort=False)["missed"].mean()
     table = evidence.attacks.merge(missed.reset_index(), on=ATTACK)
     return _answer(
@@ -203,6 +230,8 @@ def _monotone(evidence: _Evidence) -> Check:
     # Not attack by attack: in a cascade these face other uploads under every defense.
     worst = evidence.results.worst_case()
     places = worst[~worst["control"]].groupby(["scenario", "checkpoint"], sort=False)
+    if not any(True for _, arms in places for _ in sweeps(arms)):
+        return _not_asked("monotone", "No defense was attacked at more than one strength.")
     return _answer(
         "monotone",
         [rise for _, arms in places for server in SERVERS for rise in _rises(arms, server)],
@@ -228,6 +257,8 @@ def _rises(arms: pd.DataFrame, server: str) -> Iterator[str]:
 def _oracle_inputs(evidence: _Evidence) -> Check:
     rates = evidence.results.rates()
     rates = rates[~rates["candidates_granted"]]  # which reports keep apart
+    if evidence.attacks.empty:
+        return _not_asked("oracle inputs", "No attack ran.")
     granted = rates[rates["labels_granted"].astype(bool)]
     granted = granted.drop_duplicates(["adversary", "scenario"])
     return _answer(
@@ -282,14 +313,16 @@ def _completeness(evidence: _Evidence) -> Check:
     counts = unfinished["status"].value_counts()
     spared = (cells["status"] == "not needed").sum()
     errors = unfinished.loc[unfinished["error"] != "", "error"]
+    failed = (unfinished["status"] != "missing").any()
+    remedy = "`--retry-failed` runs those again that failed" if failed else "run again"
     return _answer(
         "completeness",
         [
             *(f"{status}: {number} cells" for status, number in counts.items()),
-            *(f"first error: {error}" for error in errors.head(1)),
+            *(f"first error: {_first_line(error)}" for error in errors.head(1)),
         ],
         f"{len(unfinished)} of {len(cells)} cells have no result: what they would have shown is "
-        "unknown; run again to complete them.",
+        f"unknown; {remedy}.",
         f"All {len(cells)} cells finished"
         + (f", {spared} of them with nothing left to find." if spared else "."),
         verdict="fail",
@@ -299,7 +332,7 @@ def _completeness(evidence: _Evidence) -> Check:
 def _proven_bound(evidence: _Evidence) -> Check:
     name, bounded = "proven bound", evidence.attacks.dropna(subset="bound")
     if bounded.empty:
-        return Check(name, "pass", "No bound was evaluated for this run: nothing to compare with.")
+        return _not_asked(name, "No bound was evaluated for this run: nothing to compare with.")
     exceeded = bounded[holm(_excess(bounded)) < SIGNIFICANCE]
     return _answer(
         name,
@@ -334,7 +367,7 @@ def _excess(bounded: pd.DataFrame) -> Floats:
 def _claimed_noise(evidence: _Evidence) -> Check:
     name, claims = "claimed noise", evidence.results.claims()
     if claims.empty:
-        return Check(name, "pass", "No defense of this run claims differential privacy.")
+        return _not_asked(name, "No defense of this run claims differential privacy.")
     violated = claims[claims["violated"].fillna(False).astype(bool)]
     if len(violated):
         return Check(
@@ -360,6 +393,8 @@ def _dp_baseline(evidence: _Evidence) -> Check:
     claims = evidence.results.claims()[["scenario", "defense"]]
     arms = arms.merge(claims, on=["scenario", "defense"], how="left", indicator="claims")
     heuristic = arms[~arms["control"] & (arms["claims"] == "left_only")]
+    if heuristic.empty:
+        return _not_asked("private baseline", "No defense of this run is without a guarantee.")
     private = arms.loc[arms["family"] == DP_BASELINE, "scenario"]
     return _answer(
         "private baseline",
@@ -402,6 +437,14 @@ def _answer(
     return Check(name, verdict, problem, cases) if cases else Check(name, "pass", passed)
 
 
+def _not_asked(name: str, reason: str) -> Check:
+    return Check(name, "n/a", reason)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
 def _rows(table: pd.DataFrame) -> Iterable[Any]:
     """Return the rows with their columns as attributes."""
     return table.itertuples()
@@ -424,6 +467,8 @@ def _place(row: Any) -> str:  # noqa: ANN401 - a row of a table
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
+
+_WORST_FIRST: tuple[Verdict, ...] = ("fail", "warn")
 
 _CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
     _undefended_control,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .analysis import SERVERS, at, blind_success, column, victim_matrix
 from .baseline import equal_utility
-from .dominance import Dominance, compare
+from .dominance import Dominance, Gap, compare
 from .labels import ARM, DEFENSE, describe_defenses, limit_text, percent, rows
 from .statistics import (
     DRAWS,
@@ -118,7 +118,7 @@ def _frontier(
     placed = points.dropna(subset=["accuracy", "advantage"])
     tests = _tests(results, scenario)
     order = compare(victims[placed["defense"]], tests, _control(placed))
-    points["gains"] = points["defense"].map(order.gains).eq(True)
+    points["gains"] = points["defense"].isin(order.gains)
     families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
     if len(placed):
         draws = _resample(victims, tests, placed, count, seed)
@@ -300,11 +300,8 @@ def _verdict(point: pd.Series, order: Dominance, names: pd.Series[str]) -> str:
     if not (point["control"] or order.is_worthwhile(defense)):
         return _no_gain(defense, order)
     if better := order.dominating(defense):
-        # The most telling one: better in both, or else the first.
-        best = max(
-            better, key=lambda name: order.privacy[defense][name] + order.accuracy[defense][name]
-        )
-        return _beaten(order.privacy[defense][best], order.accuracy[defense][best], names[best])
+        best = max(better, key=lambda name: sum(better[name]))
+        return _beaten(better[best], names[best])
     tied = [str(names[name]) for name in order.tied(defense)]
     equals = f"tied with {_listed(tied)}" if tied else ""
     return ", ".join(filter(None, ["Pareto-optimal" if point["pareto"] else "", equals]))
@@ -314,18 +311,16 @@ def _no_gain(defense: str, order: Dominance) -> str:
     """Return how a defense that gains nothing compares with the undefended control."""
     if order.control is None:
         return "no undefended control to compare with"
-    losses = [
-        "less accurate" if order.accuracy.loc[defense, order.control] < 0 else "",
-        "leaks more" if order.privacy.loc[defense, order.control] < 0 else "",
-    ]
-    return ", ".join(["no gain shown over no defense", *filter(None, losses)])
+    gap = order.gaps[defense, order.control]
+    losses = ["less accurate"] * (gap.accuracy < 0) + ["leaks more"] * (gap.privacy < 0)
+    return ", ".join(["no gain shown over no defense", *losses])
 
 
-def _beaten(privacy: int, accuracy: int, name: str) -> str:
+def _beaten(gap: Gap, name: str) -> str:
     """Return by whom a defense is dominated, and what is no more than a tie."""
-    if privacy and accuracy:
+    if all(gap):
         return f"dominated by {name}"
-    if accuracy:
+    if gap.accuracy:
         return f"less accurate than {name}, privacy tied"
     return f"leaks more than {name}, accuracy tied"
 

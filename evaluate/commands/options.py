@@ -10,8 +10,10 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from ..checks import conclusion, overall
 from ..errors import UserError, given_by_user
 from ..methods import Method
+from ..results import Results
 from ..scenario import Scenario
 
 Data = Annotated[
@@ -60,6 +62,14 @@ def defense_from(text: str) -> Method:
             f"{len(configurations)}: give single values"
         )
     return configurations[0]
+
+
+def conclude(console: Console, results: Results) -> None:
+    """Print whether the evaluation can be trusted; one that cannot ends with exit code 1."""
+    checks = results.checks()
+    console.print(conclusion(checks), soft_wrap=True, highlight=False, markup=False)
+    if overall(checks) == "fail":
+        raise typer.Exit(1)
 
 
 def print_path(console: Console, what: str, path: Path) -> None:

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from ..config import load_config
 from ..errors import UserError
+from ..labels import final_round
 from ..results import Results
 from ..run import run as run_config
-from .options import Workers, method_from, print_path
+from .options import Workers, conclude, method_from, print_path
 
 
 class Preset(StrEnum):
@@ -72,6 +73,7 @@ def run(
         raise typer.Exit(130) from None
     _print_summary(console, results)
     print_path(console, "Report:", write_report(folder))
+    conclude(console, results)
 
 
 def _print_summary(console: Console, results: Results) -> None:
@@ -82,9 +84,11 @@ def _print_summary(console: Console, results: Results) -> None:
         what = cell["adversary"] if cell["kind"] == "attack" else "training"
         text = escape(f"{what} on {cell['defense']}: {reason}")
         console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
-    accuracy = results.final_utility().set_index(["scenario", "defense"])["text"]
+    utility = results.final_utility()
+    accuracy = utility.set_index(["scenario", "defense"])["text"]
+    last = final_round(utility["rounds"])
     table = Table(title="worst case over the panel: victims identified", title_justify="left")
-    for column in ("scenario", "round", "defense", "accuracy", "success"):
+    for column in ("scenario", "round", "defense", f"accuracy, {last}", "success"):
         table.add_column(column, overflow="fold")
     for _, row in results.worst_case().iterrows():
         arm = (row["scenario"], row["defense"])
