@@ -187,13 +187,14 @@ def utility_curve(results: Results) -> pd.DataFrame:
 def claims(results: Results) -> pd.DataFrame:
     """Return what is claimed and what was audited, per scenario and defense that claims privacy.
 
-    Of several seeds, it is the one with the largest epsilon, and with a violation if any has one.
+    Of several seeds, it is the one with the largest epsilon, and with a violation if any has one:
+    its claim is `refuted`.
     """
     frame = results.guarantees
-    ranked = frame.assign(bad=frame["violated"].fillna(False).astype(bool)).sort_values(
-        ["bad", "epsilon"], ascending=False, kind="stable"
+    ranked = frame.assign(refuted=frame["violated"].fillna(False).astype(bool)).sort_values(
+        ["refuted", "epsilon"], ascending=False, kind="stable"
     )
-    first = ranked.drop_duplicates(["scenario", "defense"]).drop(columns="bad")
+    first = ranked.drop_duplicates(["scenario", "defense"])
     return first.sort_index(kind="stable").reset_index(drop=True)
 
 

@@ -368,14 +368,14 @@ def _claimed_noise(evidence: _Evidence) -> Check:
     name, claims = "claimed noise", evidence.results.claims()
     if claims.empty:
         return _not_asked(name, "No defense of this run claims differential privacy.")
-    violated = claims[claims["violated"].fillna(False).astype(bool)]
-    if len(violated):
+    refuted = claims[claims["refuted"]]
+    if len(refuted):
         return Check(
             name,
             "fail",
             "The noise of a defense is not what its guarantee needs: its epsilon and its bounds "
             "are void.",
-            tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in _rows(violated)),
+            tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in _rows(refuted)),
         )
     unknown = claims[claims["violated"].isna()]
     return _answer(

@@ -85,8 +85,7 @@ def make_frontiers(results: Results, draws: int = DRAWS, seed: int = 0) -> list[
         seed: Seed of the bootstrap.
     """
     rates = results.rates()
-    claims = results.claims()[["scenario", "defense", "epsilon", "delta", "violated"]]
-    claims = claims.rename(columns={"violated": "refuted"})
+    claims = results.claims()[["scenario", "defense", "epsilon", "delta", "refuted"]]
     accuracies = results.final_utility().merge(claims, on=["scenario", "defense"], how="left")
     blind = rates.assign(blind=blind_success(rates)).groupby(ARM, as_index=False)["blind"].max()
     worst = results.worst_case().merge(blind, on=ARM, how="left")
@@ -144,7 +143,7 @@ def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
     measured += ["refused", "contains", "epsilon", "delta", "refuted"]
     points = points.merge(trained[["defense", *measured]], on="defense", how="left")
     points["epsilon"] = pd.to_numeric(points["epsilon"])
-    points["refuted"] = points["refuted"].fillna(False).astype(bool)
+    points["refuted"] = points["refuted"].eq(True)
     points = points.merge(attacked.drop(columns=DEFENSE), on="defense", how="left")
     for name in ("success", "advantage"):
         points[f"{name}_text"] = _texts(points, name, f"{name}_low", f"{name}_high")

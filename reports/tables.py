@@ -123,7 +123,7 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
             (
                 str(row.defense),
                 Markup("{} at {:.0e} ({})").format(
-                    claimed_epsilon(row.epsilon, refuted=row.violated is True),
+                    claimed_epsilon(row.epsilon, refuted=row.refuted),
                     row.delta,
                     row.accountant,
                 ),
