@@ -294,9 +294,11 @@ def _verdict(point: pd.Series, order: Dominance, names: pd.Series[str]) -> str:
     if pd.isna(point["accuracy"]):
         return "accuracy not measured"
     defense = str(point["defense"])
+    if point["control"]:
+        return "undefended control"
     if point["refuted"]:
         return "its privacy claim is refuted"
-    if not (point["control"] or order.is_worthwhile(defense)):
+    if not order.is_worthwhile(defense):
         return _no_gain(defense, order)
     if better := order.dominating(defense):
         best = max(better, key=lambda name: sum(better[name]))

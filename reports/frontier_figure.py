@@ -120,34 +120,36 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
         .mark_point(shape="stroke", size=500, angle=45, strokeWidth=2, opacity=1)
         .encode(color=colour)
     )
-    crosses = (
-        base.transform_filter(alt.datum.refuted)
-        .mark_point(shape="cross", size=500, angle=45, filled=False, strokeWidth=2, opacity=1)
-        .encode(color=colour)
+    tooltip = [
+        alt.Tooltip("defense:N", title="defense"),
+        alt.Tooltip("accuracy_text:N", title="accuracy, final round"),
+        alt.Tooltip("contains:N", title="its interval contains"),
+        alt.Tooltip("success_text:N", title="worst-case success"),
+        alt.Tooltip("advantage_text:N", title="advantage over prior"),
+        alt.Tooltip("epsilon_text:N", title="epsilon"),
+        alt.Tooltip("p_pareto:Q", title="P(Pareto-optimal)", format=".2f"),
+        alt.Tooltip("verdict:N", title="verdict"),
+    ]
+    marks = base.encode(color=colour, shape=shape, tooltip=tooltip)
+    dots = (
+        marks.transform_filter("!datum.refuted")
+        .mark_point(filled=True, opacity=1)
+        .encode(
+            size=alt.condition(optimal, alt.value(130), alt.value(55)),
+            stroke=alt.condition(optimal, alt.value("#111111"), alt.value("white")),
+            strokeWidth=alt.condition(optimal, alt.value(1.6), alt.value(0.5)),
+        )
     )
-    dots = base.mark_point(filled=True, opacity=1).encode(
-        fillOpacity=alt.condition(alt.datum.refuted, alt.value(0), alt.value(1)),
-        color=colour,
-        shape=shape,
-        size=alt.condition(optimal, alt.value(130), alt.value(55)),
-        stroke=alt.condition(optimal, alt.value("#111111"), alt.value("white")),
-        strokeWidth=alt.condition(optimal, alt.value(1.6), alt.value(0.5)),
-        tooltip=[
-            alt.Tooltip("defense:N", title="defense"),
-            alt.Tooltip("accuracy_text:N", title="accuracy, final round"),
-            alt.Tooltip("contains:N", title="its interval contains"),
-            alt.Tooltip("success_text:N", title="worst-case success"),
-            alt.Tooltip("advantage_text:N", title="advantage over prior"),
-            alt.Tooltip("epsilon_text:N", title="epsilon"),
-            alt.Tooltip("p_pareto:Q", title="P(Pareto-optimal)", format=".2f"),
-            alt.Tooltip("verdict:N", title="verdict"),
-        ],
-    )
+    refuted = alt.datum.refuted
+    hollow = marks.transform_filter(refuted).mark_point(filled=False, size=55, opacity=1)
+    crosses = base.transform_filter(refuted).mark_text(text="\u2715", fontSize=22)
+    crosses = crosses.encode(color=colour)
     names = base.encode(x="label_x:Q", y="label_y:Q", text="label:N")
     halo = names.mark_text(fontSize=11, stroke="white", strokeWidth=3, strokeJoin="round")
     text = names.mark_text(fontSize=11).encode(color=colour)
     layers = alt.layer(
-        *(stairs, sweeps, across, down, ticks, crosses, dots, halo, text), data=points[_POINT]
+        *(stairs, sweeps, across, down, ticks, dots, hollow, crosses, halo, text),
+        data=points[_POINT],
     )
     return layers.properties(width=width, height=height)
 
@@ -159,7 +161,7 @@ def _place_labels(
     right, up = (domain[1] - domain[0]) / width, 1 / height  # one pixel
     taken = [(p.accuracy, p.shown, 7 * right, 7 * up) for p in rows(points)]
     placed = {}
-    for p in rows(points.sort_values(["private", "pareto"], ascending=False)):
+    for p in rows(points.sort_values(["refuted", "private", "pareto"], ascending=False)):
         wide, high = (3.4 * len(p.setting) + 2) * right, 7 * up
         for side, level in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
             x, y = p.accuracy + side * (wide + 8 * right), p.shown + level * 11 * up

@@ -74,7 +74,7 @@ def headline_table(points: pd.DataFrame) -> Table:
             *(str(getattr(row, f"{name}_text")) for name in stronger),
             claimed_epsilon(row.epsilon, refuted=row.refuted),
             "n/a" if pd.isna(row.p_pareto) else f"{row.p_pareto:.2f}",
-            "undefended control" if row.control else str(row.verdict),
+            str(row.verdict),
         )
         for row in rows(points)
     )

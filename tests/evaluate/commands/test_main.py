@@ -380,7 +380,7 @@ def test_a_defense_of_the_users_beside_the_configured_ones(
     assert code == 0, errors
     for text in ("none", "Mine(scale=1)", "Mine(scale=2)", f"Report: {out / 'report.html'}"):
         assert text in output
-    assert "final round 4" in " ".join(output.split())
+    assert " final " in output  # accuracy, whatever round is attacked
     assert output.splitlines()[-1].startswith("Evaluation: YES, with caveats (")
     assert output.splitlines()[-1].endswith(", power)")  # six uploads
     assert "Mine(scale=2)" in (out / "report.html").read_text()
