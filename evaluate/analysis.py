@@ -14,7 +14,7 @@ import pandas as pd
 
 from .labels import ADVERSARY, ARM, ATTACK, DEFENSE, rows, scope_text
 from .metrics import TIERS
-from .statistics import Interval, accuracy_interval, advantage, rate
+from .statistics import LEAST_SEEDS, Interval, accuracy_interval, advantage, rate
 
 if TYPE_CHECKING:
     from .results import Results
@@ -35,7 +35,7 @@ _VICTIM = ["seed", "observation", "victim"]
 _LIMITS = ["rate", "low", "high", "text"]
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
 _UTILITY_COLUMNS = ["scenario", "defense", *DEFENSE, "seeds", "rounds", "refused"]
-_UTILITY_COLUMNS += ["accuracy", "low", "high", "text"]
+_UTILITY_COLUMNS += ["accuracy", "low", "high", "text", "contains"]
 
 
 def attack_rates(results: Results) -> pd.DataFrame:
@@ -162,8 +162,9 @@ def at(frame: pd.DataFrame, scenario: str, checkpoint: int) -> pd.DataFrame:
 def final_utility(results: Results) -> pd.DataFrame:
     """Return the test accuracy per scenario and defense, at the last evaluated round.
 
-    `relative` is the accuracy as a share of the undefended one, NaN without a control; `refused`
-    is how often clients refused an honest model, over all seeds.
+    Its interval always contains which test examples were drawn, and from two seeds on the spread
+    of the seeds; `contains` says so. `relative` is the accuracy as a share of the undefended one,
+    NaN without a control; `refused` is how often clients refused an honest model, over all seeds.
     """
     frame = results.utility
     last = frame.groupby(["scenario", "defense"])["round"].transform("max")
@@ -186,13 +187,14 @@ def utility_curve(results: Results) -> pd.DataFrame:
 def claims(results: Results) -> pd.DataFrame:
     """Return what is claimed and what was audited, per scenario and defense that claims privacy.
 
-    Of several seeds, it is the one with the largest epsilon, and with a violation if any has one.
+    Of several seeds, it is the one with the largest epsilon, and with a violation if any has one:
+    its claim is `refuted`.
     """
     frame = results.guarantees
-    ranked = frame.assign(bad=frame["violated"].fillna(False).astype(bool)).sort_values(
-        ["bad", "epsilon"], ascending=False, kind="stable"
+    ranked = frame.assign(refuted=frame["violated"].fillna(False).astype(bool)).sort_values(
+        ["refuted", "epsilon"], ascending=False, kind="stable"
     )
-    first = ranked.drop_duplicates(["scenario", "defense"]).drop(columns="bad")
+    first = ranked.drop_duplicates(["scenario", "defense"])
     return first.sort_index(kind="stable").reset_index(drop=True)
 
 
@@ -350,4 +352,12 @@ def _accuracy(group: pd.DataFrame) -> dict[Hashable, Any]:
         "low": interval.low,
         "high": interval.high,
         "text": str(interval),
+        "contains": _interval_contains(interval.n),
     }
+
+
+def _interval_contains(seeds: int) -> str:
+    """Return what an accuracy's interval is about: see `accuracy_interval`."""
+    if seeds == 1:
+        return "test sampling only, of one seed"
+    return f"test sampling and the {'range' if seeds < LEAST_SEEDS else 'mean'} of {seeds} seeds"

@@ -7,9 +7,13 @@ References:
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import pandas as pd
 
 from .checks import DP_BASELINE
+from .dominance import Dominance
 from .statistics import Interval, paired_difference
 
 ADVICE = f"add `{{name: {DP_BASELINE}, noise_multiplier: [0.01, 0.1, 1.0]}}` to its defenses"
@@ -22,24 +26,27 @@ _COLUMNS = [
 
 
 def heuristics(points: pd.DataFrame) -> pd.DataFrame:
-    """Return the defenses that were measured and claim no differential privacy."""
-    private = points["epsilon"].notna() | points["control"] | (points["family"] == DP_BASELINE)
+    """Return the defenses that were measured and have no claim of privacy that stands."""
+    claimed = points["epsilon"].notna() & ~points["refuted"]
+    private = claimed | points["control"] | (points["family"] == DP_BASELINE)
     return points[~private].dropna(subset=["accuracy", "success"])
 
 
 def equal_utility(
-    points: pd.DataFrame, victims: pd.DataFrame, given_candidates: pd.DataFrame
+    points: pd.DataFrame, order: Dominance, victims: pd.DataFrame, given_candidates: pd.DataFrame
 ) -> pd.DataFrame:
     """Return, for every heuristic, the DP-SGD that it has to be compared with, and who wins.
 
-    Where some DP-SGD's accuracy is within the heuristic's interval, the nearest of them is the
-    partner, and worst-case success is compared on the same victims. Otherwise the partner is the
-    nearest in accuracy, and only dominance decides: a heuristic is worse if it leaks more than
-    the next DP-SGD that is more accurate, and better if it leaks less than the next that is less
-    accurate. Nothing is interpolated.
+    Where no difference in accuracy is shown to some DP-SGD, the nearest of them is the partner,
+    and worst-case success is compared on the same victims. A heuristic that leaks no less than
+    the undefended control is never better. Without such a partner it is the nearest in accuracy,
+    and only dominance decides: a heuristic is worse if it leaks more than the next DP-SGD that is
+    more accurate, and better if it leaks less than the next that is less accurate. Nothing is
+    interpolated, and a DP-SGD whose claim is refuted is none.
 
     Args:
         points: `Frontier.points` of one scenario and checkpoint.
+        order: Which of them is significantly more accurate.
         victims: `victim_matrix` of the same, for a passive server.
         given_candidates: The same for one that is given candidates.
 
@@ -49,14 +56,22 @@ def equal_utility(
         `candidates_verdict`, the same where attacks are given candidates. Empty without DP-SGD.
     """
     placed = points.dropna(subset=["accuracy", "success"])
-    private = placed[(placed["family"] == DP_BASELINE) & (placed["strength"] > 0)]
+    private = placed[
+        (placed["family"] == DP_BASELINE) & (placed["strength"] > 0) & ~placed["refuted"]
+    ]
     rivals = heuristics(points)
     if private.empty or rivals.empty:
         return pd.DataFrame(columns=_COLUMNS)
     rows = []
     for _, rival in rivals.iterrows():
-        equal = private[private["accuracy"].between(rival["accuracy_low"], rival["accuracy_high"])]
+        pairs = [(name, rival["defense"]) for name in private["defense"]]
+        shown = np.array([order.gaps[pair].accuracy for pair in pairs])
+        equal, above, below = (private[shown == sign] for sign in (0, 1, -1))
         partner = _nearest(equal if len(equal) else private, rival)
+        if len(equal):
+            verdict = partial(_at_equal_accuracy, rival=rival, partner=partner)
+        else:
+            verdict = partial(_by_dominance, rival=rival, above=above, below=below)
         gap = _difference(victims, rival, partner)
         given = pd.notna(rival["candidates_rate"]) and pd.notna(partner["candidates_rate"])
         rows.append(
@@ -65,10 +80,8 @@ def equal_utility(
                 partner["defense"],
                 "equal" if len(equal) else "nearest",
                 *(gap.value, gap.low, gap.high),
-                _verdict(rival, partner, private, victims, equal=bool(len(equal))),
-                _verdict(rival, partner, private, given_candidates, equal=bool(len(equal)))
-                if given
-                else "",
+                verdict(victims),
+                verdict(given_candidates) if given else "",
             )
         )
     return pd.DataFrame(rows, columns=_COLUMNS)
@@ -86,23 +99,20 @@ def _difference(victims: pd.DataFrame, rival: pd.Series, partner: pd.Series) -> 
     return paired_difference(both.iloc[:, 0], both.iloc[:, 1], unit)
 
 
-def _verdict(
-    rival: pd.Series,
-    partner: pd.Series,
-    private: pd.DataFrame,
-    victims: pd.DataFrame,
-    *,
-    equal: bool,
+def _at_equal_accuracy(victims: pd.DataFrame, rival: pd.Series, partner: pd.Series) -> str:
+    gap = _difference(victims, rival, partner)
+    if gap.low > 0:
+        return "worse: leaks more at equal accuracy"
+    if gap.high < 0:
+        better = "better: leaks less at equal accuracy"
+        return better if rival["gains"] else "no gain shown over no defense"
+    return "no difference shown at equal accuracy"
+
+
+def _by_dominance(
+    victims: pd.DataFrame, rival: pd.Series, above: pd.DataFrame, below: pd.DataFrame
 ) -> str:
-    if equal:
-        gap = _difference(victims, rival, partner)
-        if gap.low > 0:
-            return "worse: leaks more at equal accuracy"
-        if gap.high < 0:
-            return "better: leaks less at equal accuracy"
-        return "no difference shown at equal accuracy"
-    above = private[private["accuracy"] > rival["accuracy"]].sort_values("accuracy").head(1)
-    below = private[private["accuracy"] < rival["accuracy"]].sort_values("accuracy").tail(1)
+    above, below = above.nsmallest(1, "accuracy"), below.nlargest(1, "accuracy")
     if any(_difference(victims, rival, arm).low > 0 for _, arm in above.iterrows()):
         return "worse: leaks more and is less accurate"
     if any(_difference(victims, rival, arm).high < 0 for _, arm in below.iterrows()):

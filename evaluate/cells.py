@@ -84,12 +84,11 @@ class TrainTrial:
         """Train, evaluating along the way and saving the checkpoints."""
         world = load_world(self.scenario)
         defense, training = world.defense(self.defense), self.scenario.training
-        rng = generator("training", self.cell.identity)
         shares = partition(
             world.train,
             training.clients,
             training.partition,
-            generator("shares", self.scenario.config(), self.seed),
+            generator("shares", *self.draws),
             alpha=training.alpha,
         )
         federation = Federation(
@@ -114,6 +113,7 @@ class TrainTrial:
 
         start = time.perf_counter()
         at = every | kept
+        rng = generator("training", *self.draws)
         federation.train(training.rounds, rng, at=at, on_checkpoint=on_checkpoint)
         busy = time.perf_counter() - start
         return Outcome(
@@ -121,6 +121,11 @@ class TrainTrial:
             guarantees=self._guarantees(world, defense, max(federation.rounds_of)),
             busy=busy,
         )
+
+    @property
+    def draws(self) -> tuple[object, ...]:
+        """Return what all draws depend on: not the defense, so that accuracies pair."""
+        return (self.scenario.config(), self.seed)
 
     def _guarantees(self, world: World, defense: Defense, rounds: int) -> tuple[GuaranteeRow, ...]:
         """Return what the defense claims of this run, and whether its noise is there."""
@@ -155,6 +160,11 @@ class ReplayTrial:
         labels = {**_labels(self.scenario, self.defense), "seed": EXAMINED_SEED}
         return Cell("replay", config, labels, code)
 
+    @property
+    def draws(self) -> tuple[object, ...]:
+        """Return what all draws depend on: not the defense."""
+        return (self.scenario.description, EXAMINED_SEED)
+
     def run(self, folder: Path) -> Outcome:
         """Examine the replay on clients of the scenario; one who refuses to train has none."""
         start = time.perf_counter()
@@ -180,7 +190,7 @@ class ReplayTrial:
             cohort(world, victims(world, EXAMINED_SEED, i), **here, observation=i)
             for i in range(EXAMINED_ROUNDS)
         ]
-        return examine(client, rounds, generator("replay", self.cell.identity))
+        return examine(client, rounds, generator("examination", *self.draws))
 
 
 _EXAMINED: dict[str, ReplayRow] = {}
@@ -190,8 +200,8 @@ _EXAMINED: dict[str, ReplayRow] = {}
 class AttackTrial:
     """Attack a defense: scores per victim.
 
-    Victims, uploads and look-alikes do not depend on the adversary, and victims not on the
-    defense either: all comparisons are paired.
+    Victims, look-alikes and what clients draw depend neither on the adversary nor on the
+    defense: all comparisons are paired.
 
     Attributes:
         scenario: What is attacked.
@@ -289,8 +299,8 @@ class AttackTrial:
 
     @property
     def upload(self) -> tuple[object, ...]:
-        """Return what an upload's noise depends on: not the adversary, so that all see the same."""
-        return (self.scenario.description, self.defense.config())
+        """Return what an upload's draws depend on: neither adversary nor defense, so they pair."""
+        return (self.scenario.description, self.seed, self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -331,7 +341,7 @@ class _Server:
         if self.adversary.needs_candidates and len(sought) == len(shares) == 1:
             among = candidates(world, sought, seed=trial.seed, observation=index)
             threat = replace(threat, candidates=among)
-        rng = generator("client", trial.upload, trial.seed, trial.checkpoint, index)
+        rng = generator("client", *trial.upload, index)
         uploads = observe(
             client, shares, threat, rng, models=received, replay=self._replays[received]
         )
@@ -393,6 +403,10 @@ class Trial(Protocol):
     def cell(self) -> Cell:
         """Return the cell, by which the outcome is stored."""
 
+    @property
+    def draws(self) -> tuple[object, ...]:
+        """Return what its randomness depends on."""
+
     def run(self, folder: Path) -> Outcome:
         """Do the work, in the folder of the run."""
 
@@ -406,7 +420,7 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
     if replace(trial).cell.key != trial.cell.key:
         raise ValueError("a source file has changed since the run began: start the run again")
     # All draws of ours come from generators of their own; this is for dropout in users' models.
-    torch.manual_seed(generator("global", trial.cell.identity).initial_seed())
+    torch.manual_seed(generator("global", *trial.draws).initial_seed())
     with warnings.catch_warnings(record=True) as caught:
         outcome = trial.run(folder)
     notes = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)

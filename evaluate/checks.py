@@ -23,21 +23,25 @@ from scipy import stats
 from .analysis import FINISHED, SERVERS, blind_success, column, optimiser_failed, tried
 from .examination import findings
 from .labels import ARM, ATTACK, sweeps
-from .statistics import Floats, clopper_pearson, holm, monotone_violation, paired_difference
+from .statistics import (
+    SIGNIFICANCE,
+    Floats,
+    clopper_pearson,
+    holm,
+    monotone_violation,
+    paired_difference,
+)
 
 if TYPE_CHECKING:
     from .results import Results
 
-Verdict = Literal["pass", "warn", "fail"]
+Verdict = Literal["pass", "warn", "fail", "n/a"]
 
 FAILED_SHARE = 0.2
 """Share of victims missed by a failed optimiser from which an attack says little."""
 
 DP_BASELINE = "DPSGD"
 """The family that every defense without a guarantee has to be compared with (Aerni et al.)."""
-
-SIGNIFICANCE = 0.05
-"""Chance that any attack of a run seems to exceed its bound although none does."""
 
 LEAST_POWER = 0.2
 """Largest rate that an evaluation without a single success may leave possible."""
@@ -49,7 +53,8 @@ class Check:
 
     Attributes:
         name: What is asked.
-        verdict: `fail` if conclusions would be wrong, `warn` if they need a caveat.
+        verdict: `fail` if conclusions would be wrong, `warn` if they need a caveat, `n/a` if
+            the run has nothing that the question is about.
         text: The answer, in one sentence.
         details: The cases it is about.
         remedy: Code that mends them.
@@ -88,9 +93,33 @@ class _Evidence:
 
 
 def run_checks(results: Results) -> list[Check]:
-    """Return the answers to all questions about a run, always in the same order."""
+    """Return the answers to all questions about a run, always in the same order.
+
+    Nothing passes where no cell has finished.
+    """
     evidence = _Evidence(results)
-    return [check(evidence) for check in _CHECKS]
+    checks = [check(evidence) for check in _CHECKS]
+    if results.cells["status"].isin(FINISHED).any():
+        return checks
+    return [
+        _not_asked(check.name, "No cell has finished.") if check.verdict == "pass" else check
+        for check in checks
+    ]
+
+
+def overall(checks: Iterable[Check]) -> Verdict:
+    """Return the worst verdict."""
+    found = {check.verdict for check in checks}
+    return next((verdict for verdict in _WORST_FIRST if verdict in found), "pass")
+
+
+def conclusion(checks: Iterable[Check]) -> str:
+    """Return whether an evaluation can be trusted, and the checks that say otherwise."""
+    checks = list(checks)
+    verdict = overall(checks)
+    names = ", ".join(check.name for check in checks if check.verdict == verdict)
+    answers = {"fail": f"NO ({names})", "warn": f"YES, with caveats ({names})"}
+    return f"Evaluation: {answers.get(verdict, 'YES')}"
 
 
 def _undefended_control(evidence: _Evidence) -> Check:
@@ -183,6 +212,8 @@ def _optimiser(evidence: _Evidence) -> Check:
     # A guess near enough to identify the victim need not reach the truth's own objective.
     missed = failed * ~rows["identified"].fillna(False).astype(bool)
     defended = rows.assign(missed=missed)[~rows["control"]]
+    if defended["missed"].isna().all():
+        return _not_asked("optimiser", "No optimising attack ran against a defense.")
     missed = defended.groupby(ATTACK, dropna=False, sort=False)["missed"].mean()
     table = evidence.attacks.merge(missed.reset_index(), on=ATTACK)
     return _answer(
@@ -202,6 +233,8 @@ def _monotone(evidence: _Evidence) -> Check:
     # Not attack by attack: in a cascade these face other uploads under every defense.
     worst = evidence.results.worst_case()
     places = worst[~worst["control"]].groupby(["scenario", "checkpoint"], sort=False)
+    if not any(True for _, arms in places for _ in sweeps(arms)):
+        return _not_asked("monotone", "No defense was attacked at more than one strength.")
     return _answer(
         "monotone",
         [rise for _, arms in places for server in SERVERS for rise in _rises(arms, server)],
@@ -227,6 +260,8 @@ def _rises(arms: pd.DataFrame, server: str) -> Iterator[str]:
 def _oracle_inputs(evidence: _Evidence) -> Check:
     rates = evidence.results.rates()
     rates = rates[~rates["candidates_granted"]]  # which reports keep apart
+    if evidence.attacks.empty:
+        return _not_asked("oracle inputs", "No attack ran.")
     granted = rates[rates["labels_granted"].astype(bool)]
     granted = granted.drop_duplicates(["adversary", "scenario"])
     return _answer(
@@ -311,6 +346,8 @@ def _crippled(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _replay(evidence: _Evidence) -> Check:
+    if evidence.results.replays.empty:
+        return _not_asked("replay", "No defense was replayed on clients of known examples.")
     rows = [(row, findings(row)) for row in _rows(evidence.results.replays)]
     found = [(row, finding) for row, several in rows for finding in several]
     remedies = dict.fromkeys(finding.remedy for _, finding in found)
@@ -331,14 +368,16 @@ def _completeness(evidence: _Evidence) -> Check:
     counts = unfinished["status"].value_counts()
     spared = (cells["status"] == "not needed").sum()
     errors = unfinished.loc[unfinished["error"] != "", "error"]
+    failed = (unfinished["status"] != "missing").any()
+    remedy = "`--retry-failed` runs those again that failed" if failed else "run again"
     return _answer(
         "completeness",
         [
             *(f"{status}: {number} cells" for status, number in counts.items()),
-            *(f"first error: {error}" for error in errors.head(1)),
+            *(f"first error: {_first_line(error)}" for error in errors.head(1)),
         ],
         f"{len(unfinished)} of {len(cells)} cells have no result: what they would have shown is "
-        "unknown; run again to complete them.",
+        f"unknown; {remedy}.",
         f"All {len(cells)} cells finished"
         + (f", {spared} of them with nothing left to find." if spared else "."),
         verdict="fail",
@@ -348,7 +387,7 @@ def _completeness(evidence: _Evidence) -> Check:
 def _proven_bound(evidence: _Evidence) -> Check:
     name, bounded = "proven bound", evidence.attacks.dropna(subset="bound")
     if bounded.empty:
-        return Check(name, "pass", "No bound was evaluated for this run: nothing to compare with.")
+        return _not_asked(name, "No bound was evaluated for this run: nothing to compare with.")
     exceeded = bounded[holm(_excess(bounded)) < SIGNIFICANCE]
     return _answer(
         name,
@@ -383,15 +422,15 @@ def _excess(bounded: pd.DataFrame) -> Floats:
 def _claimed_noise(evidence: _Evidence) -> Check:
     name, claims = "claimed noise", evidence.results.claims()
     if claims.empty:
-        return Check(name, "pass", "No defense of this run claims differential privacy.")
-    violated = claims[claims["violated"].fillna(False).astype(bool)]
-    if len(violated):
+        return _not_asked(name, "No defense of this run claims differential privacy.")
+    refuted = claims[claims["refuted"]]
+    if len(refuted):
         return Check(
             name,
             "fail",
             "The noise of a defense is not what its guarantee needs: its epsilon and its bounds "
             "are void.",
-            tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in _rows(violated)),
+            tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in _rows(refuted)),
         )
     unknown = claims[claims["violated"].isna()]
     return _answer(
@@ -409,6 +448,8 @@ def _dp_baseline(evidence: _Evidence) -> Check:
     claims = evidence.results.claims()[["scenario", "defense"]]
     arms = arms.merge(claims, on=["scenario", "defense"], how="left", indicator="claims")
     heuristic = arms[~arms["control"] & (arms["claims"] == "left_only")]
+    if heuristic.empty:
+        return _not_asked("private baseline", "No defense of this run is without a guarantee.")
     private = arms.loc[arms["family"] == DP_BASELINE, "scenario"]
     return _answer(
         "private baseline",
@@ -451,6 +492,14 @@ def _answer(
     return Check(name, verdict, problem, cases) if cases else Check(name, "pass", passed)
 
 
+def _not_asked(name: str, reason: str) -> Check:
+    return Check(name, "n/a", reason)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
 def _rows(table: pd.DataFrame) -> Iterable[Any]:
     """Return the rows with their columns as attributes."""
     return table.itertuples()
@@ -473,6 +522,8 @@ def _place(row: Any) -> str:  # noqa: ANN401 - a row of a table
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
+
+_WORST_FIRST: tuple[Verdict, ...] = ("fail", "warn")
 
 _CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
     _undefended_control,

@@ -53,6 +53,9 @@ class Client:
     ) -> Update:
         """Return the client's gradient or change of weights, after its `on_update`.
 
+        The order of its examples is drawn apart from its noise, so that it is the same for every
+        defense that does not draw its own.
+
         Args:
             examples: Its private examples of this round.
             rng: Source of all its randomness.
@@ -64,7 +67,7 @@ class Client:
         if in_order:
             batches = partial(_in_order, examples, by_epoch=by_epoch)
         else:
-            batches = partial(self._drawn, examples, rng)
+            batches = partial(self._drawn, examples, fork(rng))
         update = self.protocol.train(
             start, examples, batches, lambda weights, part: step.gradient(weights, part, rng)
         )
@@ -87,6 +90,8 @@ def release(
 ) -> list[Update]:
     """Return what the server sees of the clients of one round.
 
+    Each draws from a generator of its own, so that none shifts what another draws.
+
     Args:
         clients: The clients.
         shares: Each one's private examples.
@@ -98,8 +103,8 @@ def release(
         One update per client, or fewer where the defense aggregates.
     """
     updates = [
-        client.upload(share, rng, in_order=in_order, by_epoch=by_epoch)
-        for client, share in zip(clients, shares, strict=True)
+        client.upload(share, own, in_order=in_order, by_epoch=by_epoch)
+        for client, share, own in zip(clients, shares, [fork(rng) for _ in clients], strict=True)
     ]
     return clients[0].defense.on_round(updates, rng)
 

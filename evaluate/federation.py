@@ -13,6 +13,7 @@ from leakfrontier.defenses import Batch, Refused, Update, trainable
 
 from .client import Client, release
 from .contract import Checked
+from .seeds import fork
 
 SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -29,6 +30,9 @@ class Federation:
     server steps along the mean of what it sees. What a client's examples of a round are, which
     version of the model it has, how many uploads make a step and what each counts is the
     protocol's to say. A client that refuses the model it is sent is left out of the round.
+
+    Rounds and clients draw from generators of their own: however many numbers a defense draws,
+    those who take part, their examples and the order of these are the same.
 
     Attributes:
         client: What all clients are alike in. Its model is the global one, after the defense's
@@ -78,10 +82,10 @@ class Federation:
 
     def round(self, rng: Generator) -> None:
         """Train one round: sample clients, collect what they release, step."""
-        protocol, older = self.client.protocol, len(self._versions)
+        protocol, older, rng = self.client.protocol, len(self._versions), fork(rng)
         chosen = torch.randperm(len(self.shares), generator=rng)[: self.uploads].tolist()
-        shares = [self._local_examples(index, rng) for index in chosen]
         stale = [protocol.staleness(older, rng) for _ in chosen]
+        shares = [self._local_examples(index, fork(rng)) for index in chosen]
         clients = [self._received(*pair) for pair in zip(chosen, stale, strict=True)]
         taking_part = [
             (index, client, share, protocol.weight(age))

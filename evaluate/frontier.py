@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from .analysis import SERVERS, at, blind_success, column, victim_matrix
 from .baseline import equal_utility
+from .dominance import Dominance, Gap, compare
 from .labels import ARM, DEFENSE, describe_defenses, limit_text, percent, rows
 from .statistics import (
     DRAWS,
     advantage,
     clopper_pearson,
-    dominance_probability,
     hypervolume,
     pareto_mask,
     pareto_probability,
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
-
-DOMINATED = 0.95
-"""Probability from which a defense is called dominated."""
 
 TARGETS = (0.05, 0.1, 0.25)
 """Worst-case advantages that users ask to stay below."""
@@ -50,11 +47,13 @@ class Frontier:
         scenario: Its name.
         checkpoint: The attacked round.
         points: One row per defense: its labels, `accuracy`, worst-case `success` of a passive
-            server and `advantage` over the blind guess, each with limits; `pareto` at the
-            estimates; `p_pareto`, the probability of being Pareto-optimal; `p_dominated` by
-            `dominated_by`; `verdict`; `parameters_rate`, `architecture_rate` and
-            `candidates_rate` as in `worst_case`, with limits; the claimed `epsilon` at `delta`.
-            Defenses without an accuracy or an attack have no probabilities.
+            server and `advantage` over the blind guess, each with limits; `gains`, whether it
+            leaks significantly less than the undefended control; `pareto` at the estimates, and
+            `p_pareto`, its probability; `verdict`; `parameters_rate`, `architecture_rate` and
+            `candidates_rate` as in `worst_case`, with limits; the claimed `epsilon` at `delta`,
+            and whether it is `refuted`. Only the control and what is worth its accuracy can be
+            Pareto-optimal: what is shown to gain privacy over the control, or accuracy, and whose
+            claim is not refuted.
         families: Hypervolume of each family's sweep, with limits: the area that it dominates of
             relative accuracy x (1 - advantage), where 1 is perfect.
         answers: Single numbers that users ask for, as sentences.
@@ -86,7 +85,7 @@ def make_frontiers(results: Results, draws: int = DRAWS, seed: int = 0) -> list[
         seed: Seed of the bootstrap.
     """
     rates = results.rates()
-    claims = results.claims()[["scenario", "defense", "epsilon", "delta"]]
+    claims = results.claims()[["scenario", "defense", "epsilon", "delta", "refuted"]]
     accuracies = results.final_utility().merge(claims, on=["scenario", "defense"], how="left")
     blind = rates.assign(blind=blind_success(rates)).groupby(ARM, as_index=False)["blind"].max()
     worst = results.worst_case().merge(blind, on=ARM, how="left")
@@ -116,17 +115,20 @@ def _frontier(
     points.insert(0, "scenario", scenario)
     points.insert(1, "checkpoint", checkpoint)
     placed = points.dropna(subset=["accuracy", "advantage"])
+    tests = _tests(results, scenario)
+    order = compare(victims[placed["defense"]], tests, _control(placed))
+    points["gains"] = points["defense"].isin(order.gains)
     families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
     if len(placed):
-        draws = _resample(victims, _tests(results, scenario), placed, count, seed)
-        points = points.join(_probabilities(placed, draws))
+        draws = _resample(victims, tests, placed, count, seed)
+        points = points.join(_probabilities(placed, draws, order))
         families = _families(placed, draws)
     else:
-        points = points.assign(pareto=False, p_pareto=nan, p_dominated=nan, dominated_by="")
+        points = points.assign(pareto=False, p_pareto=nan)
     points["pareto"] = points["pareto"].eq(True)
-    points["dominated_by"] = points["dominated_by"].fillna("")
-    points["verdict"] = [_verdict(row) for _, row in points.iterrows()]
-    baseline = equal_utility(points, victims, given_candidates)
+    names = points.set_index("defense")["name"]
+    points["verdict"] = [_verdict(row, order, names) for _, row in points.iterrows()]
+    baseline = equal_utility(points, order, victims, given_candidates)
     return Frontier(scenario, checkpoint, points, families, tuple(_answers(points)), baseline)
 
 
@@ -138,9 +140,10 @@ def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
     arms = pd.concat([frame[["defense", *DEFENSE]] for frame in (attacked, trained)])
     points = describe_defenses(arms)[["defense", "name", *DEFENSE]]
     measured = ["accuracy", "accuracy_low", "accuracy_high", "relative", "seeds", "rounds"]
-    measured += ["refused", "epsilon", "delta"]
+    measured += ["refused", "contains", "epsilon", "delta", "refuted"]
     points = points.merge(trained[["defense", *measured]], on="defense", how="left")
     points["epsilon"] = pd.to_numeric(points["epsilon"])
+    points["refuted"] = points["refuted"].eq(True)
     points = points.merge(attacked.drop(columns=DEFENSE), on="defense", how="left")
     for name in ("success", "advantage"):
         points[f"{name}_text"] = _texts(points, name, f"{name}_low", f"{name}_high")
@@ -232,19 +235,24 @@ def _accuracy_draws(
     return np.average(accuracies, axis=1, weights=weights)
 
 
-def _probabilities(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
-    dominance = dominance_probability(draws.accuracy, draws.advantage)
-    best = dominance.argmax(axis=0)
-    highest = dominance.max(axis=0)
+def _probabilities(placed: pd.DataFrame, draws: _Draws, order: Dominance) -> pd.DataFrame:
+    """Return which defenses are Pareto-optimal among those that may be, and how probably."""
+    worthwhile = placed["defense"].map(order.is_worthwhile)
+    chosen = (placed["control"] | (worthwhile & ~placed["refuted"])).to_numpy()
+    found = placed[chosen]
     return pd.DataFrame(
         {
-            "pareto": pareto_mask(placed["accuracy"], placed["advantage"].clip(lower=0)),
-            "p_pareto": pareto_probability(draws.accuracy, draws.advantage),
-            "p_dominated": highest,
-            "dominated_by": np.where(highest > 0, placed["name"].to_numpy()[best], ""),
+            "pareto": pareto_mask(found["accuracy"], found["advantage"].clip(lower=0)),
+            "p_pareto": pareto_probability(draws.accuracy[:, chosen], draws.advantage[:, chosen]),
         },
-        index=placed.index,
+        index=found.index,
     )
+
+
+def _control(placed: pd.DataFrame) -> str | None:
+    """Return the undefended control, if it was trained and attacked."""
+    found = placed.loc[placed["control"], "defense"]
+    return None if found.empty else str(found.iloc[0])
 
 
 def _relative(accuracy: Floats, undefended: Floats) -> Floats:
@@ -278,19 +286,48 @@ def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values("hypervolume", ascending=False)
 
 
-def _verdict(point: pd.Series) -> str:
+def _verdict(point: pd.Series, order: Dominance, names: pd.Series[str]) -> str:
+    """Return what is shown of a defense; nothing is claimed of it that is not significant."""
     if pd.isna(point["advantage"]):
         others = [SERVERS[name] for name in _STRONGER if pd.notna(point[column(name, "rate")])]
         return f"attacked only by {others[0]}" if others else "not attacked: no attack ran"
     if pd.isna(point["accuracy"]):
         return "accuracy not measured"
-    if point["p_dominated"] >= DOMINATED:
-        if point["advantage"] <= 0:  # none of either was identified: that is a tie
-            return f"less accurate than {point['dominated_by']}, privacy tied"
-        return f"dominated by {point['dominated_by']}"
-    if point["p_pareto"] >= DOMINATED:
-        return "Pareto-optimal"
-    return "likely Pareto-optimal" if point["p_pareto"] >= 0.5 else "likely dominated"
+    defense = str(point["defense"])
+    if point["control"]:
+        return "undefended control"
+    if point["refuted"]:
+        return "its privacy claim is refuted"
+    if not order.is_worthwhile(defense):
+        return _no_gain(defense, order)
+    if better := order.dominating(defense):
+        best = max(better, key=lambda name: sum(better[name]))
+        return _beaten(better[best], names[best])
+    tied = [str(names[name]) for name in order.tied(defense)]
+    equals = f"tied with {_listed(tied)}" if tied else ""
+    return ", ".join(filter(None, ["Pareto-optimal" if point["pareto"] else "", equals]))
+
+
+def _no_gain(defense: str, order: Dominance) -> str:
+    """Return how a defense that gains nothing compares with the undefended control."""
+    if order.control is None:
+        return "no undefended control to compare with"
+    gap = order.gaps[defense, order.control]
+    losses = ["less accurate"] * (gap.accuracy < 0) + ["leaks more"] * (gap.privacy < 0)
+    return ", ".join(["no gain shown over no defense", *losses])
+
+
+def _beaten(gap: Gap, name: str) -> str:
+    """Return by whom a defense is dominated, and what is no more than a tie."""
+    if all(gap):
+        return f"dominated by {name}"
+    if gap.accuracy:
+        return f"less accurate than {name}, privacy tied"
+    return f"leaks more than {name}, accuracy tied"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} others"
 
 
 def _answers(points: pd.DataFrame) -> list[str]:
@@ -362,12 +399,13 @@ def _least_success(placed: pd.DataFrame) -> str:
         return f"What {points} of accuracy buy is unknown: there is no undefended control."
     undefended = control.iloc[0]
     within = placed[placed["accuracy"] >= undefended["accuracy"] - AFFORDABLE - 1e-12]
-    best = within.sort_values("success").iloc[0]
-    if best["success"] >= undefended["success"]:
+    within = within[within["gains"]].sort_values("success")
+    if within.empty:
         return (
-            f"No defense within {points} of the undefended accuracy lowers the worst-case success "
-            f"({undefended['success_text']} undefended)."
+            f"No defense within {points} of the undefended accuracy is shown to lower the "
+            f"worst-case success ({undefended['success_text']} undefended)."
         )
+    best = within.iloc[0]
     return (
         f"Lowest worst-case success within {points} of the undefended accuracy: "
         f"{best['success_text']} by {best['name']} ({undefended['success_text']} undefended)."

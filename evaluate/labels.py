@@ -165,6 +165,12 @@ def epsilon_text(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else "> 1000"
 
 
+def final_round(rounds: pd.Series[Any]) -> str:
+    """Return of which round accuracies are, whatever round is attacked."""
+    known = sorted({int(one) for one in rounds.dropna()})
+    return "final round" + (f" {known[0]}" if len(known) == 1 else "")
+
+
 def percent(value: float, digits: int = 1) -> str:
     """Return a fraction as text; a missing one as n/a."""
     return "n/a" if pd.isna(value) else f"{100 * value:.{digits}f} %"

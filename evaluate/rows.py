@@ -38,7 +38,7 @@ class Cell:
 
     @cached_property
     def identity(self) -> str:
-        """Return a hash of what is run, whatever its code: all randomness derives from it."""
+        """Return a hash of what is run, whatever its code."""
         return digest({"kind": self.kind, "config": self.config, "version": _VERSION})
 
     @cached_property

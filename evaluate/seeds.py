@@ -5,18 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 
-import torch
 from torch import Generator
 
 
 def generator(*parts: object) -> Generator:
     """Return a generator seeded by a hash of what its draws are for."""
     text = json.dumps(parts, sort_keys=True, default=str)
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-    return torch.Generator().manual_seed(seed)
+    return Generator().manual_seed(_seed(hashlib.sha256(text.encode()).digest()))
 
 
 def fork(rng: Generator) -> Generator:
-    """Return a new generator on the same device, seeded from `rng`."""
-    seed = torch.randint(2**62, (), generator=rng, device=rng.device)
-    return Generator(rng.device).manual_seed(int(seed))
+    """Return a new generator on the same device, seeded from the state of `rng`, which moves on.
+
+    Nothing is drawn, as a draw inside `torch.func.vmap` is no single number.
+    """
+    digest = hashlib.sha256(rng.get_state().numpy().tobytes()).digest()
+    own, forked = (_seed(half) for half in (digest[:16], digest[16:]))
+    rng.manual_seed(own)
+    return Generator(rng.device).manual_seed(forked)
+
+
+def _seed(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big") >> 1

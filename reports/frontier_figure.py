@@ -14,7 +14,7 @@ _POINT = [
     *("label", "label_x", "label_y"),
     *("accuracy", "accuracy_low", "accuracy_high", "accuracy_text"),
     *("shown", "advantage_low", "advantage_high", "advantage_text", "success_text"),
-    *("p_pareto", "verdict", "epsilon_text", "private"),
+    *("contains", "p_pareto", "verdict", "epsilon_text", "private", "refuted"),
 ]
 
 
@@ -40,11 +40,13 @@ def frontier_figure(scenario: str, points: pd.DataFrame) -> Figure | None:
         f"{percent(p.accuracy)} [{100 * p.accuracy_low:.1f}, {100 * p.accuracy_high:.1f}]"
         for p in rows(points)
     ]
-    points["private"] = points["epsilon"].notna()
+    claimed = points["epsilon"].notna()
+    points["private"] = claimed & ~points["refuted"]
     points["epsilon_text"] = points["epsilon"].map(epsilon_text)
+    points["epsilon_text"] += points["refuted"].map({True: " refuted", False: ""})
     noted = points["setting"].where(points["setting"] == "", points["setting"] + ", ")
     points["setting"] = points["setting"].where(
-        ~points["private"], noted + "\u03b5 " + points["epsilon_text"]
+        ~claimed, noted + "\u03b5 " + points["epsilon_text"]
     )
     several = points["checkpoint"].nunique() > 1
     chart = _frontier_layers(points, *((430, 320) if several else (WIDTH, 420)))
@@ -65,7 +67,8 @@ def frontier_figure(scenario: str, points: pd.DataFrame) -> Figure | None:
         "points with a dark outline are Pareto-optimal at their estimates, joined by the grey "
         "staircase; lines join the strengths of one family, and the text beside a point is the "
         "value of its family's parameter, where there is room. Ticks mark defenses with a formal "
-        "guarantee, with epsilon over the whole training run.",
+        "guarantee, with epsilon over the whole training run; crosses, on hollow points, those "
+        "whose claim is refuted. Accuracy is that of the final round.",
         styled(figure),
     )
 
@@ -86,7 +89,7 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
     points = points.join(pd.concat(labels))
     x = alt.X(
         "accuracy:Q",
-        title="Test accuracy",
+        title="Test accuracy, final round",
         axis=alt.Axis(format="%", tickCount=10),
         scale=alt.Scale(domain=list(domain), nice=False),
     )
@@ -117,26 +120,37 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
         .mark_point(shape="stroke", size=500, angle=45, strokeWidth=2, opacity=1)
         .encode(color=colour)
     )
-    dots = base.mark_point(filled=True, opacity=1).encode(
-        color=colour,
-        shape=shape,
-        size=alt.condition(optimal, alt.value(130), alt.value(55)),
-        stroke=alt.condition(optimal, alt.value("#111111"), alt.value("white")),
-        strokeWidth=alt.condition(optimal, alt.value(1.6), alt.value(0.5)),
-        tooltip=[
-            alt.Tooltip("defense:N", title="defense"),
-            alt.Tooltip("accuracy_text:N", title="accuracy"),
-            alt.Tooltip("success_text:N", title="worst-case success"),
-            alt.Tooltip("advantage_text:N", title="advantage over prior"),
-            alt.Tooltip("epsilon_text:N", title="epsilon"),
-            alt.Tooltip("p_pareto:Q", title="P(Pareto-optimal)", format=".2f"),
-            alt.Tooltip("verdict:N", title="verdict"),
-        ],
+    tooltip = [
+        alt.Tooltip("defense:N", title="defense"),
+        alt.Tooltip("accuracy_text:N", title="accuracy, final round"),
+        alt.Tooltip("contains:N", title="its interval contains"),
+        alt.Tooltip("success_text:N", title="worst-case success"),
+        alt.Tooltip("advantage_text:N", title="advantage over prior"),
+        alt.Tooltip("epsilon_text:N", title="epsilon"),
+        alt.Tooltip("p_pareto:Q", title="P(Pareto-optimal)", format=".2f"),
+        alt.Tooltip("verdict:N", title="verdict"),
+    ]
+    marks = base.encode(color=colour, shape=shape, tooltip=tooltip)
+    dots = (
+        marks.transform_filter("!datum.refuted")
+        .mark_point(filled=True, opacity=1)
+        .encode(
+            size=alt.condition(optimal, alt.value(130), alt.value(55)),
+            stroke=alt.condition(optimal, alt.value("#111111"), alt.value("white")),
+            strokeWidth=alt.condition(optimal, alt.value(1.6), alt.value(0.5)),
+        )
     )
+    refuted = alt.datum.refuted
+    hollow = marks.transform_filter(refuted).mark_point(filled=False, size=55, opacity=1)
+    crosses = base.transform_filter(refuted).mark_text(text="\u2715", fontSize=22)
+    crosses = crosses.encode(color=colour)
     names = base.encode(x="label_x:Q", y="label_y:Q", text="label:N")
     halo = names.mark_text(fontSize=11, stroke="white", strokeWidth=3, strokeJoin="round")
     text = names.mark_text(fontSize=11).encode(color=colour)
-    layers = alt.layer(stairs, sweeps, across, down, ticks, dots, halo, text, data=points[_POINT])
+    layers = alt.layer(
+        *(stairs, sweeps, across, down, ticks, dots, hollow, crosses, halo, text),
+        data=points[_POINT],
+    )
     return layers.properties(width=width, height=height)
 
 
@@ -147,7 +161,7 @@ def _place_labels(
     right, up = (domain[1] - domain[0]) / width, 1 / height  # one pixel
     taken = [(p.accuracy, p.shown, 7 * right, 7 * up) for p in rows(points)]
     placed = {}
-    for p in rows(points.sort_values(["private", "pareto"], ascending=False)):
+    for p in rows(points.sort_values(["refuted", "private", "pareto"], ascending=False)):
         wide, high = (3.4 * len(p.setting) + 2) * right, 7 * up
         for side, level in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
             x, y = p.accuracy + side * (wide + 8 * right), p.shown + level * 11 * up

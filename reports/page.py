@@ -12,6 +12,7 @@ import yaml
 
 from leakfrontier.evaluate.analysis import at
 from leakfrontier.evaluate.baseline import ADVICE, heuristics
+from leakfrontier.evaluate.checks import conclusion, overall
 from leakfrontier.evaluate.frontier import Frontier
 from leakfrontier.evaluate.labels import percent, rows
 from leakfrontier.evaluate.metrics import TIERS
@@ -30,6 +31,7 @@ from .heatmap import heatmap_figure
 from .html import render, write
 from .tables import (
     Table,
+    accuracy_note,
     baseline_table,
     failure_table,
     family_table,
@@ -47,9 +49,9 @@ PAGE_NAME = "report.html"
 _ONLY_IN_FILES = ("psnr_transformed",)
 _PACKAGES = ("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas", "altair")
 _TRUST = {
-    "pass": "Yes: every check passed.",
-    "warn": "With reservations: read the warnings before quoting a number.",
-    "fail": "No: at least one check failed, so these numbers are not evidence.",
+    "pass": "No check found anything against it.",
+    "warn": "Read the warnings before quoting a number.",
+    "fail": "These numbers are not evidence.",
 }
 
 
@@ -60,6 +62,7 @@ class Setting:
     title: str
     frontier: Frontier
     headline: Table
+    accuracy_note: str
     stronger: list[str]
     baseline: Table
     baseline_missing: str
@@ -169,6 +172,7 @@ def _setting(results: Results, frontier: Frontier) -> Setting:
         title=f"{frontier.scenario}, model of round {frontier.checkpoint}",
         frontier=frontier,
         headline=headline_table(frontier.points),
+        accuracy_note=accuracy_note(frontier.points),
         stronger=stronger_servers(frontier.points),
         baseline=baseline_table(frontier.baseline, frontier.points),
         baseline_missing=_baseline_missing(frontier),
@@ -214,16 +218,17 @@ def _answer(scenario: str, points: pd.DataFrame) -> str:
     cost = f"at {percent(best['accuracy'])} accuracy"
     if len(control):
         cost += f" (undefended {percent(control['accuracy'].iloc[0])})"
+    doubt = ", and is not shown to be more private than no defense" if not best["gains"] else ""
+    doubt += "; its privacy claim is refuted" if best["refuted"] else ""
     return (
         f"{start}; the most private of {len(defended)} tested defenses, {best['name']}, "
-        f"leaves {best['success_text']} {cost}."
+        f"leaves {best['success_text']} {cost}{doubt}."
     )
 
 
 def _render(results: Results, scenarios: list[Scenario]) -> str:
     checks, rates = results.checks(), results.rates()
-    verdicts = {check.verdict for check in checks}
-    verdict = next((kind for kind in ("fail", "warn") if kind in verdicts), "pass")
+    verdict = overall(checks)
     candidates = results.attacks["candidates"].dropna().unique()
     stronger = {name for scenario in scenarios for s in scenario.settings for name in s.stronger}
     return render(
@@ -231,7 +236,7 @@ def _render(results: Results, scenarios: list[Scenario]) -> str:
         scenarios=scenarios,
         checks=checks,
         verdict=verdict,
-        trust=_TRUST[verdict],
+        trust=f"{conclusion(checks)}. {_TRUST[verdict]}",
         panel=results.panel,
         cells=_progress(results.cells["status"]),
         candidates=", ".join(f"{number:.0f}" for number in sorted(candidates)),

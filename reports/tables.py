@@ -8,12 +8,14 @@ from math import nan
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from leakfrontier.evaluate.analysis import FINISHED
 from leakfrontier.evaluate.labels import (
     describe_attack,
     describe_defenses,
     epsilon_text,
+    final_round,
     percent,
     rate_text,
     rows,
@@ -38,7 +40,7 @@ _METRICS = {
 
 @dataclass(frozen=True)
 class Table:
-    """Text cells under a header; `marks` are CSS classes of the rows."""
+    """Text cells under a header, or `Markup`; `marks` are CSS classes of the rows."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -55,7 +57,7 @@ def headline_table(points: pd.DataFrame) -> Table:
     stronger = stronger_servers(points)
     header = (
         "Defense",
-        "Accuracy",
+        f"Accuracy, {final_round(points['rounds'])}",
         "Worst-case success",
         "Advantage over prior",
         *(f"Success, {STRONGER[name]}" for name in stronger),
@@ -70,9 +72,9 @@ def headline_table(points: pd.DataFrame) -> Table:
             str(row.success_text),
             str(row.advantage_text),
             *(str(getattr(row, f"{name}_text")) for name in stronger),
-            epsilon_text(row.epsilon),
+            claimed_epsilon(row.epsilon, refuted=row.refuted),
             "n/a" if pd.isna(row.p_pareto) else f"{row.p_pareto:.2f}",
-            "undefended control" if row.control else str(row.verdict),
+            str(row.verdict),
         )
         for row in rows(points)
     )
@@ -80,6 +82,18 @@ def headline_table(points: pd.DataFrame) -> Table:
         "control" if row.control else "pareto" if row.pareto else "" for row in rows(points)
     )
     return Table(header, lines, marks)
+
+
+def claimed_epsilon(epsilon: float, *, refuted: bool) -> str:
+    """Return a claim as text; a refuted one is struck out."""
+    text = epsilon_text(epsilon)
+    return Markup("<s>{}</s> refuted").format(text) if refuted else text
+
+
+def accuracy_note(points: pd.DataFrame) -> str:
+    """Return what the intervals of accuracies contain."""
+    found = "; ".join(sorted(points["contains"].dropna().unique()))
+    return f"Intervals of accuracy contain: {found}." if found else ""
 
 
 def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
@@ -108,7 +122,11 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
         lines.append(
             (
                 str(row.defense),
-                f"{epsilon_text(row.epsilon)} at {row.delta:.0e} ({row.accountant})",
+                Markup("{} at {:.0e} ({})").format(
+                    claimed_epsilon(row.epsilon, refuted=row.refuted),
+                    row.delta,
+                    row.accountant,
+                ),
                 str(row.unit),
                 f"{row.sample_rate:.3g}",
                 str(row.steps),
@@ -235,12 +253,31 @@ def _limits(value: float, low: float, high: float) -> str:
     return f"{percent(value)} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
+def _with_adversary(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return cells that all say what they are, by their adversary or else by their kind."""
+    kinds = cells["kind"].map({"train": "(training)", "replay": "(replay)"})
+    return cells.assign(adversary=cells["adversary"].fillna(kinds))
+
+
 def failure_table(cells: pd.DataFrame) -> Table:
     """Return the cells without a result."""
-    failed = cells[~cells["status"].isin(FINISHED)].fillna({"adversary": "(training)"})
+    failed = cells[~cells["status"].isin(FINISHED)].pipe(_with_adversary)
     groups = failed.groupby(["status", "scenario", "defense", "adversary", "error"], sort=False)
-    lines = tuple((*map(str, key), str(len(group))) for key, group in groups)
+    lines = tuple(
+        (*map(str, place), _collapsed(str(error)), str(len(group)))
+        for (*place, error), group in groups
+    )
     return Table(("Status", "Scenario", "Defense", "Adversary", "Error", "Cells"), lines)
+
+
+def _collapsed(error: str) -> str:
+    """Return the message of an error, and its traceback where a reader asks for it."""
+    message, _, traceback = error.partition("\n")
+    if not traceback:
+        return message
+    return Markup("<details><summary>{}</summary><pre>{}</pre></details>").format(
+        message, traceback
+    )
 
 
 def note_table(cells: pd.DataFrame, before: Sequence[str] = ()) -> Table:
@@ -248,7 +285,7 @@ def note_table(cells: pd.DataFrame, before: Sequence[str] = ()) -> Table:
     first = tuple((note, "(before all)", "") for note in before)
     if "note" not in cells:  # results of an older format
         return Table(("Note", "Adversary", "Cells"), first)
-    noted = cells[cells["note"].fillna("") != ""].fillna({"adversary": "(training)"})
+    noted = cells[cells["note"].fillna("") != ""].pipe(_with_adversary)
     groups = noted.groupby(["note", "adversary"], sort=False)
     lines = tuple((*map(str, key), str(len(group))) for key, group in groups)
     return Table(("Note", "Adversary", "Cells"), first + lines)

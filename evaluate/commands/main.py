@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from functools import wraps
+from typing import NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
@@ -18,14 +20,38 @@ from .report import report
 from .reproduce import reproduce
 from .run import run
 
+EXIT_CODES = (
+    "Exit codes: 0 if all that was asked for was done and nothing speaks against the result; 1 if "
+    "cells failed or are missing, a check failed, or a claim is refuted; 2 for a mistake in what "
+    "was given; 130 if interrupted."
+)
+
+P = ParamSpec("P")
+
+
+def _interruptible(command: Callable[P, None]) -> Callable[P, None]:
+    """Return a command that ends with exit code 130 if interrupted, as shells have it."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            Console(stderr=True).print("Interrupted.")
+            raise typer.Exit(130) from None
+
+    return run
+
+
 app = typer.Typer(
     name="leakfrontier",
     help="Measure what a federated-learning defense is worth.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 for command in (run, report, reproduce, advise, audit, membership):
-    app.command()(command)
+    app.command(epilog=EXIT_CODES)(_interruptible(command))
 app.command("list")(list_)
 
 

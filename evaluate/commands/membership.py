@@ -51,7 +51,10 @@ def membership(
     seed: Annotated[int, typer.Option(min=0, help="Repetition: other weights, uploads.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Tell members of a batch from others by its upload, beside what the defense permits."""
+    """Tell members of a batch from others by its upload, beside what the defense permits.
+
+    Exit code 1 if an attack finds more than that.
+    """
     from leakfrontier.reports.membership import write_membership
 
     scenario = scenario_from(dataset, model, data).model_copy(update={"batch_size": batch})
@@ -60,19 +63,15 @@ def membership(
     world, defended, attacked = loaded(scenario, method, seed)
     torch.set_num_threads(1)  # uploads are small: several threads wait for each other
     progress = Console(stderr=True)
-    try:
-        found = play(
-            world.client(defended, attacked),
-            world.train,
-            world.threat(knows_defense=True),
-            generator("membership", scenario.config(), method.config(), seed),
-            uploads=uploads,
-            batch_size=batch,
-            track=lambda games: track(games, "uploads", console=progress, transient=True),
-        )
-    except KeyboardInterrupt:
-        progress.print("Interrupted.")
-        raise typer.Exit(130) from None
+    found = play(
+        world.client(defended, attacked),
+        world.train,
+        world.threat(knows_defense=True),
+        generator("membership", scenario.config(), method.config(), seed),
+        uploads=uploads,
+        batch_size=batch,
+        track=lambda games: track(games, "uploads", console=progress, transient=True),
+    )
     title = f"{label(method)} on {scenario.name}"
     report = _Report(title, found, claimed_bounds(defended), uploads)
     write_membership(found, report.bounds, f"Membership under {title}", out)
@@ -81,6 +80,8 @@ def membership(
     else:
         report.print(Console())
     print_path(progress, "Curves:", out / "membership.png")
+    if report.exceeding:
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)

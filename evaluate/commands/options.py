@@ -13,9 +13,11 @@ from torch import nn
 
 from leakfrontier.defenses import Defense
 
+from ..checks import conclusion, overall
 from ..errors import UserError, given_by_user
 from ..methods import LOADING, Method, check_loading, own_code
 from ..probe import check_defense
+from ..results import Results
 from ..scenario import Scenario, World, label, load_world
 from ..strict_yaml import load_yaml
 
@@ -95,6 +97,14 @@ def writable(folder: Path) -> Path:
         raise UserError(
             f"cannot write to the folder {folder} ({error.strerror}): choose another --out folder"
         ) from error
+
+
+def conclude(console: Console, results: Results) -> None:
+    """Print whether the evaluation can be trusted; one that cannot ends with exit code 1."""
+    checks = results.checks()
+    console.print(conclusion(checks), soft_wrap=True, highlight=False, markup=False)
+    if overall(checks) == "fail":
+        raise typer.Exit(1)
 
 
 def print_path(console: Console, what: str, path: Path) -> None:

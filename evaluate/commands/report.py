@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .options import print_path
+from ..store import Store
+from .options import conclude, print_path
 
 
 def report(
@@ -17,4 +18,6 @@ def report(
     """Write DIR/report.html, tables and figures from the rows of a run."""
     from leakfrontier.reports import write_report
 
-    print_path(Console(), "Report:", write_report(folder))
+    console = Console()
+    print_path(console, "Report:", write_report(folder))
+    conclude(console, Store(folder).results())

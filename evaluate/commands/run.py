@@ -14,9 +14,10 @@ from rich.table import Table
 
 from ..config import load_config
 from ..errors import UserError
+from ..labels import final_round
 from ..results import Results
 from ..run import run as run_config
-from .options import Workers, method_from, print_path
+from .options import Workers, conclude, method_from, print_path
 
 TEXT_COLUMNS = 50
 """Room for two columns of rates and the lines between all of them; names get the rest."""
@@ -80,6 +81,7 @@ def run(
         raise typer.Exit(130) from None
     _print_summary(console, results)
     print_path(console, "Report:", write_report(folder))
+    conclude(console, results)
 
 
 def _print_summary(console: Console, results: Results) -> None:
@@ -87,17 +89,19 @@ def _print_summary(console: Console, results: Results) -> None:
     failed = results.cells[~results.cells["status"].isin(["ok", "not needed"])]
     for _, cell in failed.iterrows():
         reason = cell["error"].partition("\n")[0]
-        what = cell["adversary"] if cell["kind"] == "attack" else "training"
+        what = {"train": "training", "replay": "replay"}.get(cell["kind"], cell["adversary"])
         text = escape(f"{what} on {cell['defense']}: {reason}")
         console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
-    accuracy = results.final_utility().set_index(["scenario", "defense"])["text"]
+    utility = results.final_utility()
+    accuracy = utility.set_index(["scenario", "defense"])["text"]
+    last = final_round(utility["rounds"])
     for (scenario, checkpoint), arms in results.worst_case().groupby(
         ["scenario", "checkpoint"], sort=False
     ):
         title = f"{scenario}, attacked after {checkpoint} rounds: worst case over the panel"
         table = Table(title=escape(title), title_justify="left")
         table.add_column("defense", no_wrap=True)
-        for column in ("victims identified", "accuracy at the end"):
+        for column in ("victims identified", f"accuracy, {last}"):
             table.add_column(column)
         for _, arm in arms.iterrows():
             room = max(20, console.width - TEXT_COLUMNS)

@@ -181,10 +181,15 @@ class TableTrial:
         function = self.function.func if isinstance(self.function, partial) else self.function
         return Cell("table", config, labels, source([PATH], function))
 
+    @property
+    def draws(self) -> tuple[object, ...]:
+        """Return what its randomness depends on: not the method, so that all see the same batch."""
+        return (self.table, self.problem, self.seed, self.index)
+
     def run(self, folder: Path) -> Outcome:
-        """Attack the batch; other methods see the same one."""
+        """Attack the batch."""
         data = load_dataset(*find_data(self.dataset, self.data))
-        rng = generator("reproduce", self.table, self.problem, self.seed, self.index)
+        rng = generator("reproduce", *self.draws)
         scores = self.function(self.problem, self.method, data, rng)
         rows = [
             Score(observation=0, victim=number, metric=name, value=value)

@@ -1,23 +1,26 @@
 """What holds for every defense: the identity setting changes nothing, the extreme hides all."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
-from federated import batch, convolutional, mlp, observed
+from federated import batch, convolutional, make_client, mlp, observed, rng
 from small_panel import OF_GRADIENTS, attacked
-from torch import nn
+from torch import Generator, Tensor, nn
 
-from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
+from leakfrontier.adversaries import FedAvg, FedBuff, FedSGD, Protocol
 from leakfrontier.defenses import (
     ATS,
     DEFENSES,
     DPSGD,
+    Batch,
     Chain,
     ClientDP,
     Defense,
     DualPruning,
+    Loss,
     Mixup,
     Noise,
     Outpost,
@@ -26,7 +29,9 @@ from leakfrontier.defenses import (
     SecureAggregation,
     Soteria,
     TopK,
+    Update,
 )
+from leakfrontier.evaluate.federation import Federation
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.scenario import Scenario
 from leakfrontier.evaluate.statistics import clopper_pearson
@@ -78,6 +83,72 @@ def test_the_identity_setting_is_the_undefended_upload(
     assert list(defended) == list(undefended)
     for key, value in undefended.items():
         torch.testing.assert_close(defended[key], value, rtol=1e-4, atol=1e-6)
+
+
+@dataclass
+class Drawing(Defense):
+    """Draw at every hook, more and more, and ignore it."""
+
+    drawn: int = 0
+
+    def _draw(self, rng: Generator) -> None:
+        self.drawn += 1
+        torch.randn(self.drawn, generator=rng)
+
+    def batches(
+        self, examples: int, batch_size: int, epochs: int, rng: Generator
+    ) -> Iterator[Tensor]:
+        drawn = [*super().batches(examples, batch_size, epochs, rng)]
+        self._draw(rng)
+        yield from drawn
+
+    def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        self._draw(rng)
+        return batch
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        self._draw(rng)
+        return super().gradient(model, loss, batch, rng)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        self._draw(rng)
+        return update
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        self._draw(rng)
+        return list(updates)
+
+
+PAIRED = {
+    "user's": Drawing(),
+    "two": Chain((RandomK(1.0), Noise(0.0), Drawing())),
+    # DP-SGD's batches are Poisson samples at any setting, and not the undefended client's.
+    **{name: one for name, one in IDENTITY.items() if "DPSGD" not in repr(one)},
+}
+
+
+def trained(defense: Defense, protocol: Protocol) -> dict[str, Tensor]:
+    model, shares = mlp(8), [batch(9, seed) for seed in range(4)]
+    federation = Federation(make_client(model, defense, protocol), shares, 2, batch_size=4)
+    federation.train(4, rng(), on_checkpoint=lambda *_: None)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("name", PAIRED)
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        FedSGD(),
+        FedAvg(epochs=2, batch_size=4, lr=0.1),
+        FedBuff(epochs=2, batch_size=4, lr=0.1, buffer=3, oldest=2),
+    ],
+)
+def test_the_identity_setting_trains_the_undefended_model_bit_for_bit(
+    name: str, protocol: Protocol
+) -> None:
+    undefended, defended = trained(Defense(), protocol), trained(PAIRED[name], protocol)
+    assert undefended.keys() == defended.keys()
+    assert all(value.equal(defended[key]) for key, value in undefended.items())
 
 
 @pytest.mark.parametrize("name", EXTREME)

@@ -71,6 +71,19 @@ def test_without_an_equal_partner_only_dominance_decides(
     assert row["verdict"] == verdict
 
 
+def test_what_gains_nothing_over_no_defense_is_not_better_than_a_leaky_dp_sgd(
+    tmp_path: Path,
+) -> None:
+    arms = [
+        ("none", "none", None, 800, HALF),
+        ("Mine()", "Mine", None, 800, HALF),
+        ("DPSGD()", "DPSGD", 0.1, 800, ALL),
+    ]
+    (row,) = make_frontiers(write_tiny(tmp_path, arms), draws=20)[0].baseline.itertuples()
+    assert row.high < 0
+    assert row.verdict == "no gain shown over no defense"
+
+
 def test_dp_sgd_without_noise_is_no_baseline(tmp_path: Path) -> None:
     arms = [("Mine()", "Mine", None, 800, ALL), ("DPSGD()", "DPSGD", 0.0, 800, NONE)]
     results = write_tiny(tmp_path, arms)

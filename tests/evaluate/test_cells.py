@@ -193,6 +193,54 @@ def test_tied_weights_survive_a_checkpoint(defense: str, tmp_path: Path) -> None
     assert set(observation.update) == {name for name, _ in model.named_parameters()}
 
 
+IDENTITY = (
+    Method(name="Noise", options={"scale": 0.0}),
+    Method(name="RandomK", options={"ratio": 1.0}),
+    Method(name="Chain", links=(Method(name="TopK", options={"ratio": 1.0}), NONE)),
+)
+
+
+@pytest.mark.parametrize("defense", IDENTITY, ids=lambda method: method.name)
+@pytest.mark.parametrize("scenario", [TINY, LATE], ids=["FedSGD", "FedBuff"])
+def test_identity_defenses_train_and_upload_as_the_undefended(
+    scenario: Scenario, defense: Method, tmp_path: Path
+) -> None:
+    scenario = scenario.model_copy(update={"checkpoints": (0, 3), "batch_size": 3})
+    undefended, defended = (TrainTrial(scenario, one, seed=0) for one in (NONE, defense))
+    assert undefended.run(tmp_path).utility == defended.run(tmp_path).utility
+    for checkpoint in (0, 3):
+        plain, seen = (
+            watched(
+                trial(
+                    WATCHING,
+                    scenario=scenario,
+                    defense=one,
+                    checkpoint=checkpoint,
+                    observations=(0, 2),
+                ),
+                tmp_path,
+            )
+            for one in (NONE, defense)
+        )
+        for one, other in zip(plain, seen, strict=True):
+            torch.testing.assert_close(dict(one.update), dict(other.update), rtol=0, atol=0)
+
+
+def test_a_defense_with_layers_of_its_own_leaves_the_others_as_they_are() -> None:
+    world = load_world(TINY)
+    plain, extended = (
+        world.model(world.defense(Method(name=name)), 0).state_dict()
+        for name in ("none", "PRECODE")
+    )
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    world.model(world.defense(Method(name="PRECODE")), 1)
+    assert torch.get_rng_state().equal(before)
+    names = [name for name in plain if name in extended]
+    assert names
+    assert all(plain[name].equal(extended[name]) for name in names)
+
+
 def test_labels_carry_what_tells_cells_apart() -> None:
     long, short = (
         trial(Method(name="InvertingGradients", options={"iterations": n})).cell.labels

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from synthetic import make_results
 
-from leakfrontier.evaluate.checks import Check
+from leakfrontier.evaluate.checks import Check, conclusion, overall
 from leakfrontier.evaluate.results import Results
 
 NAMES = [
@@ -48,7 +48,7 @@ def with_weakest(results: Results, options: dict[str, Any]) -> Results:
 
 
 def troubles(results: Results) -> dict[str, Check]:
-    return {check.name: check for check in results.checks() if check.verdict != "pass"}
+    return {check.name: check for check in results.checks() if check.verdict in ("warn", "fail")}
 
 
 def with_attacks(results: Results, **columns: Any) -> Results:  # noqa: ANN401 - as pandas has it
@@ -58,7 +58,9 @@ def with_attacks(results: Results, **columns: Any) -> Results:  # noqa: ANN401 -
 def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Results) -> None:
     checks = results.checks()
     assert [check.name for check in checks] == NAMES
-    assert {check.verdict for check in checks} == {"pass"}
+    asked = {check.name for check in checks if check.verdict == "pass"}
+    assert {check.name for check in checks if check.verdict == "n/a"} == {*NAMES} - asked
+    assert {*NAMES} - asked == {"proven bound", "claimed noise"}  # nothing is claimed here
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,47 @@ def test_a_run_without_any_outcome_is_not_trusted(tmp_path: Path) -> None:
     assert found["undefended control"].verdict == found["completeness"].verdict == "fail"
     assert {"blind guess", "adaptive", "power"} <= set(found)
     assert "error: 126 cells" in found["completeness"].details
+
+
+@pytest.mark.parametrize("fault", ["failed", "missing"])
+def test_no_check_passes_without_a_finished_cell(tmp_path: Path, fault: str) -> None:
+    checks = make_results(tmp_path, **{fault: 116}).checks()
+    assert "pass" not in {check.verdict for check in checks}
+    assert {"n/a"} == {check.verdict for check in checks if check.name in ("optimiser", "monotone")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "remedy"),
+    [
+        ({"missing": 1}, "run again"),
+        ({"failed": 1}, "`--retry-failed` runs those again that failed"),
+        ({"failed": 1, "missing": 1}, "`--retry-failed` runs those again that failed"),
+    ],
+    ids=str,
+)
+def test_what_mends_an_incomplete_run_is_said(
+    tmp_path: Path, fault: dict[str, int], remedy: str
+) -> None:
+    text = troubles(make_results(tmp_path, **fault))["completeness"].text
+    assert text.endswith(f"is unknown; {remedy}.")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "line", "worst"),
+    [
+        ("pass n/a pass", "Evaluation: YES", "pass"),
+        ("warn pass warn", "Evaluation: YES, with caveats (a, c)", "warn"),
+        ("warn fail n/a", "Evaluation: NO (b)", "fail"),
+        ("fail fail pass", "Evaluation: NO (a, b)", "fail"),
+    ],
+)
+def test_one_line_concludes(verdicts: str, line: str, worst: str) -> None:
+    checks = [
+        Check(name, verdict, "")  # type: ignore[arg-type]
+        for name, verdict in zip("abc", verdicts.split(), strict=True)
+    ]
+    assert conclusion(checks) == line
+    assert overall(checks) == worst
 
 
 def test_a_run_of_training_only_is_not_trusted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
 from leakfrontier.defenses import DPSGD, Batch, Defense, Loss, TopK, Update
 from leakfrontier.evaluate.client import ThreatModel, observe
 from leakfrontier.evaluate.federation import Federation
+from leakfrontier.evaluate.seeds import fork
 
 STEPS = FedAvg(epochs=2, batch_size=2, lr=0.1)
 
@@ -113,7 +114,7 @@ def test_fedavg_equals_a_plain_loop_of_sgd() -> None:
 
     reference = convolutional()
     start = [p.detach().clone() for p in reference.parameters()]
-    optimizer, draws = torch.optim.SGD(reference.parameters(), lr=0.1), rng(5)
+    optimizer, draws = torch.optim.SGD(reference.parameters(), lr=0.1), fork(rng(5))
     for _ in range(2):
         for rows in torch.randperm(6, generator=draws).split(2):
             optimizer.zero_grad()

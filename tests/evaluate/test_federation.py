@@ -26,7 +26,7 @@ def accuracy(defense: Defense, protocol: Protocol, server: str, lr: float, round
     return data.modality.evaluate(model, test).correct / len(test.targets)
 
 
-def late_accuracy(protocol: Protocol, rounds: int = 100) -> float:
+def late_accuracy(protocol: Protocol, rounds: int = 130) -> float:
     """Return the mean accuracy on fashion-mini over the last rounds."""
     data = load_dataset("fashion-mini")
     train, test = data.normalised

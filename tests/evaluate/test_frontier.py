@@ -13,9 +13,9 @@ def test_frontier_by_hand(tmp_path: Path) -> None:
     results = write_tiny(
         tmp_path,
         [
-            ("none", "none", None, 900, [True] * 4),
-            ("Good()", "Good", None, 800, [False] * 4),
-            ("Bad()", "Bad", None, 700, [True] * 4),
+            ("none", "none", None, 900, [True] * 8),
+            ("Good()", "Good", None, 800, [False] * 8),
+            ("Bad()", "Bad", None, 700, [True] * 8),
         ],
     )
     (frontier,) = make_frontiers(results)
@@ -26,35 +26,96 @@ def test_frontier_by_hand(tmp_path: Path) -> None:
     assert points.loc["Good()", "advantage"] == pytest.approx(-0.01 / 0.99)
     assert points.loc["none", "advantage"] == pytest.approx(1.0)
     assert points["pareto"].to_dict() == {"none": True, "Good()": True, "Bad()": False}
-    assert points["p_pareto"].to_dict() == {"none": 1.0, "Good()": 1.0, "Bad()": 0.0}
-    assert points.loc["Bad()", "verdict"] == "dominated by none"
-    assert points.loc["Good()", "success_text"] == "<= 60.2 %"  # 1 - 0.025^(1/4)
+    assert points.loc[["none", "Good()"], "p_pareto"].tolist() == [1.0, 1.0]
+    assert pd.isna(points.loc["Bad()", "p_pareto"])
+    assert points["gains"].to_dict() == {"none": False, "Good()": True, "Bad()": False}
+    assert points.loc["Good()", "verdict"] == "Pareto-optimal"
+    assert points.loc["Bad()", "verdict"] == "no gain shown over no defense, less accurate"
+    assert points.loc["Good()", "success_text"] == "<= 36.9 %"  # 1 - 0.025^(1/8)
     areas = frontier.families.set_index("family")["hypervolume"]
     assert areas["Good"] == pytest.approx(8 / 9)
     assert areas["none"] == pytest.approx(0.0)
 
 
-def test_comparisons_are_paired(tmp_path: Path) -> None:
-    """Two defenses that lose the same victims tie in privacy in every resample."""
-    lost = [True, False] * 5
-    results = write_tiny(tmp_path, [("A()", "A", None, 900, lost), ("B()", "B", None, 700, lost)])
-    points = make_frontiers(results)[0].points.set_index("defense")
-    assert points.loc["B()", "p_dominated"] == 1.0
-    assert points.loc["A()", "p_pareto"] == 1.0
+def points_of(folder: Path, **arms: tuple[int, list[bool]]) -> pd.DataFrame:
+    """Return the points of arms, (correct of 1000, identified), by name."""
+    made = [(name, name, None, *arm) for name, arm in arms.items()]
+    return make_frontiers(write_tiny(folder, made), draws=200)[0].points.set_index("defense")
 
 
-def test_uncertain_order_is_not_called_dominated(tmp_path: Path) -> None:
-    results = write_tiny(
-        tmp_path,
-        [
-            ("A()", "A", None, 800, [True, False, False, False, False, False]),
-            ("B()", "B", None, 799, [False, True, True, False, False, False]),
-        ],
+def lost(victims: int, of: int = 20) -> list[bool]:
+    return [True] * victims + [False] * (of - victims)
+
+
+def test_a_lucky_accuracy_is_no_reason_to_call_a_useless_defense_optimal(tmp_path: Path) -> None:
+    points = points_of(
+        tmp_path, none=(842, lost(20)), Lucky=(850, lost(20)), Unlucky=(828, lost(18))
     )
-    points = make_frontiers(results)[0].points.set_index("defense")
-    assert not points.loc["B()", "pareto"]  # worse in both estimates
-    assert 0.05 < points.loc["B()", "p_pareto"] < 0.95
-    assert "dominated by" not in points.loc["B()", "verdict"]
+    verdicts = points.loc[["Lucky", "Unlucky"], "verdict"]
+    assert set(verdicts) == {"no gain shown over no defense"}
+    assert points["pareto"].to_dict() == {"none": True, "Lucky": False, "Unlucky": False}
+    assert points.loc[["Lucky", "Unlucky"], "p_pareto"].isna().all()
+
+
+def test_a_gain_in_privacy_must_be_significant_among_all_defenses(tmp_path: Path) -> None:
+    """Six victims less are p = 0.03: of one defense a gain, of many perhaps luck."""
+    few = points_of(tmp_path / "few", none=(850, lost(20)), Some=(850, lost(14)))
+    assert few.loc["Some", "gains"]
+    assert few.loc["Some", "verdict"] == "Pareto-optimal"
+    others = {f"Other{i}": (850, lost(20)) for i in range(3)}
+    many = points_of(tmp_path / "many", none=(850, lost(20)), Some=(850, lost(14)), **others)
+    assert many.loc["Some", "verdict"] == "no gain shown over no defense"
+
+
+def test_a_significant_gain_in_accuracy_counts_as_well(tmp_path: Path) -> None:
+    points = points_of(tmp_path, none=(800, lost(20)), Better=(900, lost(20)))
+    assert points.loc["Better", "verdict"] == "Pareto-optimal"
+    assert not points.loc["Better", "gains"]
+
+
+def test_nothing_is_optimal_without_a_control(tmp_path: Path) -> None:
+    points = points_of(tmp_path, A=(900, lost(0)), B=(700, lost(20)))
+    assert set(points["verdict"]) == {"no undefended control to compare with"}
+    assert not points["pareto"].any()
+
+
+@pytest.mark.parametrize(
+    ("arm", "verdict"),
+    [
+        ((700, lost(12)), "dominated by Rival"),
+        ((700, lost(2)), "less accurate than Rival, privacy tied"),
+        ((800, lost(12)), "leaks more than Rival, accuracy tied"),
+        ((805, lost(3)), "Pareto-optimal, tied with Rival"),
+        ((795, lost(3)), "tied with Rival"),
+        ((700, lost(0)), "less accurate than Rival, privacy tied"),
+        ((860, lost(9)), "Pareto-optimal"),
+    ],
+)
+def test_only_significance_dominates_and_ties_are_ties(
+    tmp_path: Path, arm: tuple[int, list[bool]], verdict: str
+) -> None:
+    points = points_of(tmp_path, none=(900, lost(20)), Rival=(800, lost(2)), Mine=arm)
+    assert points.loc["Mine", "verdict"] == verdict
+
+
+def test_comparisons_are_paired(tmp_path: Path) -> None:
+    """Intervals overlap, but one loses every victim of the other, and six more."""
+    points = points_of(tmp_path, none=(900, lost(20)), Less=(800, lost(4)), More=(800, lost(10)))
+    assert points.loc["More", "success_low"] < points.loc["Less", "success_high"]
+    assert points.loc["More", "verdict"] == "leaks more than Less, accuracy tied"
+
+
+@pytest.mark.parametrize(("measured", "refuted"), [(0.8, True), (1.0, False), (None, False)])
+def test_a_refuted_claim_is_never_optimal(
+    tmp_path: Path, measured: float | None, refuted: bool
+) -> None:
+    results = make_results(tmp_path, guaranteed=True, measured=measured)
+    frontier = make_frontiers(results, draws=50)[0]
+    private = frontier.points[frontier.points["family"] == "DPSGD"]
+    assert (private["refuted"] == refuted).all()
+    assert (private["verdict"] == "its privacy claim is refuted").all() == refuted
+    assert private["pareto"].any() != refuted
+    assert frontier.baseline.empty == refuted  # and no heuristic has to beat it
 
 
 def test_bootstrap_is_seeded_and_spans_batches(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import torch
+from torch.func import vmap
 
 from leakfrontier.evaluate.seeds import fork, generator
 
@@ -34,3 +35,11 @@ def test_a_fork_draws_what_its_source_does_not() -> None:
     again = generator("client")
     assert draw(fork(again)) == draw(fork(generator("client")))
     assert draw(fork(again)) != draw(fork(generator("client")))  # a source moves on
+
+
+def test_a_fork_can_be_made_where_guesses_are_vectorised() -> None:
+    source = generator("client")
+    drawn = vmap(lambda x: x + torch.randn(4, generator=fork(source)), randomness="different")
+    first, second = drawn(torch.zeros(2, 4))
+    assert not first.equal(second)
+    vmap(lambda x: x + (fork(source) is source))(torch.zeros(2))  # no draw, which would raise

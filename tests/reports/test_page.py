@@ -72,6 +72,34 @@ def test_page_names_gaps(report: tuple[Path, Results]) -> None:
 
 
 @pytest.mark.usefixtures("one_scenario")
+def test_page_shows_what_is_refuted_and_what_was_not_asked(tmp_path: Path) -> None:
+    make_results(tmp_path, guaranteed=True, measured=0.8)
+    page = write_report(tmp_path).read_text()
+    assert "Evaluation: NO (claimed noise). These numbers are not evidence." in page
+    assert "<td><s>4</s> refuted</td>" in page
+    assert '<span class="badge na">n/a</span></div><div><strong>proven bound</strong>' in page
+    assert "<th>Accuracy, final round 40</th>" in page
+    assert "test sampling and the range of 2 seeds" in page
+    points = pd.read_csv(tmp_path / "tables" / "frontier.csv").set_index("family")
+    assert points.loc["DPSGD", "refuted"].all()
+    assert not points.loc["DPSGD", "pareto"].any()
+    assert not points.loc["TopK", "refuted"].any()
+
+
+def test_the_headline_does_not_praise_what_gains_nothing(tmp_path: Path) -> None:
+    write_tiny(
+        tmp_path,
+        [("none", "none", None, 800, [True] * 20), ("Mine()", "Mine", None, 850, [True] * 20)],
+    )
+    page = write_report(tmp_path).read_text()
+    assert (
+        "Mine, leaves 100.0 % [83.2, 100.0] at 85.0 % accuracy (undefended 80.0 %), and is not "
+        in page
+    )
+    assert "is not shown to be more private than no defense" in page
+
+
+@pytest.mark.usefixtures("one_scenario")
 def test_page_without_references(tmp_path: Path) -> None:
     make_results(tmp_path, control=False, baseline=False)
     page = write_report(tmp_path).read_text()

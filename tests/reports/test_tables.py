@@ -9,6 +9,7 @@ from leakfrontier.evaluate.analysis import at
 from leakfrontier.evaluate.frontier import make_frontiers
 from leakfrontier.reports.tables import (
     Table,
+    accuracy_note,
     failure_table,
     guarantee_table,
     headline_table,
@@ -88,6 +89,45 @@ def test_a_bound_is_compared_with_rates_over_all_uploads(tmp_path: Path) -> None
     strongest = column(table, "Strongest attack")
     weak = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
     assert strongest[weak] == "70.0 % [45.7, 88.1] by LinearLeakage"  # not what Imprint had left
+
+
+@pytest.mark.parametrize(("measured", "refuted"), [(0.8, True), (1.0, False)])
+def test_a_refuted_epsilon_is_struck_out(tmp_path: Path, measured: float, refuted: bool) -> None:
+    results = make_results(tmp_path, guaranteed=True, measured=measured)
+    claims, strong = results.claims(), "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0)"
+    headline = headline_table(make_frontiers(results, draws=20)[0].points)
+    guarantees = guarantee_table(claims[claims["scenario"] == MLP], at(results.rates(), MLP, 0))
+    shown = "<s>4</s> refuted" if refuted else "4"
+    assert column(headline, "\u03b5")[strong] == shown
+    assert column(guarantees, "\u03b5 at \u03b4")[strong].startswith(f"{shown} at 1e-05 (PLD)")
+    assert (column(headline, "Verdict")[strong] == "its privacy claim is refuted") == refuted
+
+
+@pytest.mark.parametrize(
+    ("seeds", "contains"),
+    [
+        ((0,), "test sampling only, of one seed"),
+        ((0, 1), "test sampling and the range of 2 seeds"),
+        ((0, 1, 2, 3, 4), "test sampling and the mean of 5 seeds"),
+    ],
+)
+def test_accuracies_say_of_which_round_they_are_and_what_their_intervals_contain(
+    tmp_path: Path, seeds: tuple[int, ...], contains: str
+) -> None:
+    points = make_frontiers(make_results(tmp_path, seeds=seeds), draws=20)[0].points
+    assert "Accuracy, final round 40" in headline_table(points).header
+    assert accuracy_note(points) == f"Intervals of accuracy contain: {contains}."
+
+
+def test_tracebacks_keep_their_lines(tmp_path: Path) -> None:
+    cells = make_results(tmp_path, failed=1).cells
+    error = "ValueError: <bad>\n  File 'x.py'\n    raise"
+    cells = cells.assign(error=cells["error"].where(cells["status"] == "ok", error))
+    (row,) = failure_table(cells).rows
+    assert row[4] == (
+        "<details><summary>ValueError: &lt;bad&gt;</summary>"
+        "<pre>  File &#39;x.py&#39;\n    raise</pre></details>"
+    )
 
 
 def test_gaps_have_their_reasons(tmp_path: Path) -> None:

@@ -194,6 +194,51 @@ def test_ctrl_c_says_how_to_go_on(
     assert "Traceback" not in output + errors
 
 
+def test_ctrl_c_has_the_same_exit_code_everywhere(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leakfrontier.reports.write_report", interrupted)
+    code, output, errors = command("report", tmp_path)
+    assert (code, output, errors) == (130, "", "Interrupted.\n")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "line"),
+    [
+        ({}, 0, "Evaluation: YES"),
+        ({"labels_granted": True}, 0, "Evaluation: YES, with caveats (oracle inputs)"),
+        (
+            {"guaranteed": True, "measured": 0.8, "bound": 0.3},
+            1,
+            "Evaluation: NO (proven bound, claimed noise)",
+        ),
+        ({"failed": 1}, 1, "Evaluation: NO (completeness)"),
+    ],
+    ids=str,
+)
+def test_a_report_concludes_as_its_page_does(
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: dict[str, Any],
+    code: int,
+    line: str,
+) -> None:
+    make_results(tmp_path, **fault)
+    monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
+    found, output, _ = command("report", tmp_path)
+    assert (found, output.splitlines()[-1]) == (code, line)
+
+
+@pytest.mark.parametrize("name", [(), ("run",), ("audit",)], ids=str)
+def test_exit_codes_are_in_the_help(command: Command, name: tuple[str, ...]) -> None:
+    text = " ".join(command(*name, "--help")[1].split())
+    assert " ".join(cli.EXIT_CODES.split()) in text
+
+
 def test_failed_cells_are_named_and_run_again_on_request(
     command: Command,
     config_file: Callable[..., Path],
@@ -212,16 +257,17 @@ def test_failed_cells_are_named_and_run_again_on_request(
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
     config = config_file()
     code, output, _ = command("run", config, "--out", out)
-    assert code == 0
+    assert code == 1
     assert [cell.kind for cell in handed] == ["train", "attack"]
     assert "missing training on none" in output
+    assert output.endswith("Evaluation: NO (undefended control, completeness)\n")
 
     store = Store(out)
     for cell in handed:
         store.write(cell.key, Outcome(status="error", error="ValueError: [/bad] luck\nmore"), 1.0)
     first, handed[:] = list(handed), []
     code, output, _ = command("run", config, "--out", out)
-    assert (code, handed) == (0, [])
+    assert (code, handed) == (1, [])
     assert "error PriorGuess on none: ValueError: [/bad] luck\n" in output
     command("run", config, "--out", out, "--retry-failed")
     assert handed == first
@@ -235,13 +281,16 @@ def test_a_defense_of_the_users_beside_the_configured_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "a folder [of mine]"
-    config = config_file(adversaries=["PriorGuess", "LinearLeakage"])
+    config = config_file(adversaries=["PriorGuess", "LinearLeakage"], observations=6)
     defense = f"{{name: '{user_file(DEFENSE)}:Mine', scale: [1, 2]}}"
     arguments = ("run", config, "--defense", defense, "--out", out, "--workers", 1)
     code, output, errors = command(*arguments)
     assert code == 0, errors
     for text in ("none", "Mine(scale=1)", "Mine(scale=2)", f"Report: {out / 'report.html'}"):
         assert text in output
+    assert " final " in output  # accuracy, whatever round is attacked
+    assert output.splitlines()[-1].startswith("Evaluation: YES, with caveats (")
+    assert output.splitlines()[-1].endswith(", power)")  # six uploads
     assert "Mine(scale=2)" in (out / "report.html").read_text()
     before = Store(out).results().cells.set_index("cell")
     assert before["status"].tolist() == ["ok"] * 9
@@ -302,7 +351,7 @@ def test_every_attack_on_every_upload_on_request(
     monkeypatch.setattr(run_module, "execute", lambda *_, **__: [])
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
     for options, individual in (((), False), (("--individual",), True)):
-        assert command("run", config_file(), "--out", tmp_path / "out", *options)[0] == 0
+        assert command("run", config_file(), "--out", tmp_path / "out", *options)[0] == 1
         assert Store(tmp_path / "out").results().config["individual"] is individual
 
 

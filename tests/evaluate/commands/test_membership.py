@@ -79,7 +79,7 @@ def test_as_json(command: Command, tmp_path: Path) -> None:
 def test_a_broken_claim_is_said(command: Command, user_file: UserFile, tmp_path: Path) -> None:
     defense = f"{{name: '{user_file(QUIET)}:Quiet', noise_multiplier: 4.0}}"
     code, output, _ = command(defense, *SMALL, "--out", tmp_path)
-    assert code == 0
+    assert code == 1
     assert "gradient cosine is above what is permitted: the defense does not seem to keep" in output
 
 

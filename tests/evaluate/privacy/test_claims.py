@@ -166,7 +166,7 @@ def test_noise_that_is_not_there_is_noticed() -> None:
     assert found.measured_noise == pytest.approx(0.8, rel=0.05)
     assert found.audited_epsilon is not None
     assert found.audited_epsilon > found.epsilon
-    assert found.finding.startswith("violated: the noise is 0.8")
+    assert found.finding.startswith("violated: the noise is 0.79")
 
 
 def test_noise_that_does_not_add_up_to_the_claim_is_noticed() -> None:
