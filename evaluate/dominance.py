@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
-from typing import NamedTuple
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from .statistics import SIGNIFICANCE, accuracy_difference, holm, sign_test
+from .statistics import SIGNIFICANCE, Floats, accuracy_difference, holm, sign_test
+
+Counts = Mapping[Any, Sequence[int]]
+"""Right answers and test examples, by seed."""
 
 
 class Gap(NamedTuple):
@@ -61,36 +65,37 @@ def compare(victims: pd.DataFrame, tests: pd.DataFrame, control: str | None) -> 
         tests: Test counts of each defense and seed.
         control: The undefended one, if it is among them.
     """
-    counts = tests.pivot(index="seed", columns="defense", values=["correct", "total"])
-    leaks = {pair: _leakage(victims, *pair) for pair in permutations(map(str, victims), 2)}
-    gaps = {
-        pair: Gap(-sign if p_value < SIGNIFICANCE else 0, _accuracy(counts, *pair))
-        for pair, (sign, p_value) in leaks.items()
-    }
-    over_control = {a: found for (a, b), found in leaks.items() if b == control}
-    adjusted = holm([p_value for _, p_value in over_control.values()])
-    gains = [
-        name
-        for (name, (sign, _)), p_value in zip(over_control.items(), adjusted, strict=True)
-        if sign < 0 and p_value < SIGNIFICANCE
-    ]
-    return Dominance(gaps, frozenset(gains), control)
+    unit = victims.groupby(level=["seed", "observation"]).ngroup().to_numpy()
+    lost = {str(name): victims[name].to_numpy(dtype=float) for name in victims}
+    own = tests.set_index("seed").groupby("defense")[["correct", "total"]]
+    counts = {str(name): group.T.to_dict("list") for name, group in own}
+    gaps: dict[tuple[str, str], Gap] = {}
+    over_control: dict[str, float] = {}
+    for a, b in combinations(lost, 2):
+        sign, p_value = _leakage(lost[a], lost[b], unit)
+        private = -sign if p_value < SIGNIFICANCE else 0
+        accurate = _accuracy(counts.get(a, {}), counts.get(b, {}))
+        gaps[a, b], gaps[b, a] = Gap(private, accurate), Gap(-private, -accurate)
+        if control in (a, b):
+            over_control[a if b == control else b] = p_value
+    adjusted = zip(over_control, holm([*over_control.values()]), strict=True)
+    significant = [name for name, p_value in adjusted if p_value < SIGNIFICANCE]
+    gains = frozenset(name for name in significant if gaps[name, str(control)].privacy > 0)
+    return Dominance(gaps, gains, control)
 
 
-def _leakage(victims: pd.DataFrame, a: str, b: str) -> tuple[int, float]:
+def _leakage(a: Floats, b: Floats, unit: NDArray[np.integer[Any]]) -> tuple[int, float]:
     """Return the sign of how much more `a` leaks than `b`, and the p-value of no difference."""
-    both = victims[[a, b]].dropna()
-    uploads = (both[a] - both[b]).groupby(level=["seed", "observation"])
-    favoured = int(np.sign(np.sign(uploads.sum()).sum()))
-    return favoured, sign_test(both[a], both[b], uploads.ngroup())
+    both = ~np.isnan(a - b)
+    uploads = np.bincount(unit[both], weights=(a - b)[both])
+    return int(np.sign(np.sign(uploads).sum())), sign_test(a[both], b[both], unit[both])
 
 
-def _accuracy(counts: pd.DataFrame, a: str, b: str) -> int:
+def _accuracy(a: Counts, b: Counts) -> int:
     """Return 1 if `a` is significantly more accurate than `b`, -1 if less, else 0."""
-    columns = [("correct", a), ("correct", b), ("total", a)]
-    both = counts.reindex(columns=columns).dropna().astype(int)
-    if both.empty:
+    both = [(a[seed][0], b[seed][0], a[seed][1]) for seed in a if seed in b]
+    if not both:
         return 0
-    first, second, total = (both[name].tolist() for name in columns)
+    first, second, total = zip(*both, strict=True)
     gap = accuracy_difference(first, second, total)
     return int(gap.low > 0) - int(gap.high < 0)

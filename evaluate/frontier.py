@@ -304,8 +304,9 @@ def _verdict(point: pd.Series, order: Dominance, names: pd.Series[str]) -> str:
         best = max(better, key=lambda name: sum(better[name]))
         return _beaten(better[best], names[best])
     tied = [str(names[name]) for name in order.tied(defense)]
-    equals = f"tied with {_listed(tied)}" if tied else ""
-    return ", ".join(filter(None, ["Pareto-optimal" if point["pareto"] else "", equals]))
+    if not tied:
+        return "Pareto-optimal"
+    return ("Pareto-optimal, " if point["pareto"] else "") + f"tied with {_listed(tied)}"
 
 
 def _no_gain(defense: str, order: Dominance) -> str:
