@@ -331,6 +331,7 @@ class Idle(Defense):
     assert "Idle changes nothing" in write_report(tmp_path / "out").read_text()
 
 
+@pytest.mark.usefixtures("guarded")
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -347,6 +348,7 @@ def test_a_file_that_does_not_come_back_from_loading(
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.usefixtures("guarded")
 def test_what_is_loaded_is_not_loaded_in_a_worker_again(
     user_file: UserFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
