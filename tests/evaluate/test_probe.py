@@ -309,16 +309,22 @@ class Hangs(Defense):
             pass
 
 @dataclass
+class AlsoHangs(Hangs):
+    pass
+
+@dataclass
 class Idle(Defense):
     pass
 """
     file = user_file(code, header=HEADER)
     tiny["defenses"] = ["none", {"name": f"{file}:Spoils", "scale": [1, 2]}, f"{file}:Hangs"]
+    tiny["defenses"].append(f"{file}:AlsoHangs")
     tiny |= {"time_limit": 8, "seeds": 3}
     with pytest.raises(ConfigError) as caught:
-        run(load_config(tiny), tmp_path / "out", workers=1)
-    first, second = str(caught.value).splitlines()
+        run(load_config(tiny), tmp_path / "out", workers=2)
+    first, second, third = str(caught.value).splitlines()
     assert first.startswith("defense Spoils(scale=1) on digits/mlp(width=16): Spoils.on_update ret")
+    assert third.startswith("defense AlsoHangs on ")
     assert second.endswith("did not finish within the time limit of 8 s, on a single upload")
     assert not (tmp_path / "out").exists()
 
