@@ -78,7 +78,7 @@ def probe(config: RunConfig, workers: int | None = None) -> list[str]:
         ConfigError: If something is broken; it names each.
     """
     tasks, notes = _tasks(config), []
-    failures: list[tuple[int, str]] = []
+    failures: list[tuple[int, str]] = []  # by the task's place
     with closing(_results(tasks, workers or cores(), config.time_limit)) as results:
         for task, result in results:
             if not isinstance(result, Failure):
@@ -86,12 +86,14 @@ def probe(config: RunConfig, workers: int | None = None) -> list[str]:
                 continue
             failures.append((tasks.index(task), _reason(result, config.time_limit)))
             if task.kind == "scenario":
-                break  # there is no use for methods on a model that is broken
-    named: dict[str, Trying] = {}
+                # There is no use for methods on a model that is broken.
+                failures = failures[-1:]
+                break
+    lines: dict[tuple[str, str], str] = {}  # one for all options and scenarios
     for place, reason in sorted(failures):
-        named.setdefault(reason, tasks[place])
-    if named:
-        raise ConfigError("\n".join(f"{task.name}: {reason}" for reason, task in named.items()))
+        lines.setdefault((tasks[place].method.name, reason), f"{tasks[place].name}: {reason}")
+    if lines:
+        raise ConfigError("\n".join(lines.values()))
     for scenario in config.scenarios:
         try:
             check_sizes(load_world(scenario), config.observations, config.defenses)

@@ -50,6 +50,19 @@ def tiny() -> dict[str, Any]:
 
 
 @pytest.fixture
+def guarded() -> None:
+    """Let users' files be loaded in a worker first, as they are outside of tests."""
+
+
+@pytest.fixture(autouse=True)
+def load_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load users' files here and now, unless a test is `guarded`: each worker takes seconds."""
+    methods = sys.modules.get("leakfrontier.evaluate.methods")
+    if methods is not None and "guarded" not in request.fixturenames:
+        monkeypatch.setattr(methods, "is_loaded", lambda _: True)
+
+
+@pytest.fixture
 def user_file(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a user's Python file, by default with all it may import."""
 

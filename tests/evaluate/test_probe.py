@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -292,45 +293,68 @@ def test_ours_are_tried_on_the_model_without_a_worker(
         probe(load_config(tiny))
 
 
-def test_a_run_names_every_broken_method_once_before_it_starts(
-    tiny: Config, user_file: UserFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = """
+OWN = """
+import os
+
 @dataclass
 class Spoils(Defense):
     scale: float = 1.0
     def on_update(self, update, rng):
+        if os.getpid() == PARENT:
+            raise ValueError("it runs in the process of the command itself")
         return {name: value * math.nan for name, value in update.items()}
 
-@dataclass
-class Hangs(Defense):
-    def on_update(self, update, rng):
-        while True:
-            pass
-
-@dataclass
-class Idle(Defense):
-    pass
+class Hangs(Defense): pass
+class AlsoHangs(Defense): pass
+class Idle(Defense): pass
 """
-    file = user_file(code, header=HEADER)
-    tiny["defenses"] = ["none", {"name": f"{file}:Spoils", "scale": [1, 2]}, f"{file}:Hangs"]
-    tiny |= {"time_limit": 8, "seeds": 3}
+
+
+def test_a_run_names_what_is_broken_once_before_it_starts(
+    tiny: Config, user_file: UserFile, tmp_path: Path
+) -> None:
+    file = user_file(OWN.replace("PARENT", str(os.getpid())), header=HEADER)
+    tiny["defenses"] = ["none", {"name": f"{file}:Spoils", "scale": [1, 2]}]
     with pytest.raises(ConfigError) as caught:
-        run(load_config(tiny), tmp_path / "out", workers=1)
-    first, second = str(caught.value).splitlines()
-    assert first.startswith("defense Spoils(scale=1) on digits/mlp(width=16): Spoils.on_update ret")
-    assert second.endswith("did not finish within the time limit of 8 s, on a single upload")
+        run(load_config(tiny | {"seeds": 3}), tmp_path / "out", workers=1)
+    start = "defense Spoils(scale=1) on digits/mlp(width=16): Spoils.on_update returned NaN"
+    assert str(caught.value).startswith(start)
+    assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
-    tiny |= {"defenses": ["none", f"{file}:Idle"], "seeds": 1, "time_limit": 600}
-    monkeypatch.setattr(  # that users' code runs in a worker was shown above
-        probe_module, "execute", lambda call, own, **_: (Done(one, call(one), 0) for one in own)
-    )
-    results = run(load_config(tiny), tmp_path / "out", workers=1)
+
+def at_once(call: Callable[[Trying], Any], own: list[Trying], **_: object) -> Iterator[Any]:
+    """Do the work of a worker here; who hangs is stopped before it starts."""
+    for task in own:
+        hangs = task.method.name.endswith("Hangs")
+        yield Done(task, Failure("timeout", "") if hangs else call(task), 0.0)
+
+
+def test_every_method_that_hangs_is_named(
+    tiny: Config, user_file: UserFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_module, "execute", at_once)
+    file = user_file(OWN, header=HEADER)
+    tiny["defenses"] = ["none", f"{file}:Hangs", f"{file}:AlsoHangs"]
+    with pytest.raises(ConfigError) as caught:
+        probe(load_config(tiny | {"time_limit": 8}))
+    reason = "did not finish within the time limit of 8 s, on a single upload"
+    names = ("Hangs", "AlsoHangs")
+    expected = [f"defense {name} on digits/mlp(width=16): {reason}" for name in names]
+    assert str(caught.value).splitlines() == expected
+
+
+def test_what_is_warned_of_stays_on_the_page(
+    tiny: Config, user_file: UserFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_module, "execute", at_once)
+    tiny["defenses"] = ["none", f"{user_file(OWN, header=HEADER)}:Idle"]
+    results = run(load_config(tiny), tmp_path, workers=1)
     assert [note.partition(":")[0] for note in results.notes] == ["Idle changes nothing"]
-    assert "Idle changes nothing" in write_report(tmp_path / "out").read_text()
+    assert "Idle changes nothing" in write_report(tmp_path).read_text()
 
 
+@pytest.mark.usefixtures("guarded")
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -347,6 +371,7 @@ def test_a_file_that_does_not_come_back_from_loading(
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.usefixtures("guarded")
 def test_what_is_loaded_is_not_loaded_in_a_worker_again(
     user_file: UserFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
