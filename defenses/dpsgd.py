@@ -17,6 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update
 from .pld import gaussian_epsilon
 
+_SMALL = 2**20  # entries of all per-example gradients up to which to compute them is faster
+
 
 @dataclass
 class DPSGD(Defense):
@@ -34,8 +36,9 @@ class DPSGD(Defense):
         clipping: `flat` clips the gradient of all parameters together; `per_layer` each
             parameter's to C / sqrt(number of parameters), so that together they stay within C.
         per_example: How per-example norms are found: `ghost` without the gradients themselves
-            [2], several times faster and smaller; `hooks` by computing them. Flat clipping only
-            for `ghost`.
+            [2], several times faster and smaller for large models, flat clipping only; `hooks` by
+            computing them; `auto` is `hooks` for per-layer clipping and where all gradients
+            together are small, else `ghost`.
         poisson_sampling: Whether local batches are Poisson samples; without them batches are
             shuffled, and the guarantee has no amplification by sampling and counts half of the
             noise: another example takes the place of one that is removed. A batch of all examples
@@ -51,7 +54,7 @@ class DPSGD(Defense):
     noise_multiplier: float
     max_grad_norm: float = 1.0
     clipping: Literal["flat", "per_layer"] = "flat"
-    per_example: Literal["ghost", "hooks"] = "ghost"
+    per_example: Literal["auto", "ghost", "hooks"] = "auto"
     poisson_sampling: bool = True
     _batch_size: int | None = field(default=None, init=False, repr=False, compare=False)
     _client: _OpacusClient | None = field(default=None, init=False, repr=False, compare=False)
@@ -65,8 +68,10 @@ class DPSGD(Defense):
             raise ValueError("max_grad_norm must be finite with noise, got inf")
         if self.clipping not in ("flat", "per_layer"):
             raise ValueError(f"clipping must be 'flat' or 'per_layer', got {self.clipping!r}")
-        if self.per_example not in ("ghost", "hooks"):
-            raise ValueError(f"per_example must be 'ghost' or 'hooks', got {self.per_example!r}")
+        if self.per_example not in ("auto", "ghost", "hooks"):
+            raise ValueError(
+                f"per_example must be 'auto', 'ghost' or 'hooks', got {self.per_example!r}"
+            )
         if self.clipping == "per_layer" and self.per_example == "ghost":
             raise ValueError("per_example must be 'hooks' with clipping='per_layer', got 'ghost'")
 
@@ -111,10 +116,16 @@ class DPSGD(Defense):
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         """Return the clipped, noised mean gradient, as Opacus's optimizer would step on it."""
-        if self._client is None:
-            self._client = _OpacusClient(model, self)
         size = self._batch_size or len(batch.inputs)
+        if self._client is None:
+            self._client = _OpacusClient(model, self, ghost=self._ghost(model, size))
         return self._client.gradient(model, loss, batch, size, rng)
+
+    def _ghost(self, model: nn.Module, batch_size: int) -> bool:
+        if self.per_example != "auto":
+            return self.per_example == "ghost"
+        entries = batch_size * sum(value.numel() for value in model.parameters())
+        return self.clipping == "flat" and entries > _SMALL
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the clipping without the noise."""
@@ -189,12 +200,11 @@ class ClippedGradient(Defense):
 class _OpacusClient:
     """A replica of the model under Opacus's hooks, with the optimizer that makes it private."""
 
-    def __init__(self, model: nn.Module, defense: DPSGD) -> None:
-        replica = _replica(model)
-        self.ghost = defense.per_example == "ghost"
+    def __init__(self, model: nn.Module, defense: DPSGD, *, ghost: bool) -> None:
+        replica, self.ghost = _replica(model), ghost
         norm = min(defense.max_grad_norm, torch.finfo(torch.float32).max)
-        self.module = _wrapped(replica, norm, self.ghost)
-        self.optimizer = _optimizer(replica, norm, defense)
+        self.module = _wrapped(replica, norm, ghost)
+        self.optimizer = _optimizer(replica, norm, defense, ghost)
 
     def gradient(
         self, model: nn.Module, loss: Loss, batch: Batch, size: int, rng: Generator
@@ -234,7 +244,7 @@ def _wrapped(replica: nn.Module, norm: float, ghost: bool) -> Any:  # noqa: ANN4
     return GradSampleModule(replica)
 
 
-def _optimizer(replica: nn.Module, norm: float, defense: DPSGD) -> Any:  # noqa: ANN401 - untyped
+def _optimizer(replica: nn.Module, norm: float, defense: DPSGD, ghost: bool) -> Any:  # noqa: ANN401 - untyped
     from opacus.optimizers import (
         DPOptimizer,
         DPOptimizerFastGradientClipping,
@@ -243,7 +253,7 @@ def _optimizer(replica: nn.Module, norm: float, defense: DPSGD) -> Any:  # noqa:
 
     parameters = list(replica.parameters())
     bounds: Any = norm
-    kind = DPOptimizerFastGradientClipping if defense.per_example == "ghost" else DPOptimizer
+    kind = DPOptimizerFastGradientClipping if ghost else DPOptimizer
     if defense.clipping == "per_layer":
         kind, bounds = DPPerLayerOptimizer, [norm / math.sqrt(len(parameters))] * len(parameters)
     return kind(
@@ -256,10 +266,5 @@ def _optimizer(replica: nn.Module, norm: float, defense: DPSGD) -> Any:  # noqa:
 
 def _replica(model: nn.Module) -> nn.Module:
     """Copy a model, making leaves of parameters that an earlier local step computed."""
-    with torch.no_grad():
-        replica = copy.deepcopy(model)
-        for module in replica.modules():
-            for name, value in list(module._parameters.items()):
-                if value is not None:
-                    module.register_parameter(name, nn.Parameter(value.detach().clone()))
-    return replica.train()
+    leaves = {id(value): nn.Parameter(value.detach().clone()) for value in model.parameters()}
+    return copy.deepcopy(model, leaves).train()
