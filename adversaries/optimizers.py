@@ -211,7 +211,7 @@ class LBFGS(Optimizer):
         point = _flat(start)
         value, slope = evaluate_at(point)
         yield start, value.squeeze(1)
-        curvature = _Curvature(self.history, point)
+        curvature = _Curvature(min(self.history, self.iterations), point)
         direction, step = -slope, _first_step(slope)
         while True:
             trial = _flat(project(unpacked(point + step * direction)))

@@ -17,6 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update, trainable
 from .pld import gaussian_epsilon
 
+_SMALL = 2**20  # entries of all per-example gradients up to which to compute them is faster
+
 
 @dataclass
 class DPSGD(Defense):
@@ -35,8 +37,9 @@ class DPSGD(Defense):
         clipping: `flat` clips the gradient of all parameters together; `per_layer` each
             parameter's to C / sqrt(number of parameters), so that together they stay within C.
         per_example: How per-example norms are found: `ghost` without the gradients themselves
-            [2], several times faster and smaller; `hooks` by computing them. Flat clipping only
-            for `ghost`.
+            [2], several times faster and smaller for large models, flat clipping only; `hooks` by
+            computing them; `auto` is `hooks` for per-layer clipping and where all gradients
+            together are small, else `ghost`.
         poisson_sampling: Whether local batches are Poisson samples; without them batches are
             shuffled, and the guarantee has no amplification by sampling and counts half of the
             noise: another example takes the place of one that is removed. A batch of all examples
@@ -52,7 +55,7 @@ class DPSGD(Defense):
     noise_multiplier: float
     max_grad_norm: float = 1.0
     clipping: Literal["flat", "per_layer"] = "flat"
-    per_example: Literal["ghost", "hooks"] = "ghost"
+    per_example: Literal["auto", "ghost", "hooks"] = "auto"
     poisson_sampling: bool = True
     _batch_size: int | None = field(default=None, init=False, repr=False, compare=False)
     _client: _OpacusClient | _FunctionalClient | None = field(
@@ -68,8 +71,10 @@ class DPSGD(Defense):
             raise ValueError("max_grad_norm must be finite with noise, got inf")
         if self.clipping not in ("flat", "per_layer"):
             raise ValueError(f"clipping must be 'flat' or 'per_layer', got {self.clipping!r}")
-        if self.per_example not in ("ghost", "hooks"):
-            raise ValueError(f"per_example must be 'ghost' or 'hooks', got {self.per_example!r}")
+        if self.per_example not in ("auto", "ghost", "hooks"):
+            raise ValueError(
+                f"per_example must be 'auto', 'ghost' or 'hooks', got {self.per_example!r}"
+            )
         if self.clipping == "per_layer" and self.per_example == "ghost":
             raise ValueError("per_example must be 'hooks' with clipping='per_layer', got 'ghost'")
 
@@ -114,13 +119,20 @@ class DPSGD(Defense):
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         """Return the clipped, noised mean gradient, as Opacus's optimizer would step on it."""
+        size = self._batch_size or len(batch.inputs)
         if self._client is None:
             suited = _suits_opacus(model, loss, batch)
-            self._client = _OpacusClient(model, self) if suited else _FunctionalClient(self)
-        size = self._batch_size or len(batch.inputs)
+            ghost = self._ghost(model, size)
+            self._client = _OpacusClient(model, self, ghost) if suited else _FunctionalClient(self)
         # Not every model can be called on no examples at all.
         client = self._client if len(batch.inputs) else _FunctionalClient(self)
         return client.gradient(model, loss, batch, size, rng)
+
+    def _ghost(self, model: nn.Module, batch_size: int) -> bool:
+        if self.per_example != "auto":
+            return self.per_example == "ghost"
+        entries = batch_size * sum(value.numel() for value in trainable(model).values())
+        return self.clipping == "flat" and entries > _SMALL
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the clipping without the noise."""
@@ -200,12 +212,11 @@ class ClippedGradient(Defense):
 class _OpacusClient:
     """A replica of the model under Opacus's hooks, with the optimizer that makes it private."""
 
-    def __init__(self, model: nn.Module, defense: DPSGD) -> None:
-        replica = _replica(model)
-        self.ghost = defense.per_example == "ghost"
+    def __init__(self, model: nn.Module, defense: DPSGD, ghost: bool) -> None:
+        replica, self.ghost = _replica(model), ghost
         norm = min(defense.max_grad_norm, torch.finfo(torch.float32).max)
-        self.module = _wrapped(replica, norm, self.ghost)
-        self.optimizer = _optimizer(replica, norm, defense)
+        self.module = _wrapped(replica, norm, ghost)
+        self.optimizer = _optimizer(replica, norm, defense, ghost)
 
     def gradient(
         self, model: nn.Module, loss: Loss, batch: Batch, size: int, rng: Generator
@@ -297,7 +308,7 @@ def _wrapped(replica: nn.Module, norm: float, ghost: bool) -> Any:  # noqa: ANN4
     return GradSampleModule(replica)
 
 
-def _optimizer(replica: nn.Module, norm: float, defense: DPSGD) -> Any:  # noqa: ANN401 - untyped
+def _optimizer(replica: nn.Module, norm: float, defense: DPSGD, ghost: bool) -> Any:  # noqa: ANN401 - untyped
     from opacus.optimizers import (
         DPOptimizer,
         DPOptimizerFastGradientClipping,
@@ -306,7 +317,7 @@ def _optimizer(replica: nn.Module, norm: float, defense: DPSGD) -> Any:  # noqa:
 
     parameters = list(trainable(replica).values())
     bounds: Any = norm
-    kind = DPOptimizerFastGradientClipping if defense.per_example == "ghost" else DPOptimizer
+    kind = DPOptimizerFastGradientClipping if ghost else DPOptimizer
     if defense.clipping == "per_layer":
         kind, bounds = DPPerLayerOptimizer, [norm / math.sqrt(len(parameters))] * len(parameters)
     return kind(
@@ -319,14 +330,14 @@ def _optimizer(replica: nn.Module, norm: float, defense: DPSGD) -> Any:  # noqa:
 
 def _replica(model: nn.Module) -> nn.Module:
     """Copy a model, making leaves of parameters that an earlier local step computed."""
-    with torch.no_grad():
-        replica = copy.deepcopy(model)
-        leaves: dict[Tensor, nn.Parameter] = {}  # tied weights stay tied
-        for module in replica.modules():
-            for name, value in list(module._parameters.items()):
-                if value is not None and not isinstance(value, nn.Parameter):
-                    leaf = leaves.setdefault(value, nn.Parameter(value.detach().clone()))
-                    module.register_parameter(name, leaf)
-            if module._parameters:
-                module.training = True  # Opacus's hooks ask for it; dropout stays as it is
+    leaves = {
+        id(value): nn.Parameter(
+            value.detach().clone(), value.requires_grad or not isinstance(value, nn.Parameter)
+        )
+        for value in model.parameters()
+    }
+    replica = copy.deepcopy(model, leaves)
+    for module in replica.modules():
+        if module._parameters:
+            module.training = True  # Opacus's hooks ask for it; dropout stays as it is
     return replica

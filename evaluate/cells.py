@@ -25,9 +25,9 @@ from leakfrontier.adversaries import (
 from leakfrontier.adversaries import (
     Protocol as TrainingProtocol,
 )
-from leakfrontier.defenses import Defense, Refused
+from leakfrontier.defenses import Batch, Defense, Refused
 
-from .client import Upload, make_replay, observe
+from .client import Client, Released, Upload, make_replay, observe, send
 from .contract import Checked
 from .examination import EXAMINED_ROUNDS, examine, mending_of
 from .federation import Federation
@@ -52,6 +52,12 @@ from .victims import candidates, cohort, victims
 
 EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
+
+_RELEASED: dict[tuple[tuple[str, Path], int, int], Released] = {}
+"""What a process has seen of the clients of each arm: many adversaries attack the same uploads."""
+
+_UPLOADS_KEPT = 512
+_ENTRIES_KEPT = 2**17  # of one upload: larger ones would fill the memory
 
 
 @dataclass(frozen=True)
@@ -332,8 +338,8 @@ class _Server:
         client = world.client(self.defense, model)
         shares = cohort(world, sought, clients=clients, seed=trial.seed, observation=index)
         threat = world.threat(trial.knows_defense)
+        honest = all(one is model for one in received)
         if received not in self._replays:
-            honest = all(one is model for one in received)
             rng = generator("replay", *trial.draws, 0 if honest else index)
             self._replays[received] = make_replay(
                 client, threat, rng, models=received, mending=self._mending()
@@ -343,7 +349,13 @@ class _Server:
             threat = replace(threat, candidates=among)
         rng = generator("client", *trial.upload, index)
         uploads = observe(
-            client, shares, threat, rng, models=received, replay=self._replays[received]
+            client,
+            shares,
+            threat,
+            rng,
+            models=received,
+            replay=self._replays[received],
+            released=self._known(client, shares, rng, index) if honest else None,
         )
         if len(uploads) != 1:
             raise ValueError(
@@ -357,6 +369,25 @@ class _Server:
         if not (trial.knows_defense and self.adversary.simulates) or undefended(trial.defense):
             return AS_GIVEN
         return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
+
+    def _known(
+        self, client: Client, shares: Sequence[Batch], rng: torch.Generator, index: int
+    ) -> Released:
+        """Return what clients send to an honest server: the same whoever attacks it."""
+        key = (self._arm, self.trial.checkpoint, index)
+        released = _RELEASED.get(key) or send(client, shares, rng)
+        entries = sum(value.numel() for update in released.updates for value in update.values())
+        if entries <= _ENTRIES_KEPT:
+            _RELEASED[key] = released
+            while len(_RELEASED) > _UPLOADS_KEPT:
+                del _RELEASED[next(iter(_RELEASED))]
+        copies = [{n: value.clone() for n, value in update.items()} for update in released.updates]
+        return replace(released, updates=copies)  # an attack may write into what it is given
+
+    @cached_property
+    def _arm(self) -> tuple[str, Path]:
+        trial = self.trial
+        return TrainTrial(trial.scenario, trial.defense, trial.seed).cell.key, self.folder
 
     def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
         """Return the model that the server sends to each client."""

@@ -174,6 +174,42 @@ class Upload:
     trained_on: Batch
 
 
+@dataclass(frozen=True)
+class Released:
+    """What clients have sent, beside what each of them last trained on."""
+
+    updates: Sequence[Update]
+    trained_on: Sequence[Batch]
+
+
+def send(
+    client: Client,
+    shares: Sequence[Batch],
+    rng: Generator,
+    *,
+    models: Sequence[nn.Module] | None = None,
+) -> Released:
+    """Let clients train on their shares, and hold their defense to its contract.
+
+    Args:
+        client: What all the clients are alike in; its defense is copied for each.
+        shares: Each client's private examples.
+        rng: Source of all the clients' randomness.
+        models: What each of them received, if not the same model.
+    """
+    if not all(len(share.inputs) for share in shares):
+        raise ValueError("the private batch is empty")
+    models = models or [client.model] * len(shares)
+    defenses = [Checked(replace(client.defense), share) for share in shares]
+    clients = [
+        replace(client, model=model, defense=defense)
+        for model, defense in zip(models, defenses, strict=True)
+    ]
+    updates = release(clients, shares, rng)
+    seen = [defense.trained_on or share for defense, share in zip(defenses, shares, strict=True)]
+    return Released(updates, seen)
+
+
 def observe(
     client: Client,
     shares: Sequence[Batch],
@@ -182,6 +218,7 @@ def observe(
     *,
     models: Sequence[nn.Module] | None = None,
     replay: Replay | None = None,
+    released: Released | None = None,
 ) -> list[Upload]:
     """Return what the server sees when clients train on their shares.
 
@@ -193,30 +230,21 @@ def observe(
         models: What each of them received, if not the same model.
         replay: One that `make_replay` has made for these models; by default a new one for each
             upload whose clients received others.
+        released: What they have sent, if it is known already.
     """
-    if not all(len(share.inputs) for share in shares):
-        raise ValueError("the private batch is empty")
     models = models or [client.model] * len(shares)
-    defenses = [Checked(replace(client.defense), share) for share in shares]
-    clients = [
-        replace(client, model=model, defense=defense)
-        for model, defense in zip(models, defenses, strict=True)
-    ]
-    updates = release(clients, shares, rng)
-    together = len(shares) if len(updates) < len(shares) else 1
+    released = released or send(client, shares, rng, models=models)
+    together = len(shares) if len(released.updates) < len(shares) else 1
     replays: dict[tuple[nn.Module, ...], Replay] = {}
     uploads = []
-    for index, update in enumerate(updates):
+    for index, update in enumerate(released.updates):
         behind = slice(index, index + together)
         truth = Batch.joined(shares[behind])
-        seen = [
-            defense.trained_on or share for defense, share in zip(defenses, shares, strict=True)
-        ]
         sent = tuple(models[behind])
         if sent not in replays:
             replays[sent] = replay or make_replay(client, threat, rng, models=sent)
         observation = _observation(client, sent, update, truth, threat, replays[sent])
-        uploads.append(Upload(observation, truth, Batch.joined(seen[behind])))
+        uploads.append(Upload(observation, truth, Batch.joined(released.trained_on[behind])))
     return uploads
 
 

@@ -17,10 +17,11 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -33,6 +34,9 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
     "MALLOC_TRIM_THRESHOLD_": str(2**31),
 }
+
+_PRELOADED = ["torch", "torch._dynamo", "opacus", "scipy.stats", "pydantic"]
+"""What workers need and is slow to import, and is not ours: that may be edited between two runs."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +136,12 @@ class _Worker(Generic[T, R]):
     """A process as its parent sees it: first starting, then free or busy with a task."""
 
     def __init__(self, function: bytes, time_limit: float) -> None:
-        # Forking is not safe once torch has started threads.
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, function), daemon=True)
+        environment = {**os.environ, **_ENVIRONMENT}
+        self._process = context.Process(
+            target=_work, args=(theirs, function, environment), daemon=True
+        )
         with _worker_environment():
             self._process.start()
         theirs.close()
@@ -213,6 +219,19 @@ class _Worker(Generic[T, R]):
         self._connection.close()
 
 
+def _context() -> ForkServerContext | SpawnContext:
+    """Return how processes are started.
+
+    Forking is not safe once torch has started threads, so that it is done by a server, which only
+    imports. Outside Linux, what it imports may start threads as well.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
 @contextmanager
 def _worker_environment() -> Iterator[None]:
     """Set what libraries read as they are loaded, for processes started meanwhile."""
@@ -228,8 +247,10 @@ def _worker_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _work(connection: Connection, function: bytes) -> None:
+def _work(connection: Connection, function: bytes, environment: Mapping[str, str]) -> None:
     """Be a worker: say that all is ready (None) or what is wrong, then answer task by task."""
+    os.environ.clear()  # it may be that of an earlier run, when the server of processes started
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent sees to it
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:

@@ -20,6 +20,7 @@ from .statistics import (
     advantage,
     clopper_pearson,
     hypervolume,
+    hypervolumes,
     pareto_mask,
     pareto_probability,
 )
@@ -274,12 +275,7 @@ def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
     rows = []
     for family in dict.fromkeys(families):
         members = families == family
-        areas = [
-            hypervolume(accuracy, 1 - gained)
-            for accuracy, gained in zip(
-                relative[:, members], draws.advantage[:, members], strict=True
-            )
-        ]
+        areas = hypervolumes(relative[:, members], 1 - draws.advantage[:, members])
         area = hypervolume(estimate[members], 1 - placed["advantage"].to_numpy()[members])
         low, high = np.quantile(areas, [0.025, 0.975])
         rows.append((family, int(members.sum()), area, float(low), float(high)))

@@ -264,13 +264,17 @@ def hypervolume(utility: ArrayLike, privacy: ArrayLike) -> float:
 
     Utility and privacy are clipped to [0, 1]; higher is better for both.
     """
-    points = [_vector(utility), _vector(privacy)]
-    if len(points[0]) != len(points[1]) or np.isnan(points).any():
-        raise ValueError("utility and privacy must have one value per configuration, none NaN")
-    u, p = np.clip(points, 0, 1)
-    order = np.argsort(-u)
-    widths = -np.diff(u[order], append=0.0)
-    return float((widths * np.maximum.accumulate(p[order])).sum())
+    return float(hypervolumes(_vector(utility)[None], _vector(privacy)[None])[0])
+
+
+def hypervolumes(utility_draws: ArrayLike, privacy_draws: ArrayLike) -> Floats:
+    """Return the hypervolume of each of R draws (R x D) of D configurations."""
+    utility, privacy = (values.clip(0, 1) for values in _draws(utility_draws, privacy_draws))
+    order = np.argsort(-utility, axis=1)
+    utility, privacy = (np.take_along_axis(v, order, axis=1) for v in (utility, privacy))
+    widths = -np.diff(utility, append=0.0)
+    areas: Floats = (widths * np.maximum.accumulate(privacy, axis=1)).sum(axis=1)
+    return areas
 
 
 def monotone_violation(
@@ -407,7 +411,6 @@ def _draws(utility: ArrayLike, success: ArrayLike) -> tuple[Floats, Floats]:
     u, s = np.asarray(utility, dtype=float), np.asarray(success, dtype=float)
     if u.ndim != 2 or u.shape != s.shape or np.isnan(u).any() or np.isnan(s).any():
         raise ValueError(
-            f"utility and success must be draws x configurations without NaN, "
-            f"got shapes {u.shape} and {s.shape}"
+            f"both must be draws x configurations without NaN, got shapes {u.shape} and {s.shape}"
         )
     return u, s

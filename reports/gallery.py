@@ -122,12 +122,13 @@ def _defenses(
     strongest = attacks.sort_values("found", ascending=False, kind="stable")
     strongest = strongest.drop_duplicates(["defense", "adversary"])
     strongest = strongest.sort_values("adversary", key=lambda labels: labels.map(places))
+    by_attack = dict(iter(shown.groupby(_ATTACK)))
     found: dict[str, tuple[Strip, ...]] = {}
     for defense in rows(describe_defenses(rates)):
         strips = []
         for row in rows(strongest[strongest["defense"] == defense.defense]):
-            chosen = shown[(shown[_ATTACK] == [getattr(row, n) for n in _ATTACK]).all(axis=1)]
-            if chosen["guess"].notna().any():
+            chosen = by_attack.get(tuple(getattr(row, name) for name in _ATTACK))
+            if chosen is not None and chosen["guess"].notna().any():
                 name = attack_name(names[row.adversary], row)
                 absent = "not needed" if row.not_needed else "not run"
                 strips.append(Strip(name, _tiles(chosen, victims, absent)))

@@ -49,6 +49,14 @@ def tiny() -> dict[str, Any]:
     }
 
 
+@pytest.fixture(autouse=True)
+def uploads_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep no uploads from one cell to the next: a test that compares two would compare nothing."""
+    cells = sys.modules.get("leakfrontier.evaluate.cells")
+    if cells is not None:
+        monkeypatch.setattr(cells, "_UPLOADS_KEPT", 0)
+
+
 @pytest.fixture
 def guarded() -> None:
     """Let users' files be loaded in a worker first, as they are outside of tests."""

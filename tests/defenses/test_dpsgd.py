@@ -43,9 +43,20 @@ def test_ghost_and_hooks_draw_the_same_noise() -> None:
     torch.testing.assert_close(ghost, hooks, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("hidden", "clipping", "ghost"),
+    [(8, "flat", False), (2**17, "flat", True), (2**17, "per_layer", False)],
+)
+def test_ghost_clipping_is_for_gradients_that_are_large(hidden, clipping, ghost) -> None:  # noqa: ANN001
+    defense = DPSGD(0.0, 1.0, clipping=clipping)
+    defense.gradient(mlp(hidden=hidden), cross_entropy, batch(2), rng())
+    assert defense._client is not None
+    assert defense._client.ghost is ghost
+
+
 def test_per_layer_clipping_bounds_every_parameter() -> None:
     model, data = mlp(), batch(1)
-    defense = DPSGD(0.0, 0.2, clipping="per_layer", per_example="hooks")
+    defense = DPSGD(0.0, 0.2, clipping="per_layer")
     gradient = defense.gradient(model, cross_entropy, data, rng())
     norms = torch.stack([value.norm() for value in gradient.values()])
     torch.testing.assert_close(norms, torch.full((4,), 0.1), rtol=1e-3, atol=1e-4)
@@ -197,8 +208,11 @@ def test_no_noise_gives_no_guarantee() -> None:
         ({"noise_multiplier": 1, "max_grad_norm": math.nan}, "max_grad_norm"),
         ({"noise_multiplier": 1, "max_grad_norm": math.inf}, "finite with noise"),
         ({"noise_multiplier": 1, "clipping": "soft"}, "clipping must be 'flat' or 'per_layer'"),
-        ({"noise_multiplier": 1, "per_example": "magic"}, "per_example must be 'ghost' or 'hooks'"),
-        ({"noise_multiplier": 1, "clipping": "per_layer"}, "must be 'hooks' with clipping="),
+        ({"noise_multiplier": 1, "per_example": "magic"}, "'auto', 'ghost' or 'hooks'"),
+        (
+            {"noise_multiplier": 1, "clipping": "per_layer", "per_example": "ghost"},
+            "must be 'hooks' with clipping=",
+        ),
     ],
 )
 def test_rejects_bad_parameters(options: dict[str, float], message: str) -> None:

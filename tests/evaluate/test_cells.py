@@ -10,6 +10,7 @@ from safetensors.torch import load_model
 
 from leakfrontier.adversaries import FedAvg, FedBuff, Observation
 from leakfrontier.defenses import Defense
+from leakfrontier.evaluate import cells, client
 from leakfrontier.evaluate.cells import AttackTrial, TrainTrial, attackable, run_trial
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.rows import AttackRow
@@ -77,6 +78,33 @@ def test_a_part_of_the_observations_gives_the_same_rows(defense: str, adversary:
     assert part.scores == tuple(s for s in whole.scores if s.observation in (1, 4))
     kept = tuple(one for one in whole.renderings if one.observation in (1, 4))
     assert part.renderings == kept
+
+
+def test_an_upload_is_made_once_for_all_adversaries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = trial("LinearLeakage").run(tmp_path)
+    sent: list[int] = []
+
+    def send(*arguments: object, **options: object) -> client.Released:
+        sent.append(len(sent))
+        return client.send(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cells, "send", send)
+    monkeypatch.setattr(cells, "_UPLOADS_KEPT", 4)
+    assert len(watched(trial(WATCHING, observations=(0, 1)), tmp_path)) == len(sent) == 2
+    for observation in watching.SEEN:
+        for value in observation.update.values():
+            value.zero_()  # as an attack should not
+    again = trial("LinearLeakage").run(tmp_path)
+    assert len(sent) == 5
+    assert [comparable(row) for row in again.attacks] == [comparable(row) for row in alone.attacks]
+    assert again.scores == alone.scores
+
+    trial(WATCHING, observations=(0,)).run(tmp_path)  # the oldest of five, and four are kept
+    trial(WATCHING, observations=(4,), seed=1).run(tmp_path)
+    trial(WATCHING, observations=(4,), defense=Method(name="SignSGD")).run(tmp_path)
+    assert len(sent) == 8
 
 
 def test_an_attack_that_applies_to_some_observations_is_scored_on_those() -> None:

@@ -354,7 +354,7 @@ def test_duplicates_are_both_optimal() -> None:
 def test_the_frontier_refuses_what_was_not_measured() -> None:
     with pytest.raises(ValueError, match="without NaN"):
         statistics.pareto_mask([0.9, float("nan")], [0.1, 0.2])
-    with pytest.raises(ValueError, match="none NaN"):
+    with pytest.raises(ValueError, match="without NaN"):
         statistics.hypervolume([0.9, float("nan")], [0.1, 0.2])
 
 
