@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from leakfrontier.adversaries import PANEL
-from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
+from leakfrontier.evaluate.cells import AttackTrial, ReplayTrial, TrainTrial
 from leakfrontier.evaluate.config import PRESETS, ConfigError, RunConfig, load_config
 from leakfrontier.evaluate.run import plan
 from leakfrontier.evaluate.scenario import SCENARIOS
@@ -66,10 +66,12 @@ def test_the_plan_attacks_what_it_trains(tiny: Config) -> None:
     tiny["adversaries"] = ["PriorGuess", {"name": "InvertingGradients", "iterations": 5}]
     tiny["seeds"] = 2
     trials = plan(load_config(tiny))
+    replays = [trial for trial in trials if isinstance(trial, ReplayTrial)]
     training = [trial for trial in trials if isinstance(trial, TrainTrial)]
     attacks = [trial for trial in trials if isinstance(trial, AttackTrial)]
+    assert [trial.defense.name for trial in replays] == ["TopK"]
     assert len(training) == 4
-    assert trials[:4] == training  # attacks on checkpoints need them
+    assert trials == replays + training + attacks  # attacks on checkpoints need training
     knowledge = {}
     for trial in attacks:
         place = (trial.seed, trial.checkpoint, trial.defense.name, trial.adversary.name)

@@ -492,14 +492,28 @@ def test_what_cannot_be_audited_says_why(defense: Defense, reason: str) -> None:
         assert reason in str(finding)
 
 
-def test_a_replay_with_noise_in_it_is_refused() -> None:
-    @dataclass
-    class Blabbing(Handmade):
-        def replay(self, observed: object) -> Defense:
-            return self
+@dataclass
+class Blabbing(Handmade):
+    """Has no replay of its own."""
 
-    with pytest.raises(NotApplicable, match="replay must leave out the noise"):
-        residual_noise(Blabbing(1.0), mlp(8), cross_entropy, DATA, ONCE, rng())
+    def replay(self, observed: object) -> Defense:
+        return self
+
+
+def test_noise_in_a_replay_is_put_at_its_mean() -> None:
+    assert not check("residual noise", Blabbing(SIGMA)).violated
+    assert check("residual noise", Blabbing(SIGMA, share=0.5)).violated
+
+
+def test_noise_that_cannot_be_left_out_of_a_replay_is_refused() -> None:
+    @dataclass
+    class Hidden(Blabbing):
+        def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+            seed = int(torch.randint(2**31, (), generator=rng))
+            return super().gradient(model, loss, batch, torch.Generator().manual_seed(seed))
+
+    with pytest.raises(NotApplicable, match="let its `replay"):
+        residual_noise(Hidden(1.0), mlp(8), cross_entropy, DATA, ONCE, rng())
 
 
 def test_a_claim_under_replacement_asks_for_twice_the_noise() -> None:
