@@ -6,7 +6,6 @@ Everything else is the same code for images, sound and text.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -38,13 +37,9 @@ class Modality(ABC):
 
     Attributes:
         space: What is publicly known of the inputs.
-        name: What reports call it.
-        metrics: What is scored beside identification, and in which unit.
         media: As what an example is shown.
     """
 
-    name: ClassVar[str]
-    metrics: ClassVar[Mapping[str, str]]
     media: ClassVar[Media]
 
     space: InputSpace
@@ -154,8 +149,6 @@ class _Continuous(Modality):
 class Images(_Continuous):
     """Images: PSNR for a range of 1, and SSIM."""
 
-    name = "image"
-    metrics: ClassVar[Mapping[str, str]] = {"psnr": "dB", "ssim": ""}
     media: ClassVar[Media] = "image/png"
 
     def nothing(self, like: Tensor) -> Tensor:
@@ -175,8 +168,6 @@ class Images(_Continuous):
 class Waves(_Continuous):
     """Sound: PSNR for the full range of amplitudes, from -1 to 1, and SNR."""
 
-    name = "audio"
-    metrics: ClassVar[Mapping[str, str]] = {"psnr": "dB", "snr": "dB"}
     media: ClassVar[Media] = "audio/wav"
 
     space: WaveSpace
@@ -213,8 +204,6 @@ class Text(Modality):
         vocabulary: The text of every token.
     """
 
-    name = "text"
-    metrics: ClassVar[Mapping[str, str]] = {"token_accuracy": "", "exact": ""}
     media: ClassVar[Media] = "tokens"
 
     space: TokenSpace

@@ -96,7 +96,7 @@ class Score:
     Attributes:
         observation: As in `AttackRow`.
         victim: As in `AttackRow`.
-        metric: Its name, as in `Modality.metrics`.
+        metric: Its name, as in `Modality.scores`.
         value: Its value.
     """
 

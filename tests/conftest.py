@@ -31,6 +31,30 @@ from leakfrontier.defenses import Batch, Defense
 """
 
 
+SLOWEST = (
+    "test_run.py",
+    "test_reproduce.py",
+    "test_end_to_end.py",
+    "test_cascade.py",
+    "test_page.py",
+    "test_main.py",
+    "test_promises.py",
+    "test_defenses.py",
+    "test_federation.py",
+    "test_readme.py",
+    "test_soteria.py",
+    "test_recommendation.py",
+    "test_precode.py",
+    "test_membership.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the slowest modules first: one alone at the end would keep all other cores waiting."""
+    places = {name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
 @pytest.fixture
 def tiny() -> dict[str, Any]:
     """Return a configuration whose cells take a fraction of a second each."""

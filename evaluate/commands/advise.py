@@ -18,7 +18,7 @@ from ..advise.question import Question
 from ..advise.recommendation import advise as answer
 from ..errors import UserError, given_by_user
 from ..privacy.accounting import Unreachable
-from ..scenario import load_world
+from ..scenario import Scenario, load_world
 from .options import AsJson, Data, Workers, print_path, scenario_from, writable
 
 BATCH, ROUNDS = 128, 100
@@ -109,29 +109,44 @@ def advise(
             min_accuracy=min_accuracy,
         )
     folder = out or (None if scenario is None else Path("runs") / "advise")
+    progress = Console(stderr=True)
+    advice = _answer(question, scenario, folder, seed=seed, workers=workers, progress=progress)
+    _show(advice, folder, as_json=as_json, progress=progress)
+    if advice.recommended is None:
+        raise typer.Exit(1)
+
+
+def _answer(
+    question: Question,
+    scenario: Scenario | None,
+    folder: Path | None,
+    *,
+    seed: int,
+    workers: int | None,
+    progress: Console,
+) -> Advice:
+    """Return the advice, which says so if the target cannot be reached."""
     if folder is not None:
         writable(folder)
-    progress = Console(stderr=True)
     try:
-        advice = answer(
-            question, scenario, out=folder, seed=seed, workers=workers, console=progress
-        )
+        return answer(question, scenario, out=folder, seed=seed, workers=workers, console=progress)
     except Unreachable as error:
-        advice = Advice(question, setting=None, rows=(), recommended=None, reasons=(str(error),))
+        return Advice(question, setting=None, rows=(), recommended=None, reasons=(str(error),))
     except KeyboardInterrupt:
         progress.print("Interrupted. The same command continues where it stopped.")
         raise typer.Exit(130) from None
-    text = json.dumps(advice.document(), indent=2, allow_nan=False)
+
+
+def _show(advice: Advice, folder: Path | None, *, as_json: bool, progress: Console) -> None:
+    """Print the advice, and write its page where there is a folder."""
     if as_json:
-        typer.echo(text)
+        typer.echo(json.dumps(advice.document(), indent=2, allow_nan=False))
     else:
         _print_advice(Console(), advice)
     if folder is not None and advice.rows:
         from leakfrontier.reports.advice import write_advice
 
         print_path(progress, "Page:", write_advice(advice, folder))
-    if advice.recommended is None:
-        raise typer.Exit(1)
 
 
 def _sizes(

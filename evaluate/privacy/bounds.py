@@ -19,8 +19,6 @@ References:
     [4] Kaissis, Hayes, Ziller, Rueckert. "Bounding Data Reconstruction Attacks with the
         Hypothesis Testing Interpretation of Differential Privacy." 2023.
         https://arxiv.org/abs/2307.03928
-    [5] Guerra-Balboa, Sauer, Arcolezi, Strufe. "Understanding Disclosure Risk in Differential
-        Privacy with Applications to Noise Calibration and Auditing." 2025.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ from leakfrontier.defenses.pld import (
 )
 
 from ..statistics import Floats
-from .accounting import least_noise
 
 PROFILE_POINTS, LARGEST_EPSILON = 4001, 30.0
 """Tangents that make up a trade-off curve; the epsilon beyond which no level above 1e-13 gains."""
@@ -94,19 +91,6 @@ class Bounds:
         if mu is None:
             return float(privacy_loss(self.schedule).get_delta_for_epsilon(0.0))
         return float(2 * norm.cdf(mu / 2) - 1)
-
-    def reconstruction_advantage(self, prior: float) -> float:
-        """Return the largest gain in reconstruction that is due to the victim's own presence [5].
-
-        That is the gain over the same attack on a release that does not depend on the victim,
-        which side information cannot inflate.
-
-        Args:
-            prior: Probability that two independent draws of the prior are equal.
-        """
-        if not 0 <= prior <= 1:
-            raise ValueError(f"prior must be in [0, 1], got {prior}")
-        return self.advantage() * (1 - prior)
 
     def curve(self, points: int = 200, least: float = 1e-5) -> tuple[Floats, Floats]:
         """Return false and largest true positive rates, for a plot with logarithmic axes."""
@@ -161,21 +145,3 @@ def _hockey_stick(
 def reconstruction(prior: float, sample_rate: float, noise_multiplier: float, steps: int) -> float:
     """Return gamma(prior): the success that no reconstruction attack on equal steps exceeds."""
     return Bounds((Segment(sample_rate, noise_multiplier, steps),)).reconstruction(prior)
-
-
-def calibrate_to_reconstruction(
-    prior: float, target: float, sample_rate: float, steps: int
-) -> float:
-    """Return the least noise multiplier, to 0.02 %, for which gamma(prior) is at most a target.
-
-    Raises:
-        Unreachable: If the target is not above the prior, which is the limit of infinite noise;
-            it says the closest bound that can be reached.
-    """
-    if not 0 < target < 1:
-        raise ValueError(f"target must be in (0, 1), got {target}")
-    return least_noise(
-        "a reconstruction success of",
-        target,
-        lambda sigma: reconstruction(prior, sample_rate, sigma, steps),
-    )

@@ -260,15 +260,18 @@ class MaskedUpload(Defense):
 """
 
 
-def test_a_single_masked_upload_gives_the_panel_the_prior_rate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adversary", OF_GRADIENTS.values(), ids=OF_GRADIENTS)
+def test_a_single_masked_upload_gives_the_panel_the_prior_rate(
+    adversary: Method, tmp_path: Path
+) -> None:
     file = tmp_path / "masked.py"
     file.write_text(MASKED_UPLOAD)
-    scenario = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}))
-    for adversary in OF_GRADIENTS.values():
-        if adversary.name == "LearningToInvert":
-            continue  # it makes hundreds of uploads of its own, and masks take time
-        for name, leaks in (("none", True), (f"{file}:MaskedUpload", False)):
-            rows = attacked(scenario, Method(name=name), adversary, uploads=20)
-            interval = clopper_pearson(sum(bool(row.identified) for row in rows), 20)
-            assert (interval.low > 0.25) == leaks, (adversary.name, name, interval)
-            assert leaks or interval.low <= 1 / 100
+    model = Method(name="mlp", options={"width": 64})
+    if adversary.name == "LearningToInvert":
+        model = Method(name="lenet")  # from few uploads of a perceptron it learns little
+    scenario = Scenario(dataset="digits", model=model)
+    for name, leaks in (("none", True), (f"{file}:MaskedUpload", False)):
+        rows = attacked(scenario, Method(name=name), adversary, uploads=20)
+        interval = clopper_pearson(sum(bool(row.identified) for row in rows), 20)
+        assert (interval.low > 0.5) == leaks, (name, interval)
+        assert leaks or interval.low <= 1 / 100

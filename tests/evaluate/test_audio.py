@@ -10,6 +10,7 @@ from scipy.io import wavfile
 from leakfrontier.adversaries import WaveSpace
 from leakfrontier.evaluate.audio import read_waves
 from leakfrontier.evaluate.data import load_dataset
+from leakfrontier.evaluate.modality import Waves
 
 RATE = 8000
 
@@ -144,7 +145,7 @@ def test_a_folder_of_sounds_is_a_dataset(tmp_path: Path) -> None:
     assert space.std == pytest.approx([values.std()], rel=1e-5)
     train, _ = dataset.normalised
     assert train.inputs.mean().item() == pytest.approx(0, abs=1e-5)
-    assert dataset.modality.name == "audio"
+    assert isinstance(dataset.modality, Waves)
 
 
 def test_a_folder_without_a_split(tmp_path: Path) -> None:

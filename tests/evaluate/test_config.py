@@ -29,7 +29,7 @@ def test_presets_are_valid_and_use_the_panel(name: str) -> None:
     loaded = load_config(name)
     budget = ", published budgets" if name == "full" else ""
     assert loaded.panel == PANEL.version + budget
-    cells = [trial.cell.key for trial in plan(loaded)]
+    cells = [trial.cell.key for trial in plan(loaded.model_copy(update={"seeds": 1}))]
     assert len(set(cells)) == len(cells) > 20
 
 

@@ -7,6 +7,7 @@ import torch
 
 from leakfrontier.adversaries import TokenSpace
 from leakfrontier.evaluate.data import Dataset, load_dataset
+from leakfrontier.evaluate.modality import Text
 from leakfrontier.evaluate.text import (
     MOST_TOKENS,
     CharacterTokenizer,
@@ -65,7 +66,7 @@ def test_a_folder_of_texts_is_a_dataset(tmp_path: Path) -> None:
     assert texts_of(dataset, dataset.test.inputs) == ["fund", "a[UNK][UNK]o"]
     assert dataset.test.targets.tolist() == [1, 0]
     assert torch.equal(dataset.normalised[0].inputs, dataset.train.inputs)
-    assert dataset.modality.name == "text"
+    assert isinstance(dataset.modality, Text)
 
 
 def test_one_file_is_split_by_class(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Compare the worst case of a cascade with that of all attacks on all uploads, victim by victim.
+
+leakfrontier run --preset quick --out runs/cascade
+leakfrontier run --preset quick --individual --out runs/individual
+python benchmarks/cascade.py runs/cascade runs/individual
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from leakfrontier.evaluate.analysis import SERVERS, victim_matrix
+from leakfrontier.evaluate.results import Results
+from leakfrontier.evaluate.store import Store
+
+PLACE = ["server", "scenario", "checkpoint", "defense"]
+
+
+def main(cascade: Path, individual: Path) -> int:
+    """Print, per arm and server, how many victims differ; return how many do in all."""
+    table = compared(*(Store(folder).results() for folder in (cascade, individual)))
+    print(table.to_string(index=False))
+    differing = int(table["differ"].sum())
+    print(f"{differing} of {table['victims'].sum()} worst cases differ.")
+    return differing
+
+
+def compared(cascade: Results, individual: Results) -> pd.DataFrame:
+    """Return one row per server and arm: its victims, how many are identified and how many differ.
+
+    A victim differs if it is identified in one of the runs, and not identified, or never attacked,
+    in the other.
+    """
+    lines = [
+        (server, *place, *counts)
+        for server in SERVERS
+        for place, counts in _arms(cascade, individual, server)
+    ]
+    return pd.DataFrame(lines, columns=[*PLACE, "victims", "cascade", "individual", "differ"])
+
+
+def _arms(
+    cascade: Results, individual: Results, server: str
+) -> list[tuple[tuple[str, int, str], tuple[int, ...]]]:
+    runs = (cascade, individual)
+    both = pd.concat([run.attacks[["scenario", "checkpoint"]] for run in runs])
+    arms = []
+    for scenario, checkpoint in both.drop_duplicates().itertuples(index=False, name=None):
+        one, other = (victim_matrix(run, scenario, checkpoint, server) for run in runs)
+        one, other = one.align(other)  # what only one of the runs has differs
+        for defense in one:
+            pair = one[defense], other[defense]
+            differ = (pair[0] != pair[1]) & ~(pair[0].isna() & pair[1].isna())
+            counts = (len(differ), *(int(column.sum()) for column in pair), int(differ.sum()))
+            arms.append(((scenario, int(checkpoint), str(defense)), counts))
+    return arms
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])) > 0)
