@@ -195,8 +195,9 @@ def occupied(
     if not cumulative:
         return (outputs > 0) & (outputs < top)
     active: Tensor = (outputs > 0).unflatten(1, (groups, -1))
-    above = functional.pad(active[..., 1:], (0, 1))
-    return (active & ~above).flatten(1)
+    above: Tensor = functional.pad(active[..., 1:], (0, 1))
+    alone: Tensor = active & ~above
+    return alone.flatten(1)
 
 
 def within(isolated: Isolated, occupied: Tensor) -> Tensor:
@@ -217,9 +218,8 @@ def within(isolated: Isolated, occupied: Tensor) -> Tensor:
 
 def distinct(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
     """Return which inputs differ from all before, relative to their norm."""
-    rows = inputs.flatten(1)
-    apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")  # it rounds
-    near = apart <= tolerance * rows.norm(dim=1, keepdim=True)
+    rows = inputs.flatten(1).double()  # or rounding sets them apart
+    near = torch.cdist(rows, rows) <= tolerance * torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return ~near.tril(diagonal=-1).any(dim=1)
 
 

@@ -242,14 +242,14 @@ class RobbingTheFedDirectPass(Adversary):
         layer, name = anatomy.layer, anatomy.name
         if not bool((layer.weight == layer.weight[0]).all()):
             raise NotApplicable(f"the clients were not sent a model with an imprint in {name!r}")
+        size = math.prod(observation.space.shape)  # all else that the layer sees is zero
         found = isolate(
-            observation.update[f"{name}.weight"],
+            observation.update[f"{name}.weight"][:, :size],
             observation.update[f"{name}.bias"],
             examples=observation.batch_size,
         )
-        bins = occupied(functional.linear(found.inputs, layer.weight, layer.bias))
-        values = found.inputs[:, : math.prod(observation.space.shape)]
-        return _reconstruction(found._replace(inputs=values), bins, observation)
+        outputs = functional.linear(found.inputs, layer.weight[:, :size], layer.bias)
+        return _reconstruction(found, occupied(outputs), observation)
 
 
 def _need_values(space: InputSpace) -> None:
