@@ -57,12 +57,15 @@ def attacked(
 
 
 def psnrs(guess: Reconstruction, upload: Upload) -> Tensor:
-    """Return the PSNR of each private example, 0 where there is no guess."""
+    """Return the PSNR of each private example, 0 where there is no guess, with the best mean."""
     space = upload.observation.space
-    truth = space.to_unit(upload.truth.inputs.double())
-    guesses = space.to_unit(guess.inputs.double())
-    if not len(guesses):
-        return torch.zeros(len(truth), dtype=torch.float64)
-    matches = metrics.match(guesses, truth)
-    errors = (guesses[matches] - truth).square().flatten(1).mean(dim=1)
-    return torch.where(matches < 0, 0.0, -10 * errors.log10())
+    truth = space.to_unit(upload.truth.inputs.double()).flatten(1)
+    guesses = space.to_unit(guess.inputs.double()).flatten(1)
+    errors = torch.cdist(guesses, truth).square() / truth.shape[1]
+    levels = torch.cat(
+        [
+            -10 * errors.clamp(min=1e-16).log10(),
+            torch.zeros_like(truth[:1, :1]).expand(1, len(truth)),
+        ]
+    )
+    return levels[metrics.assign(-levels[:-1]), torch.arange(len(truth))]
