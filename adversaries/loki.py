@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import skip_init
 
 from .base import Adversary, Observation, Reconstruction, Round, Threat
 from .imprint import (
@@ -84,10 +85,11 @@ class LOKI(Adversary):
             raise NotApplicable("no public data to take quantiles of the brightness of")
         brightness = space.to_unit(round.public.inputs).flatten(1).mean(dim=1)
         bins = self.bins_per_example * round.batch_size
-        edges = windows(bins, fitted(brightness, normal_quantiles)).cpu()
+        edges = windows(bins, fitted(brightness, normal_quantiles))
 
         size, clients, some = math.prod(space.shape), round.clients, next(model.parameters())
-        measure, carry = nn.Linear(clients * size, bins), nn.Linear(bins, size)
+        measure = skip_init(nn.Linear, clients * size, bins)
+        carry = skip_init(nn.Linear, bins, size)
         scale = self._scale(round, bins)
         average = torch.full((clients * size,), 1 / (scale * size), dtype=torch.float64)
         with torch.no_grad():
@@ -95,12 +97,11 @@ class LOKI(Adversary):
             measure.weight.copy_(weight)
             measure.bias.copy_(bias)
         carry_on_(carry, 1.0, rng)
-        return [
-            nn.Sequential(
-                Separator(space, index, clients, scale, measure, carry).to(some), model
-            ).train(model.training)
+        modules = (
+            Separator(space, index, clients, scale, measure, carry).to(some)
             for index in range(clients)
-        ]
+        )
+        return [nn.Sequential(module, model) for module in modules]
 
     def _scale(self, round: Round, bins: int) -> float:
         """Return the weight of the copies: `signal` times K b / lr, for steps of b examples."""
@@ -133,7 +134,7 @@ class LOKI(Adversary):
             inputs = module.scaled(rows, bins, observation.update["0.measure.bias"][bins])
         else:
             inputs = rows.abs() - rows.abs().amin(dim=1, keepdim=True)
-            inputs = inputs / inputs.amax(dim=1, keepdim=True)
+            inputs = inputs / inputs.amax(dim=1, keepdim=True).clamp(min=torch.finfo().tiny)
         inputs = inputs.view(-1, *observation.space.shape)
         confidence = 1 - outside(observation.space.to_inputs(inputs), observation.space, 0.02)
         keep = chosen(Isolated(inputs, bins, mean), confidence > 0.999, examples)
@@ -169,8 +170,9 @@ class Separator(nn.Module):
         zeros = torch.zeros(1, *space.shape)
         self.register_buffer("black", space.to_inputs(zeros))
         self.register_buffer("span", space.to_inputs(zeros + 1) - space.to_inputs(zeros))
-        self.convolution = _CONVOLUTIONS[len(space.shape)](
-            channels, clients * channels, kernel_size=3, padding=1, bias=False
+        kind = _CONVOLUTIONS[len(space.shape)]
+        self.convolution = skip_init(
+            kind, channels, clients * channels, kernel_size=3, padding=1, bias=False
         )
         with torch.no_grad():
             own = self.convolution.weight[index * channels :][:channels]

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import skip_init
 
 from .base import Adversary, Observation, Reconstruction, Round, Threat
 from .imprint import (
@@ -62,8 +63,9 @@ class RobbingTheFed(Adversary):
         rows: `cumulative`, `sparse`, or by `protocol`: cumulative for a single local step.
         calibrated: Whether quantiles are those of public data where there are any; otherwise, as
             published, those of a projection with mean 0 and deviation 1.
-        gain: Factor of the first layer's weights, whose inverse the second has; below 1 the
-            gradient of the first grows, above 1 its thresholds drift less.
+        gain: Factor of the first layer's weights, whose inverse the second has. The smaller, the
+            larger is the gradient of the first. Sparse rows need it small: the first example in a
+            bin then closes it to those of later local steps.
 
     References:
         Fowl, Geiping, Czaja, Goldblum, Goldstein. "Robbing the Fed: Directly Obtaining Private
@@ -120,8 +122,7 @@ class RobbingTheFed(Adversary):
             imprint.measure.weight.copy_(self.gain * torch.cat([weight for weight, _ in parts]))
             imprint.measure.bias.copy_(self.gain * torch.cat([bias for _, bias in parts]))
         carry_on_(imprint.carry, 1 / self.gain, rng)
-        crafted = nn.Sequential(imprint.to(some), model)
-        return [crafted.train(model.training)] * round.clients
+        return [nn.Sequential(imprint.to(some), model)] * round.clients
 
     def _rows(self, size: int, sparse: bool, round: Round, rng: Generator) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the rows that measure one query."""
@@ -178,9 +179,9 @@ class Imprint(nn.Module):
         super().__init__()
         size = math.prod(shape)
         self.queries, self.sparse, self.top = queries, sparse, top
-        self.measure = nn.Linear(size, bins)
+        self.measure = skip_init(nn.Linear, size, bins)
         self.activation = nn.Hardtanh(0.0, top) if sparse else nn.ReLU()
-        self.carry = nn.Linear(bins, size)
+        self.carry = skip_init(nn.Linear, bins, size)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return a picture in which nothing is left of the input but its bin."""

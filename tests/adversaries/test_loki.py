@@ -100,6 +100,13 @@ def test_clients_have_blocks_of_their_own() -> None:
         assert [bool(block.any()) for block in blocks] == [index == i for i in range(3)]
 
 
+def test_all_draws_come_from_the_generator() -> None:
+    before = torch.get_rng_state()
+    one, other = (LOKI().craft(mlp(), KNOWN, rng(3))[1].state_dict() for _ in range(2))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_sound_has_a_brightness_too() -> None:
     space = WaveSpace(shape=(1, 192), classes=10)
     known = replace(KNOWN, space=space, public=PublicData(torch.rand(50, 1, 192), torch.zeros(50)))

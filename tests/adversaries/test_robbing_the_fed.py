@@ -70,7 +70,7 @@ def test_without_public_data_thresholds_are_the_published_ones(few_photos: Datas
 def test_sparse_rows_survive_local_steps(few_photos: Dataset) -> None:
     found = {}
     for rows in ("protocol", "cumulative"):
-        attack = RobbingTheFed(rows=rows)  # type: ignore[arg-type]
+        attack = RobbingTheFed(rows=rows)
         upload = attacked(attack, few_photos, host(), 64, protocol=LOCAL)
         assert upload.observation.local_steps == 8
         found[rows] = exact(attack, upload)
@@ -188,6 +188,15 @@ def test_an_honest_round_is_not_applicable(attack: Adversary) -> None:
         attack.reconstruct(observed(mlp(), batch(2)), rng())
     with pytest.raises(NotApplicable, match="token"):
         attack.craft(mlp(), Round(TOKENS, FedSGD(), 1, 4), rng())
+
+
+def test_all_draws_come_from_the_generator() -> None:
+    known, attack = Round(SPACE, FedSGD(), 1, 4), RobbingTheFed(query="random", bins=8)
+    before = torch.get_rng_state()
+    one, other, third = (attack.craft(mlp(), known, rng(s))[0].state_dict() for s in (3, 3, 4))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert not torch.equal(one["0.measure.weight"], third["0.measure.weight"])
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_threats_are_stated() -> None:
