@@ -94,8 +94,7 @@ def test_confidence_is_low_where_signs_mix() -> None:
 
 
 def test_dpsgd_leaves_nothing(few_photos: Dataset) -> None:
-    for gain in (1.0, 1e-3):
-        attack = RobbingTheFed(gain=gain)
+    for attack in (RobbingTheFed(), RobbingTheFed(rows="sparse")):
         for noise, least, most in ((0.0, 54, 64), (1.0, 0, 0)):
             defense = DPSGD(noise_multiplier=noise, poisson_sampling=False)
             upload = attacked(attack, few_photos, host(), 64, defense=defense)
