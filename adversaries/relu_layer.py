@@ -27,7 +27,8 @@ from torch.overrides import TorchFunctionMode
 from .base import Observation
 from .spaces import InputSpace, NotApplicable
 
-_RELUS = (torch.relu, torch.relu_, functional.relu, Tensor.relu, Tensor.relu_)
+RELUS = (torch.relu, torch.relu_, functional.relu, Tensor.relu, Tensor.relu_)
+"""The functions that are a ReLU."""
 _RANK_GAP = 100.0
 """Ratio of successive singular values that shows the rank; below it, noise has filled the gap."""
 
@@ -61,7 +62,7 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
     """
     if not observation.space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
-    calls = _linear_calls(observation.model, observation.space)
+    calls = linear_calls(observation.model, observation.space)
     if name is None:
         chosen = next((call for call in calls if call.sees_inputs), None)
         if chosen is None:
@@ -79,7 +80,7 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
     layer = ReLULayer(chosen.name, chosen.weight, chosen.bias, chosen.sees_inputs)
     if not {layer.parameter("weight"), layer.parameter("bias")} <= {*observation.update}:
         raise NotApplicable(f"layer {chosen.name!r} is frozen: nothing of it is uploaded")
-    if chosen.followed_by not in _RELUS:
+    if chosen.followed_by not in RELUS:
         raise NotApplicable(
             f"layer {chosen.name!r} is followed by {_described(chosen.followed_by)}, not by a "
             "ReLU: its gradient has no exact zeros"
@@ -126,7 +127,7 @@ class _Tracer(TorchFunctionMode):
         return result
 
 
-def _linear_calls(model: nn.Module, space: InputSpace) -> list[_Call]:
+def linear_calls(model: nn.Module, space: InputSpace) -> list[_Call]:
     """Return the linear layers in the order in which the model runs them."""
     names = {
         id(value): name.removesuffix("weight").removesuffix(".")
