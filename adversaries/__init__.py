@@ -14,6 +14,7 @@ from .base import (
 from .dlfa import DLFA
 from .dlg import DLG
 from .fedleak import FedLeak
+from .fishing import Fishing
 from .gradinversion import GradInversion
 from .idlg import IDLG
 from .inverting_gradients import InvertingGradients
@@ -52,6 +53,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         DLFA,
         SME,
         LearningToInvert,
+        Fishing,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -71,6 +73,7 @@ __all__ = [
     "FedBuff",
     "FedLeak",
     "FedSGD",
+    "Fishing",
     "GradInversion",
     "ImageSpace",
     "InputSpace",
