@@ -182,13 +182,13 @@ class Catch(NamedTuple):
 
     Attributes:
         target: Their class.
-        count: How many they are, in class fishing.
+        examples: How many they are, in class fishing.
         feature: Their mean feature.
         body: The update of all layers but the last: theirs alone.
     """
 
     target: int
-    count: float
+    examples: float
     feature: Tensor
     body: Mapping[str, Tensor]
 
@@ -208,8 +208,8 @@ def caught(observation: Observation) -> Catch:
     weight = observation.as_gradient(f"{last.prefix}weight")[target]
     names = {f"{last.prefix}weight", f"{last.prefix}bias"}
     body = {name: value for name, value in observation.update.items() if name not in names}
-    count = -observation.batch_size * float(bias)
-    return Catch(target, count, weight / bias, body)
+    examples = -observation.batch_size * float(bias)
+    return Catch(target, examples, weight / bias, body)
 
 
 def _alone(observation: Observation, catch: Catch) -> Observation:
@@ -264,7 +264,7 @@ class _Last(NamedTuple):
 
 
 def _last_layer(model: nn.Module, space: InputSpace) -> _Last:
-    outputs: dict[str, tuple[nn.Linear, object]] = {}
+    outputs: dict[str, tuple[nn.Linear, Tensor]] = {}
 
     def note(name: str, layer: nn.Linear) -> torch.utils.hooks.RemovableHandle:
         return layer.register_forward_hook(
