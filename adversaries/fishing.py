@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .base import Adversary, Observation, Reconstruction, Round, Threat
+from .imprint import seen_by
 from .inverting_gradients import InvertingGradients
 from .spaces import InputSpace, NotApplicable
 
@@ -88,12 +89,12 @@ class Fishing(Adversary):
         crafted = copy.deepcopy(model)
         last = _last_layer(crafted, round.space)
         if round.public is None:
-            inputs = torch.randn(_EXAMPLES, *round.space.shape, generator=rng)
-            features = last.features(crafted, inputs)
+            noise = torch.randn(_EXAMPLES, *round.space.shape, generator=rng)
+            features = seen_by(last.layer, crafted, noise)
             target = int(torch.randint(round.space.classes, (), generator=rng))
             query = Query(target, chance=math.nan)
         else:
-            features = last.features(crafted, round.public.inputs)
+            features = seen_by(last.layer, crafted, round.public.inputs)
             query = best_query(features, round.public.targets, batch)
         self._bait(last.layer, query, features)
         return [crafted] * round.clients
@@ -249,18 +250,6 @@ class _Last(NamedTuple):
 
     layer: nn.Linear
     prefix: str
-
-    @torch.no_grad()
-    def features(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """Return the layer's inputs."""
-        seen: list[Tensor] = []
-        hook = self.layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-        try:
-            for part in inputs.split(_EXAMPLES):
-                model(part)
-        finally:
-            hook.remove()
-        return torch.cat(seen)
 
 
 def _last_layer(model: nn.Module, space: InputSpace) -> _Last:

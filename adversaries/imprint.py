@@ -195,8 +195,9 @@ def occupied(
     if not cumulative:
         return (outputs > 0) & (outputs < top)
     active: Tensor = (outputs > 0).unflatten(1, (groups, -1))
-    above = functional.pad(active[..., 1:], (0, 1))
-    return (active & ~above).flatten(1)
+    above: Tensor = functional.pad(active[..., 1:], (0, 1))
+    alone: Tensor = active & ~above
+    return alone.flatten(1)
 
 
 def within(isolated: Isolated, occupied: Tensor) -> Tensor:
@@ -217,9 +218,10 @@ def within(isolated: Isolated, occupied: Tensor) -> Tensor:
 
 def distinct(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
     """Return which inputs differ from all before, relative to their norm."""
-    rows = inputs.flatten(1)
-    apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")  # it rounds
-    near = apart <= tolerance * rows.norm(dim=1, keepdim=True)
+    rows = inputs.flatten(1).double()  # or rounding sets them apart
+    near = torch.cdist(rows, rows) <= tolerance * torch.linalg.vector_norm(
+        rows, dim=1, keepdim=True
+    )
     return ~near.tril(diagonal=-1).any(dim=1)
 
 
@@ -376,6 +378,22 @@ def seen_by(layer: nn.Module, model: nn.Module, inputs: Tensor) -> Tensor:
     finally:
         handle.remove()
     return seen[0]
+
+
+def check_passed_on(model: nn.Module, layer: nn.Module, space: InputSpace) -> None:
+    """Refuse a model in which something other than copies and ReLUs lies before a layer.
+
+    Raises:
+        NotApplicable: If inputs in [0, 1] do not reach it as they are, in its first columns.
+    """
+    some, size = next(model.parameters()), math.prod(space.shape)
+    example = torch.linspace(0, 1, size).to(some).view(1, *space.shape)
+    seen = seen_by(layer, model, example)[:, :size]
+    if seen.shape != (1, size) or not torch.allclose(seen, example.flatten(1), atol=1e-5):
+        raise NotApplicable(
+            "the linear layer does not see the inputs behind direct-pass convolutions: something "
+            "lies in between, such as pooling, normalisation or dropout"
+        )
 
 
 def _convolutions_before(

@@ -18,6 +18,7 @@ from .imprint import (
     Quantiles,
     calibrated,
     carry_on_,
+    check_passed_on,
     chosen,
     direct_pass_,
     dissect,
@@ -225,7 +226,7 @@ class RobbingTheFedDirectPass(Adversary):
         for convolution in anatomy.convolutions:
             direct_pass_(convolution)
         layer, size = anatomy.layer, math.prod(round.space.shape)
-        _check_passed_on(crafted, layer, round.space)
+        check_passed_on(crafted, layer, round.space)
         quantile = normal_quantiles()
         if self.calibrated and round.public is not None:
             public = round.public.inputs.to(layer.weight)
@@ -242,31 +243,19 @@ class RobbingTheFedDirectPass(Adversary):
         layer, name = anatomy.layer, anatomy.name
         if not bool((layer.weight == layer.weight[0]).all()):
             raise NotApplicable(f"the clients were not sent a model with an imprint in {name!r}")
+        size = math.prod(observation.space.shape)  # all else that the layer sees is zero
         found = isolate(
-            observation.update[f"{name}.weight"],
+            observation.update[f"{name}.weight"][:, :size],
             observation.update[f"{name}.bias"],
             examples=observation.batch_size,
         )
-        bins = occupied(functional.linear(found.inputs, layer.weight, layer.bias))
-        values = found.inputs[:, : math.prod(observation.space.shape)]
-        return _reconstruction(found._replace(inputs=values), bins, observation)
+        outputs = functional.linear(found.inputs, layer.weight[:, :size], layer.bias)
+        return _reconstruction(found, occupied(outputs), observation)
 
 
 def _need_values(space: InputSpace) -> None:
     if not space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
-
-
-def _check_passed_on(model: nn.Module, layer: nn.Module, space: InputSpace) -> None:
-    """Refuse a model in which something other than copies and ReLUs lies before the layer."""
-    some, size = next(model.parameters()), math.prod(space.shape)
-    example = torch.linspace(0, 1, size).to(some).view(1, *space.shape)
-    seen = seen_by(layer, model, example)[:, :size]
-    if seen.shape != (1, size) or not torch.allclose(seen, example.flatten(1), atol=1e-5):
-        raise NotApplicable(
-            "the linear layer does not see the inputs behind direct-pass convolutions: something "
-            "lies in between, such as pooling, normalisation or dropout"
-        )
 
 
 @torch.no_grad()
