@@ -38,6 +38,7 @@ from .spaces import (
 )
 from .spear import SPEAR
 from .spearpp import SPEARPlusPlus
+from .trap_weights import TrapWeights
 
 ADVERSARIES: dict[str, type[Adversary]] = {
     cls.__name__: cls
@@ -59,6 +60,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         RobbingTheFedDirectPass,
         LOKI,
         Fishing,
+        TrapWeights,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -102,6 +104,7 @@ __all__ = [
     "SPEARPlusPlus",
     "Threat",
     "TokenSpace",
+    "TrapWeights",
     "WaveSpace",
     "infer_targets",
 ]
