@@ -27,6 +27,7 @@ from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
 from .protocols import FedAvg, FedBuff, FedSGD, Protocol
 from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
+from .scale_mia import ScaleMIA
 from .sme import SME
 from .spaces import (
     ContinuousSpace,
@@ -61,6 +62,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         LOKI,
         Fishing,
         TrapWeights,
+        ScaleMIA,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -102,6 +104,7 @@ __all__ = [
     "RobbingTheFedDirectPass",
     "Round",
     "SPEARPlusPlus",
+    "ScaleMIA",
     "Threat",
     "TokenSpace",
     "TrapWeights",
