@@ -152,10 +152,10 @@ class ScaleMIA(Adversary):
         optimizer = torch.optim.Adam(parameters, lr=self.lr)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(inputs), generator=rng).split(self.batch_size):
-                optimizer.zero_grad()
                 error = decoder(encode(inputs[rows])) - pixels[rows]
                 error.square().mean().backward()
                 optimizer.step()
+                optimizer.zero_grad()
 
 
 def encode(model: nn.Module, layer: nn.Module, inputs: Tensor) -> Tensor:
