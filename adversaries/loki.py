@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import skip_init
 
 from .base import Adversary, Observation, Reconstruction, Round, Threat
 from .imprint import (
@@ -41,15 +42,18 @@ class LOKI(Adversary):
     bin tells the brightness. Which client an example belongs to is told as well.
 
     Within several local steps, the first example in a bin moves the row so far that none after it
-    reaches it: collisions count within a step alone. How far is the square of `conv_scale` times
-    the weight of the layer behind the bins. The published 500 stands before a layer that adds
-    bins up with weights of 1000, which drives a model without normalisation into saturation; this
-    one averages them, as a pattern (see `carry_on_`), and has a larger scale. It also undoes the
-    normalisation of its inputs, where the published one takes pixels in [0, 1].
+    reaches it: collisions count within a step alone.
+
+    The published copies have a weight of 500, before a layer that adds bins up with weights of
+    1000. That drives a model without normalisation into saturation. This one averages them, as a
+    pattern (see `carry_on_`), and chooses the weight of the copies so that rows of the update have
+    the same size whatever the batch and the learning rate. It also undoes the normalisation of its
+    inputs, where the published one takes pixels in [0, 1].
 
     Attributes:
         bins_per_example: Bins for each example of a client.
-        conv_scale: Weight of the copies, by which gradients grow and forward passes do not.
+        signal: Size of a row of the update, relative to its example and to the slope of the loss
+            along the pattern. The copies grow with it, which leaves forward passes as they are.
         readout: How the factor is chosen: by `brightness`, or, as published, so that the
             darkest value is 0 and the brightest 1, `minmax`.
 
@@ -63,14 +67,14 @@ class LOKI(Adversary):
     cost: ClassVar[int] = 0
 
     bins_per_example: int = 4
-    conv_scale: float = 50_000.0
+    signal: float = 0.25
     readout: Literal["brightness", "minmax"] = "brightness"
 
     def __post_init__(self) -> None:
         if not self.bins_per_example >= 1:
             raise ValueError(f"bins_per_example must be at least 1, got {self.bins_per_example}")
-        if not 0 < self.conv_scale < math.inf:
-            raise ValueError(f"conv_scale must be positive and finite, got {self.conv_scale}")
+        if not 0 < self.signal < math.inf:
+            raise ValueError(f"signal must be positive and finite, got {self.signal}")
         if self.readout not in ("brightness", "minmax"):
             raise ValueError(f"readout must be 'brightness' or 'minmax', got {self.readout!r}")
 
@@ -81,22 +85,31 @@ class LOKI(Adversary):
             raise NotApplicable("no public data to take quantiles of the brightness of")
         brightness = space.to_unit(round.public.inputs).flatten(1).mean(dim=1)
         bins = self.bins_per_example * round.batch_size
-        edges = windows(bins, fitted(brightness, normal_quantiles)).cpu()
+        edges = windows(bins, fitted(brightness, normal_quantiles))
 
         size, clients, some = math.prod(space.shape), round.clients, next(model.parameters())
-        measure, carry = nn.Linear(clients * size, bins), nn.Linear(bins, size)
-        average = torch.full((clients * size,), 1 / (self.conv_scale * size))
+        measure = skip_init(nn.Linear, clients * size, bins)
+        carry = skip_init(nn.Linear, bins, size)
+        scale = self._scale(round, bins)
+        average = torch.full((clients * size,), 1 / (scale * size), dtype=torch.float64)
         with torch.no_grad():
             weight, bias = window_rows(average, edges)
             measure.weight.copy_(weight)
             measure.bias.copy_(bias)
         carry_on_(carry, 1.0, rng)
-        return [
-            nn.Sequential(
-                Separator(space, index, clients, self.conv_scale, measure, carry).to(some), model
-            ).train(model.training)
+        modules = (
+            Separator(space, index, clients, scale, measure, carry).to(some)
             for index in range(clients)
-        ]
+        )
+        return [nn.Sequential(module, model) for module in modules]
+
+    def _scale(self, round: Round, bins: int) -> float:
+        """Return the weight of the copies: `signal` times K b / lr, for steps of b examples."""
+        protocol, examples = round.protocol, round.batch_size
+        whole = torch.ones(())  # an update of 1, which is a mean gradient of 1 / (lr steps)
+        per_step = float(protocol.as_gradient(whole, protocol.clients * examples).abs())
+        inverse_lr = per_step * protocol.clients * protocol.local_steps(examples)
+        return self.signal * bins * protocol.step_size(examples) * inverse_lr
 
     @torch.no_grad()
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
@@ -121,7 +134,7 @@ class LOKI(Adversary):
             inputs = module.scaled(rows, bins, observation.update["0.measure.bias"][bins])
         else:
             inputs = rows.abs() - rows.abs().amin(dim=1, keepdim=True)
-            inputs = inputs / inputs.amax(dim=1, keepdim=True)
+            inputs = inputs / inputs.amax(dim=1, keepdim=True).clamp(min=torch.finfo().tiny)
         inputs = inputs.view(-1, *observation.space.shape)
         confidence = 1 - outside(observation.space.to_inputs(inputs), observation.space, 0.02)
         keep = chosen(Isolated(inputs, bins, mean), confidence > 0.999, examples)
@@ -157,8 +170,9 @@ class Separator(nn.Module):
         zeros = torch.zeros(1, *space.shape)
         self.register_buffer("black", space.to_inputs(zeros))
         self.register_buffer("span", space.to_inputs(zeros + 1) - space.to_inputs(zeros))
-        self.convolution = _CONVOLUTIONS[len(space.shape)](
-            channels, clients * channels, kernel_size=3, padding=1, bias=False
+        kind = _CONVOLUTIONS[len(space.shape)]
+        self.convolution = skip_init(
+            kind, channels, clients * channels, kernel_size=3, padding=1, bias=False
         )
         with torch.no_grad():
             own = self.convolution.weight[index * channels :][:channels]

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import skip_init
 
 from .base import Adversary, Observation, Reconstruction, Round, Threat
 from .imprint import (
@@ -63,8 +64,9 @@ class RobbingTheFed(Adversary):
         rows: `cumulative`, `sparse`, or by `protocol`: cumulative for a single local step.
         calibrated: Whether quantiles are those of public data where there are any; otherwise, as
             published, those of a projection with mean 0 and deviation 1.
-        gain: Factor of the first layer's weights, whose inverse the second has; below 1 the
-            gradient of the first grows, above 1 its thresholds drift less.
+        gain: Factor of the first layer's weights, whose inverse the second has. The smaller, the
+            larger is the gradient of the first. Sparse rows need it small: the first example in a
+            bin then closes it to those of later local steps.
 
     References:
         Fowl, Geiping, Czaja, Goldblum, Goldstein. "Robbing the Fed: Directly Obtaining Private
@@ -81,7 +83,7 @@ class RobbingTheFed(Adversary):
     queries: int = 1
     rows: Literal["protocol", "cumulative", "sparse"] = "protocol"
     calibrated: bool = True
-    gain: float = 1.0
+    gain: float = 1e-3
 
     def __post_init__(self) -> None:
         if self.query not in ("average", "random", "fourier"):
@@ -97,9 +99,13 @@ class RobbingTheFed(Adversary):
                 f"queries must be 1, or more of query='random', got {self.queries} of "
                 f"{self.query!r}"
             )
-        if not (self.bins % self.queries == 0 and self.bins // self.queries >= 2):
+        if not self.bins >= 2 * self.queries:
             raise ValueError(
                 f"bins must be at least 2 for each of {self.queries} queries, got {self.bins}"
+            )
+        if self.bins % self.queries:
+            raise ValueError(
+                f"bins must be a multiple of the {self.queries} queries, got {self.bins}"
             )
         if not 0 < self.gain < math.inf:
             raise ValueError(f"gain must be positive and finite, got {self.gain}")
@@ -117,8 +123,7 @@ class RobbingTheFed(Adversary):
             imprint.measure.weight.copy_(self.gain * torch.cat([weight for weight, _ in parts]))
             imprint.measure.bias.copy_(self.gain * torch.cat([bias for _, bias in parts]))
         carry_on_(imprint.carry, 1 / self.gain, rng)
-        crafted = nn.Sequential(imprint.to(some), model)
-        return [crafted.train(model.training)] * round.clients
+        return [nn.Sequential(imprint.to(some), model)] * round.clients
 
     def _rows(self, size: int, sparse: bool, round: Round, rng: Generator) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the rows that measure one query."""
@@ -175,9 +180,9 @@ class Imprint(nn.Module):
         super().__init__()
         size = math.prod(shape)
         self.queries, self.sparse, self.top = queries, sparse, top
-        self.measure = nn.Linear(size, bins)
+        self.measure = skip_init(nn.Linear, size, bins)
         self.activation = nn.Hardtanh(0.0, top) if sparse else nn.ReLU()
-        self.carry = nn.Linear(bins, size)
+        self.carry = skip_init(nn.Linear, bins, size)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return a picture in which nothing is left of the input but its bin."""
