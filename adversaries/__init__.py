@@ -14,6 +14,7 @@ from .base import (
 from .dlfa import DLFA
 from .dlg import DLG
 from .fedleak import FedLeak
+from .fishing import Fishing
 from .gradinversion import GradInversion
 from .idlg import IDLG
 from .inverting_gradients import InvertingGradients
@@ -26,6 +27,7 @@ from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
 from .protocols import FedAvg, FedBuff, FedSGD, Protocol
 from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
+from .scale_mia import ScaleMIA
 from .sme import SME
 from .spaces import (
     ContinuousSpace,
@@ -37,6 +39,7 @@ from .spaces import (
 )
 from .spear import SPEAR
 from .spearpp import SPEARPlusPlus
+from .trap_weights import TrapWeights
 
 ADVERSARIES: dict[str, type[Adversary]] = {
     cls.__name__: cls
@@ -57,6 +60,9 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         RobbingTheFed,
         RobbingTheFedDirectPass,
         LOKI,
+        Fishing,
+        TrapWeights,
+        ScaleMIA,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -77,6 +83,7 @@ __all__ = [
     "FedBuff",
     "FedLeak",
     "FedSGD",
+    "Fishing",
     "GradInversion",
     "ImageSpace",
     "InputSpace",
@@ -97,8 +104,10 @@ __all__ = [
     "RobbingTheFedDirectPass",
     "Round",
     "SPEARPlusPlus",
+    "ScaleMIA",
     "Threat",
     "TokenSpace",
+    "TrapWeights",
     "WaveSpace",
     "infer_targets",
 ]

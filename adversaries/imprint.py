@@ -388,6 +388,22 @@ def seen_by(layer: nn.Module, model: nn.Module, inputs: Tensor) -> Tensor:
     return seen[0]
 
 
+def check_passed_on(model: nn.Module, layer: nn.Module, space: InputSpace) -> None:
+    """Refuse a model in which something other than copies and ReLUs lies before a layer.
+
+    Raises:
+        NotApplicable: If inputs in [0, 1] do not reach it as they are, in its first columns.
+    """
+    some, size = next(model.parameters()), math.prod(space.shape)
+    example = torch.linspace(0, 1, size).to(some).view(1, *space.shape)
+    seen = seen_by(layer, model, example)[:, :size]
+    if seen.shape != (1, size) or not torch.allclose(seen, example.flatten(1), atol=1e-5):
+        raise NotApplicable(
+            "the linear layer does not see the inputs behind direct-pass convolutions: something "
+            "lies in between, such as pooling, normalisation or dropout"
+        )
+
+
 def _convolutions_before(
     model: nn.Module, layer: nn.Module, space: InputSpace
 ) -> tuple[nn.Conv1d | nn.Conv2d, ...]:

@@ -19,6 +19,7 @@ from .imprint import (
     Quantiles,
     calibrated,
     carry_on_,
+    check_passed_on,
     chosen,
     direct_pass_,
     dissect,
@@ -230,7 +231,7 @@ class RobbingTheFedDirectPass(Adversary):
         for convolution in anatomy.convolutions:
             direct_pass_(convolution)
         layer, size = anatomy.layer, math.prod(round.space.shape)
-        _check_passed_on(crafted, layer, round.space)
+        check_passed_on(crafted, layer, round.space)
         quantile = normal_quantiles()
         if self.calibrated and round.public is not None:
             public = round.public.inputs.to(layer.weight)
@@ -260,18 +261,6 @@ class RobbingTheFedDirectPass(Adversary):
 def _need_values(space: InputSpace) -> None:
     if not space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
-
-
-def _check_passed_on(model: nn.Module, layer: nn.Module, space: InputSpace) -> None:
-    """Refuse a model in which something other than copies and ReLUs lies before the layer."""
-    some, size = next(model.parameters()), math.prod(space.shape)
-    example = torch.linspace(0, 1, size).to(some).view(1, *space.shape)
-    seen = seen_by(layer, model, example)[:, :size]
-    if seen.shape != (1, size) or not torch.allclose(seen, example.flatten(1), atol=1e-5):
-        raise NotApplicable(
-            "the linear layer does not see the inputs behind direct-pass convolutions: something "
-            "lies in between, such as pooling, normalisation or dropout"
-        )
 
 
 @torch.no_grad()
