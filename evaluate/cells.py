@@ -346,7 +346,10 @@ class _Server:
         trial = self.trial
         if not (trial.knows_defense and self.adversary.simulates) or undefended(trial.defense):
             return AS_GIVEN
-        return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
+        try:
+            return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
+        except Refused:  # of the clients that are examined: these may accept
+            return AS_GIVEN
 
     def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
         """Return the model that the server sends to each client."""

@@ -101,7 +101,14 @@ def release(
         client.upload(share, rng, in_order=in_order, by_epoch=by_epoch)
         for client, share in zip(clients, shares, strict=True)
     ]
-    return clients[0].defense.on_round(updates, rng)
+    return shown(clients, updates, rng)
+
+
+def shown(clients: Sequence[Client], updates: Sequence[Update], rng: Generator) -> list[Update]:
+    """Return what the server sees of the updates of some clients."""
+    defense = clients[0].defense
+    defense.on_cohort([client.model for client in clients])
+    return defense.on_round(updates, rng)
 
 
 class _Step(nn.Module):
@@ -308,7 +315,7 @@ def _another_round(
 
     def run(inputs: Tensor, targets: Tensor, rng: Generator) -> Update:
         clients = [
-            replace(client, model=model, defense=threat.believed(client.defense))
+            replace(client, model=model, defense=threat.believed(client.defense).unguarded())
             for model in models
         ]
         return release(clients, _shares(inputs, targets, len(models)), rng)[0]
