@@ -13,6 +13,7 @@ from .base import (
     batch_gradient,
 )
 from .client_dp import ClientDP
+from .disaggregation_snr import DisaggregationSNR
 from .dpsgd import DPSGD
 from .dual_pruning import DualPruning
 from .mixup import Mixup
@@ -25,6 +26,7 @@ from .secure_aggregation import SecureAggregation
 from .signsgd import SignSGD
 from .soteria import Soteria
 from .topk import TopK
+from .weight_inspection import WeightInspection
 
 DEFENSES: dict[str, type[Defense]] = {
     "none": Defense,
@@ -45,6 +47,8 @@ DEFENSES: dict[str, type[Defense]] = {
             Soteria,
             PRECODE,
             Outpost,
+            WeightInspection,
+            DisaggregationSNR,
         )
     },
 }
@@ -59,6 +63,7 @@ __all__ = [
     "Chain",
     "ClientDP",
     "Defense",
+    "DisaggregationSNR",
     "DualPruning",
     "Guarantee",
     "Loss",
@@ -74,5 +79,6 @@ __all__ = [
     "Soteria",
     "TopK",
     "Update",
+    "WeightInspection",
     "batch_gradient",
 ]

@@ -17,6 +17,7 @@ from leakfrontier.defenses import (
     Chain,
     ClientDP,
     Defense,
+    DisaggregationSNR,
     DualPruning,
     Mixup,
     Noise,
@@ -26,6 +27,7 @@ from leakfrontier.defenses import (
     SecureAggregation,
     Soteria,
     TopK,
+    WeightInspection,
 )
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.scenario import Scenario
@@ -46,6 +48,8 @@ IDENTITY: dict[str, Defense] = {
     "SecureAggregation": SecureAggregation(clients=1),
     "Soteria": Soteria(0.0),
     "Outpost": Outpost(noise=0.0, pruning_rate=0.0),
+    "WeightInspection": WeightInspection(1.0, 1.0, 1.0, math.inf, 0.0),
+    "DisaggregationSNR": DisaggregationSNR(math.inf),
     "Chain": Chain((DPSGD(0.0, math.inf), TopK(1.0), SecureAggregation(clients=1))),
 }
 NO_IDENTITY = {"SignSGD", "PRECODE"}  # a sign has no magnitude; a bottleneck is always there

@@ -1,0 +1,59 @@
+"""Gradients example by example, on Opacus: what DP-SGD and an inspection of batches share."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .base import Batch, Loss, Update
+
+
+def mixing_layer(model: nn.Module) -> str | None:
+    """Return which layer mixes the examples of a batch, if any does."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            return f"layer {name!r} is a BatchNorm, which mixes the examples of a batch"
+    return None
+
+
+def replica(model: nn.Module) -> nn.Module:
+    """Copy a model, making leaves of parameters that an earlier local step computed."""
+    with torch.no_grad():
+        copied = copy.deepcopy(model)
+        for module in copied.modules():
+            for name, value in list(module._parameters.items()):
+                if value is not None:
+                    module.register_parameter(name, nn.Parameter(value.detach().clone()))
+    return copied.train()
+
+
+def ghost_module(model: nn.Module, max_grad_norm: float = 1.0) -> Any:  # noqa: ANN401 - untyped
+    """Return a model whose backward pass leaves the norms of all examples' gradients behind."""
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping  # slow to import
+
+    return GradSampleModuleFastGradientClipping(model, max_grad_norm=max_grad_norm)
+
+
+def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each example."""
+    return vmap(lambda o, y: loss(o.unsqueeze(0), y.unsqueeze(0)))(outputs, targets)
+
+
+def gradient_norms(model: nn.Module, loss: Loss, batch: Batch) -> Update:
+    """Return the norm of each example's gradient by each parameter, up to a common factor.
+
+    By ghost norms: the gradients themselves are not computed.
+    """
+    module = ghost_module(replica(model))
+    with warnings.catch_warnings():
+        # Per-example gradients of parameters need no gradient of the inputs.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        example_losses(loss, module(batch.inputs), batch.targets).sum().backward()
+    # A squared norm of nearly nothing may come out below zero.
+    return {n: p._norm_sample.nan_to_num(0.0) for n, p in module._module.named_parameters()}
