@@ -27,7 +27,8 @@ from torch.overrides import TorchFunctionMode
 from .base import Observation
 from .spaces import InputSpace, NotApplicable
 
-_RELUS = (torch.relu, torch.relu_, functional.relu, Tensor.relu, Tensor.relu_)
+RELUS = (torch.relu, torch.relu_, functional.relu, Tensor.relu, Tensor.relu_)
+"""The functions that are a ReLU."""
 _RANK_GAP = 100.0
 """Ratio of successive singular values that shows the rank; below it, noise has filled the gap."""
 
@@ -61,7 +62,7 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
     """
     if not observation.space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
-    calls = _linear_calls(observation.model, observation.space)
+    calls = linear_calls(observation.model, observation.space)
     if name is None:
         chosen = next((call for call in calls if call.sees_inputs), None)
         if chosen is None:
@@ -76,7 +77,7 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
             raise NotApplicable(f"the model has no linear layer {name!r}, only: {known or 'none'}")
     if chosen.bias is None:
         raise NotApplicable(f"layer {chosen.name!r} has no bias, which fixes the scale")
-    if chosen.followed_by not in _RELUS:
+    if chosen.followed_by not in RELUS:
         raise NotApplicable(
             f"layer {chosen.name!r} is followed by {_described(chosen.followed_by)}, not by a "
             "ReLU: its gradient has no exact zeros"
@@ -123,7 +124,7 @@ class _Tracer(TorchFunctionMode):
         return result
 
 
-def _linear_calls(model: nn.Module, space: InputSpace) -> list[_Call]:
+def linear_calls(model: nn.Module, space: InputSpace) -> list[_Call]:
     """Return the linear layers in the order in which the model runs them."""
     names = {
         id(value): name.removesuffix("weight").removesuffix(".")
