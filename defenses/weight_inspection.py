@@ -15,6 +15,9 @@ from .base import Defense, Refused
 TOLERANCE = 1e-3
 """How nearly rows must be parallel, zero or of a single entry in order to count as such."""
 
+ALIGNED = 0.95
+"""|cosine| above which rows are aligned: what is left of parallel ones under noise of a fifth."""
+
 LEAST_INPUTS = 8
 """Inputs of a row below which a direction tells nothing: two rows of one input are parallel."""
 
@@ -29,6 +32,7 @@ class LayerStatistics(NamedTuple):
 
     Attributes:
         parallel: Share of pairs of rows that are not zero with |cosine| > 1 - 1e-3.
+        aligned: The same with |cosine| > 0.95.
         zeroed: Share of rows with a norm below 1e-3 of the largest.
         direct: Share of other rows with all but 1e-3 of their squared norm in a single entry.
         scale: Root mean square of the weights, in units of 1 / sqrt(inputs of a row).
@@ -37,6 +41,7 @@ class LayerStatistics(NamedTuple):
     """
 
     parallel: float
+    aligned: float
     zeroed: float
     direct: float
     scale: float
@@ -50,8 +55,8 @@ class WeightInspection(Defense):
     Our reading of [1], of which we know that light client-side detectors look for statistically
     improbable structures in the received weights. A module that the agreed model does not have, or
     with other options or shapes, is refused, as in [2]. Then each linear and convolutional layer
-    must have fewer parallel rows, zeroed rows and rows of a single entry than thresholds allow,
-    weights of a usual scale, and biases that are not too evenly placed: attacks that isolate
+    must have fewer parallel, aligned and zeroed rows and rows of a single entry than thresholds
+    allow, weights of a usual scale, and biases that are not too evenly placed: attacks that isolate
     examples give all rows one direction, set biases at quantiles of the projection on it, let
     convolutions pass their inputs on, and switch off what is not needed. Of `agreed` only names,
     types and shapes are used: a client has not seen the weights that an honest server would send.
@@ -65,6 +70,7 @@ class WeightInspection(Defense):
 
     Attributes:
         parallel: Largest share of parallel pairs of rows.
+        aligned: Largest share of aligned pairs of rows.
         zeroed: Largest share of zeroed rows.
         direct: Largest share of rows of a single entry.
         scale: Factor by which weights may be larger or smaller than 1 / sqrt(inputs of a row).
@@ -78,13 +84,14 @@ class WeightInspection(Defense):
     """
 
     parallel: float = 0.0
+    aligned: float = 0.01
     zeroed: float = 0.0
     direct: float = 0.0
     scale: float = 10.0
     irregularity: float = 0.28
 
     def __post_init__(self) -> None:
-        for name in ("parallel", "zeroed", "direct"):
+        for name in ("parallel", "aligned", "zeroed", "direct"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         if not self.scale >= 1:
@@ -109,6 +116,8 @@ class WeightInspection(Defense):
             return f"{found.direct:.2%} of its rows have a single entry"
         if found.parallel > self.parallel:
             return f"{found.parallel:.2%} of its pairs of rows are parallel"
+        if found.aligned > self.aligned:
+            return f"{found.aligned:.2%} of its pairs of rows are aligned"
         if not 1 / self.scale <= found.scale <= self.scale:
             return f"its weights are {found.scale:.2g} times as large as usual"
         if found.irregularity < self.irregularity:
@@ -144,8 +153,10 @@ def layer_statistics(weight: Tensor, bias: Tensor | None) -> LayerStatistics:
     norms = rows.norm(dim=1)
     alive = norms > TOLERANCE * norms.max()
     directed = inputs >= LEAST_INPUTS
+    parallel, aligned = _aligned(rows[alive] / norms[alive, None]) if directed else (0.0, 0.0)
     return LayerStatistics(
-        parallel=_parallel(rows[alive] / norms[alive, None]) if directed else 0.0,
+        parallel=parallel,
+        aligned=aligned,
         zeroed=float((~alive).float().mean()),
         direct=_direct(rows[alive], norms[alive]) if directed else 0.0,
         scale=float(rows.square().mean().sqrt()) * inputs**0.5,
@@ -180,13 +191,18 @@ def _distance_from_normal(ascending: Tensor) -> float:
     return float(torch.maximum(reached[1:] - expected, expected - reached[:-1]).max())
 
 
-def _parallel(units: Tensor) -> float:
-    """Return the share of pairs of unit vectors that are parallel, by products of matrices."""
+def _aligned(units: Tensor) -> tuple[float, float]:
+    """Return the shares of pairs of unit vectors that are parallel and aligned."""
     count = len(units)
     if count < 2:
-        return 0.0
-    near = sum(int(((b @ units.T).abs() > 1 - TOLERANCE).sum()) for b in units.split(_BLOCK))
-    return (near - count) / (count * (count - 1))  # each is parallel to itself
+        return 0.0, 0.0
+    parallel = aligned = -count  # each is parallel to itself
+    for block in units.split(_BLOCK):
+        cosines = (block @ units.T).abs()
+        parallel += int((cosines > 1 - TOLERANCE).sum())
+        aligned += int((cosines > ALIGNED).sum())
+    pairs = count * (count - 1)
+    return parallel / pairs, aligned / pairs
 
 
 def _direct(rows: Tensor, norms: Tensor) -> float:

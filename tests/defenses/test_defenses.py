@@ -48,7 +48,7 @@ IDENTITY: dict[str, Defense] = {
     "SecureAggregation": SecureAggregation(clients=1),
     "Soteria": Soteria(0.0),
     "Outpost": Outpost(noise=0.0, pruning_rate=0.0),
-    "WeightInspection": WeightInspection(1.0, 1.0, 1.0, math.inf, 0.0),
+    "WeightInspection": WeightInspection(1.0, 1.0, 1.0, 1.0, math.inf, 0.0),
     "DisaggregationSNR": DisaggregationSNR(math.inf),
     "Chain": Chain((DPSGD(0.0, math.inf), TopK(1.0), SecureAggregation(clients=1))),
 }

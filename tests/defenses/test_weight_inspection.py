@@ -59,7 +59,7 @@ def test_large_models_pass() -> None:
 
 
 def test_its_loosest_setting_refuses_no_weights() -> None:
-    trusting = WeightInspection(1.0, 1.0, 1.0, math.inf, 0.0)
+    trusting = WeightInspection(1.0, 1.0, 1.0, 1.0, math.inf, 0.0)
     model = mlp()
     nn.init.zeros_(model[1].weight)  # type: ignore[index, arg-type]
     assert trusting.on_receive(model, mlp()) is model
@@ -96,7 +96,7 @@ def test_another_architecture_is_refused(position: int, layer: nn.Module) -> Non
 
 
 def test_an_inserted_or_missing_module_is_refused_whatever_the_thresholds() -> None:
-    trusting, model = WeightInspection(1.0, 1.0, 1.0, math.inf, 0.0), mlp()
+    trusting, model = WeightInspection(1.0, 1.0, 1.0, 1.0, math.inf, 0.0), mlp()
     (inserted,) = Normalising().craft(model, Round(SPACE, FedSGD(), 1, 1), rng())
     for sent, agreed in ((inserted, model), (model, inserted)):
         with pytest.raises(Refused, match="another architecture"):
@@ -113,15 +113,23 @@ def test_the_agreed_weights_are_not_looked_at() -> None:
 def test_counts_what_is_parallel_zeroed_or_direct() -> None:
     rows = weights()
     honest = layer_statistics(rows, None)
-    assert honest[:3] == (0.0, 0.0, 0.0)
+    assert honest[:4] == (0.0, 0.0, 0.0, 0.0)
     assert 0.9 < honest.scale < 1.1
     rows[:10] = rows[0] * torch.linspace(-2, 3, 10)[:, None]  # either sign, any length
     rows[10:14] = 0
     rows[14:22] = torch.eye(64)[:8] + 1e-4 * rows[30]
     found = layer_statistics(rows, None)
     assert found.parallel == pytest.approx(45 / (36 * 35 / 2))
+    assert found.aligned == found.parallel
     assert found.zeroed == pytest.approx(4 / 40)
     assert found.direct == pytest.approx(8 / 36)
+
+
+@pytest.mark.parametrize(("noise", "seen"), [(0.01, "parallel"), (0.1, "aligned"), (1.0, None)])
+def test_noise_turns_parallel_rows_into_aligned_ones(noise: float, seen: str | None) -> None:
+    found = layer_statistics(weights(1).expand(40, -1) + noise * weights(seed=1), None)
+    assert found.parallel == (1.0 if seen == "parallel" else 0.0)
+    assert found.aligned == (1.0 if seen else 0.0)
 
 
 def test_pairs_are_counted_in_blocks_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
