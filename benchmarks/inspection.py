@@ -70,8 +70,8 @@ FAMILIES = (
     Family("mlp", {}, (0, 20, 150), 6, 40),
     Family("mlp", {"width": 32}, (0, 20, 150), 6, 40),
     Family("mlp", {"width": 512}, (0, 20, 150), 2, 6),
-    Family("lenet", {}, (0, 20, 150), 6, 40),
-    Family("lenet", {"activation": "relu"}, (0, 20, 150), 6, 40),
+    Family("lenet", {}, (0, 20, 150), 2, 20),
+    Family("lenet", {"activation": "relu"}, (0, 20, 150), 2, 20),
     Family("cnn", {}, (0, 10, 30), 1, 3),
     Family("resnet18", {}, (0, 10, 30), 1, 4),
 )
@@ -301,7 +301,7 @@ def show_honest(weights: pd.DataFrame, ratios: pd.DataFrame) -> None:
     extremes = dict.fromkeys((*SHARES, "largest scale"), "max")
     extremes |= dict.fromkeys(("smallest scale", "irregularity"), "min")
     by = ["model", "stage"]
-    print(weights.groupby(by).agg({"seed": "count", **extremes, "refused": "mean"}).round(3))
+    print(weights.groupby(by).agg({"seed": "count", **extremes, "refused": "mean"}).to_string())
     print(f"refused: {weights.refused.sum()} of {len(weights)}")
     ratios["refused"] = ratios["D-SNR"] > DisaggregationSNR().threshold
     grouped = ratios.groupby([*by, "batch"])

@@ -37,7 +37,7 @@ class DisaggregationSNR(Defense):
             Attacks in Federated Learning." ICLR 2024. https://arxiv.org/abs/2306.03013
     """
 
-    threshold: float = 5.0
+    threshold: float = 10.0
 
     def __post_init__(self) -> None:
         if not self.threshold > 0:
