@@ -43,7 +43,7 @@ def thresholds(bins: int, quantile: Quantiles) -> Tensor:
         raise ValueError(f"bins must be at least 2, got {bins}")
     inner = quantile(torch.arange(1, bins, dtype=torch.float64) / bins)
     low, middle, high = quantile(torch.tensor([0.16, 0.5, 0.84], dtype=torch.float64))
-    lowest = torch.minimum(middle, inner[0]) - 10 * (high - low) / 2  # ten deviations
+    lowest = torch.minimum(middle, inner[0]) - 10 * (high - low)  # twenty deviations
     return torch.cat([lowest.view(1), inner])
 
 
@@ -195,8 +195,9 @@ def occupied(
     if not cumulative:
         return (outputs > 0) & (outputs < top)
     active: Tensor = (outputs > 0).unflatten(1, (groups, -1))
-    above = functional.pad(active[..., 1:], (0, 1))
-    return (active & ~above).flatten(1)
+    above: Tensor = functional.pad(active[..., 1:], (0, 1))
+    alone: Tensor = active & ~above
+    return alone.flatten(1)
 
 
 def within(isolated: Isolated, occupied: Tensor) -> Tensor:
@@ -215,31 +216,40 @@ def within(isolated: Isolated, occupied: Tensor) -> Tensor:
     return own & ~(occupied & ~full).any(dim=1)
 
 
-def distinct(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
-    """Return which inputs differ from all before, relative to their norm."""
-    rows = inputs.flatten(1)
-    apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")  # it rounds
-    near = apart <= tolerance * rows.norm(dim=1, keepdim=True)
-    return ~near.tril(diagonal=-1).any(dim=1)
-
-
 def deduplicated(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
-    """Return inputs without those that are as good as an earlier one; see `distinct`."""
-    return inputs[distinct(inputs, tolerance)]
+    """Return inputs without those that are, relative to their norm, as good as an earlier one."""
+    return inputs[_first(_near(inputs, tolerance))]
+
+
+def _near(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
+    """Return which inputs are as good as which."""
+    rows = inputs.flatten(1).double()  # or rounding sets them apart
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    near: Tensor = torch.cdist(rows, rows) <= tolerance * norms
+    return near
+
+
+def _first(near: Tensor) -> Tensor:
+    """Return which have none before them that is as good."""
+    return ~near.tril(diagonal=-1).any(dim=1)
 
 
 def chosen(isolated: Isolated, sound: Tensor, most: int) -> Tensor:
     """Return the rows to keep of what was isolated: distinct ones, and the best if too many.
 
+    Those come first that were isolated more than once, as mixtures hardly are, then those that
+    are sound, then those with the largest |d|.
+
     Args:
         isolated: What was isolated.
-        sound: Whether each row passed the tests for mixtures; those come first, and then those
-            with the largest |d|.
+        sound: Whether each row passed the tests for mixtures.
         most: How many to keep.
     """
-    size = isolated.deltas.abs()
-    order = (sound + size / (2 * size.max() if len(size) else 1)).argsort(descending=True)
-    return order[distinct(isolated.inputs[order])][:most]
+    near = _near(isolated.inputs)
+    order = isolated.deltas.abs().argsort(descending=True)
+    for key in (sound, near.sum(dim=1)):
+        order = order[key[order].argsort(descending=True, stable=True)]
+    return order[_first(near[order][:, order])][:most]
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ class RobbingTheFed(Adversary):
     queries: int = 1
     rows: Literal["protocol", "cumulative", "sparse"] = "protocol"
     calibrated: bool = True
-    gain: float = 1.0
+    gain: float = 1e-3
 
     def __post_init__(self) -> None:
         if self.query not in ("average", "random", "fourier"):
@@ -96,9 +96,13 @@ class RobbingTheFed(Adversary):
                 f"queries must be 1, or more of query='random', got {self.queries} of "
                 f"{self.query!r}"
             )
-        if not (self.bins % self.queries == 0 and self.bins // self.queries >= 2):
+        if not self.bins >= 2 * self.queries:
             raise ValueError(
                 f"bins must be at least 2 for each of {self.queries} queries, got {self.bins}"
+            )
+        if self.bins % self.queries:
+            raise ValueError(
+                f"bins must be a multiple of the {self.queries} queries, got {self.bins}"
             )
         if not 0 < self.gain < math.inf:
             raise ValueError(f"gain must be positive and finite, got {self.gain}")
@@ -242,14 +246,14 @@ class RobbingTheFedDirectPass(Adversary):
         layer, name = anatomy.layer, anatomy.name
         if not bool((layer.weight == layer.weight[0]).all()):
             raise NotApplicable(f"the clients were not sent a model with an imprint in {name!r}")
+        size = math.prod(observation.space.shape)  # all else that the layer sees is zero
         found = isolate(
-            observation.update[f"{name}.weight"],
+            observation.update[f"{name}.weight"][:, :size],
             observation.update[f"{name}.bias"],
             examples=observation.batch_size,
         )
-        bins = occupied(functional.linear(found.inputs, layer.weight, layer.bias))
-        values = found.inputs[:, : math.prod(observation.space.shape)]
-        return _reconstruction(found._replace(inputs=values), bins, observation)
+        outputs = functional.linear(found.inputs, layer.weight[:, :size], layer.bias)
+        return _reconstruction(found, occupied(outputs), observation)
 
 
 def _need_values(space: InputSpace) -> None:
