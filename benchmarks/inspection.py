@@ -45,7 +45,6 @@ from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import Client, ThreatModel, observe
 from leakfrontier.evaluate.data import Dataset, load_dataset
 from leakfrontier.evaluate.federation import Federation
-from leakfrontier.evaluate.methods import Method, build_adversary
 from leakfrontier.evaluate.models import build_model
 from leakfrontier.evaluate.partition import partition
 from leakfrontier.evaluate.seeds import generator
@@ -285,15 +284,11 @@ def recovered(guess: Tensor | None, truth: Tensor, data: Dataset) -> float:
     return float(((scores >= 20) & (assigned >= 0)).float().mean())
 
 
-def active_attacks(others: Sequence[str]) -> dict[str, Adversary]:
-    """Return every attack that may send crafted models, those of this file, and others by name."""
-    active = [cls for cls in ADVERSARIES.values() if cls.threat is not Threat.PASSIVE]
-    given = [build_adversary(Method(name=name)) for name in others]
-    return {
-        "bins": Bins(),
-        "single bin": Bins(single=True),
-        **{type(one).__name__: one for one in [*(cls() for cls in active), *given]},
-    }
+def active_attacks(names: Sequence[str]) -> dict[str, Adversary]:
+    """Return the attacks that may send crafted models: those of this file and of the package."""
+    active = {n: cls() for n, cls in ADVERSARIES.items() if cls.threat is not Threat.PASSIVE}
+    attacks = {"bins": Bins(), "single-bin": Bins(single=True), **active}
+    return {name: attacks[name] for name in names or attacks}
 
 
 def show_honest(weights: pd.DataFrame, ratios: pd.DataFrame) -> None:
@@ -315,13 +310,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=["calibrate", "honest", "crafted"])
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "cnn", "resnet18"])
-    parser.add_argument("--attacks", nargs="+", default=[], help="more, as module:Class")
+    parser.add_argument("--attacks", nargs="+", default=[], help="by default all")
     parser.add_argument("--seeds", type=int, default=5, help="of crafted models")
     parser.add_argument("--batch", type=int, default=16, help="examples of an attacked client")
     parser.add_argument("--out", type=Path, default=Path("runs/inspection"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    name = "-".join([given.part, *given.models]).replace(" ", "-")
+    name = "-".join([given.part, *given.models, *given.attacks]).replace(" ", "-")
     if given.part == "crafted":
         attacks = active_attacks(given.attacks)
         rows = pd.DataFrame(crafted_rows(attacks, given.models, given.seeds, given.batch))

@@ -23,10 +23,16 @@ def mixing_layer(model: nn.Module) -> str | None:
 
 
 def replica(model: nn.Module) -> nn.Module:
-    """Copy a model, making leaves of parameters that an earlier local step computed."""
+    """Copy a model for Opacus.
+
+    Parameters that an earlier local step computed become leaves, and nothing works in place, which
+    hooks do not allow.
+    """
     with torch.no_grad():
         copied = copy.deepcopy(model)
         for module in copied.modules():
+            if getattr(module, "inplace", False):
+                module.inplace = False
             for name, value in list(module._parameters.items()):
                 if value is not None:
                     module.register_parameter(name, nn.Parameter(value.detach().clone()))
