@@ -9,7 +9,8 @@ fashion-mini. `calibrate` takes seeds from 1000 on, from which the thresholds of
 and `DisaggregationSNR` were read; nothing else takes these. `crafted` takes every attack that may
 send crafted models and two of a few lines, on all models to which they apply, and adds Gaussian
 noise to each crafted tensor, relative to its root mean square. Recovered is an example that a
-guess reaches with 20 dB; refused is the share of clients that either inspection keeps from it.
+guess reaches with 20 dB. Refusals by weights are those of clients to whom the architecture that
+they are sent has been agreed.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ from leakfrontier.evaluate.seeds import generator
 
 BATCHES = (2, 4, 8, 8, 16, 16, 32, 32)  # of which the D-SNR is taken
 BLURS = (0.0, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+LOOSE = WeightInspection(1.0, 1.0, 1.0, 1.0, float("inf"), 0.0)
+"""Refuses nothing but another architecture."""
+
 CALIBRATION = 1000
 """The first seed of the calibration."""
 
@@ -258,7 +262,8 @@ def attacked(
     ratio = max(disaggregation_snr(blurred, cross_entropy, share).values())
     return {
         "recovered": recovered(guess, share.inputs, data),
-        "by weights": refusal(WeightInspection(), blurred, agreed),
+        "by architecture": refusal(LOOSE, blurred, agreed),
+        "by weights": refusal(WeightInspection(), blurred, sent),
         "D-SNR": ratio,
         "by D-SNR": ratio > DisaggregationSNR().threshold,
     }
@@ -321,10 +326,10 @@ def main() -> None:
         attacks = active_attacks(given.attacks)
         rows = pd.DataFrame(crafted_rows(attacks, given.models, given.seeds, given.batch))
         rows.to_csv(given.out / f"{name}.csv", index=False)
-        rows["refused by weights"] = rows["by weights"].notna()
-        columns = ["recovered", "refused by weights", "by D-SNR", "D-SNR"]
-        means = rows.groupby(["model", "attack", "blur"])[columns]
-        print(means.agg({c: "median" if c == "D-SNR" else "mean" for c in columns}).to_string())
+        refusals = ["by architecture", "by weights"]
+        rows[refusals] = rows[refusals].notna()
+        shown = rows.groupby(["model", "attack", "blur"])
+        print(shown[["recovered", *refusals, "by D-SNR"]].mean().round(2).to_string())
         return
     found = honest_rows(CALIBRATION if given.part == "calibrate" else 0, given.models)
     weights, ratios = (pd.DataFrame(part) for part in found)

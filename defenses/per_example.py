@@ -31,8 +31,8 @@ def replica(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         copied = copy.deepcopy(model)
         for module in copied.modules():
-            if getattr(module, "inplace", False):
-                module.inplace = False
+            if "inplace" in vars(module):
+                vars(module)["inplace"] = False
             for name, value in list(module._parameters.items()):
                 if value is not None:
                     module.register_parameter(name, nn.Parameter(value.detach().clone()))
