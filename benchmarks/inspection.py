@@ -4,8 +4,8 @@
     python benchmarks/inspection.py honest [--out FOLDER]      # false alarms, on other seeds
     python benchmarks/inspection.py crafted [--out FOLDER]     # detection and recovery over blur
 
-Honest models are untrained, early (20 rounds) and trained (150; fewer for the large ones), on
-fashion-mini. `calibrate` takes seeds from 1000 on, from which the thresholds of `WeightInspection`
+Honest models are untrained, early (20 rounds) and trained (150; fewer for the large ones).
+`calibrate` takes seeds from 1000 on, from which the thresholds of `WeightInspection`
 and `DisaggregationSNR` were read; nothing else takes these. `crafted` takes every attack that may
 send crafted models and two of a few lines, on all models to which they apply, and adds Gaussian
 noise to each crafted tensor, relative to its root mean square. Recovered is an example that a
@@ -75,8 +75,8 @@ FAMILIES = (
     Family("mlp", {"width": 512}, (0, 20, 150), 2, 6),
     Family("lenet", {}, (0, 20, 150), 2, 20),
     Family("lenet", {"activation": "relu"}, (0, 20, 150), 2, 20),
-    Family("cnn", {}, (0, 10, 30), 1, 3),
-    Family("resnet18", {}, (0, 10, 30), 1, 4),
+    Family("cnn", {}, (0, 10, 30), 2, 10),
+    Family("resnet18", {}, (0, 10, 30), 2, 10),
 )
 STAGES = ("untrained", "early", "trained")
 SHARES = ("parallel", "aligned", "zeroed", "direct")
@@ -127,9 +127,8 @@ def _trained(
 Rows = list[dict[str, object]]
 
 
-def honest_rows(first_seed: int, names: Sequence[str]) -> tuple[Rows, Rows]:
+def honest_rows(first_seed: int, names: Sequence[str], data: Dataset) -> tuple[Rows, Rows]:
     """Return what the inspections find of honest models: a row per model, and one per batch."""
-    data = load_dataset("fashion-mini")
     train = data.normalised[0]
     weights: Rows = []
     ratios: Rows = []
@@ -217,10 +216,9 @@ def _linear_layers(model: nn.Module) -> list[nn.Linear]:
 
 
 def crafted_rows(
-    attacks: dict[str, Adversary], names: Sequence[str], seeds: int, batch_size: int
+    attacks: dict[str, Adversary], names: Sequence[str], seeds: int, batch_size: int, data: Dataset
 ) -> Iterator[dict[str, object]]:
     """Yield detection and recovery over the blur: one row per attack, model, blur and seed."""
-    data = load_dataset("fashion-mini")
     train, test = data.normalised
     for name in names:
         for attack_name, attack in attacks.items():
@@ -315,23 +313,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=["calibrate", "honest", "crafted"])
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "cnn", "resnet18"])
+    parser.add_argument("--dataset", default="fashion-mini")
     parser.add_argument("--attacks", nargs="+", default=[], help="by default all")
     parser.add_argument("--seeds", type=int, default=5, help="of crafted models")
     parser.add_argument("--batch", type=int, default=16, help="examples of an attacked client")
     parser.add_argument("--out", type=Path, default=Path("runs/inspection"))
     given = parser.parse_args()
+    data = load_dataset(given.dataset)
     given.out.mkdir(parents=True, exist_ok=True)
-    name = "-".join([given.part, *given.models, *given.attacks]).replace(" ", "-")
+    name = "-".join([given.part, given.dataset, *given.models, *given.attacks]).replace(" ", "-")
     if given.part == "crafted":
         attacks = active_attacks(given.attacks)
-        rows = pd.DataFrame(crafted_rows(attacks, given.models, given.seeds, given.batch))
+        rows = pd.DataFrame(crafted_rows(attacks, given.models, given.seeds, given.batch, data))
         rows.to_csv(given.out / f"{name}.csv", index=False)
         refusals = ["by architecture", "by weights"]
         rows[refusals] = rows[refusals].notna()
         shown = rows.groupby(["model", "attack", "blur"])
         print(shown[["recovered", *refusals, "by D-SNR"]].mean().round(2).to_string())
         return
-    found = honest_rows(CALIBRATION if given.part == "calibrate" else 0, given.models)
+    found = honest_rows(CALIBRATION if given.part == "calibrate" else 0, given.models, data)
     weights, ratios = (pd.DataFrame(part) for part in found)
     weights.to_csv(given.out / f"{name}.csv", index=False)
     ratios.to_csv(given.out / f"{name}-dsnr.csv", index=False)
