@@ -14,6 +14,7 @@ from .base import (
     trainable,
 )
 from .client_dp import ClientDP
+from .disaggregation_snr import DisaggregationSNR
 from .dpsgd import DPSGD
 from .dual_pruning import DualPruning
 from .mixup import Mixup
@@ -26,6 +27,7 @@ from .secure_aggregation import SecureAggregation
 from .signsgd import SignSGD
 from .soteria import Soteria
 from .topk import TopK
+from .weight_inspection import WeightInspection
 
 DEFENSES: dict[str, type[Defense]] = {
     "none": Defense,
@@ -46,6 +48,8 @@ DEFENSES: dict[str, type[Defense]] = {
             Soteria,
             PRECODE,
             Outpost,
+            WeightInspection,
+            DisaggregationSNR,
         )
     },
 }
@@ -60,6 +64,7 @@ __all__ = [
     "Chain",
     "ClientDP",
     "Defense",
+    "DisaggregationSNR",
     "DualPruning",
     "Guarantee",
     "Loss",
@@ -75,6 +80,7 @@ __all__ = [
     "Soteria",
     "TopK",
     "Update",
+    "WeightInspection",
     "batch_gradient",
     "trainable",
 ]

@@ -88,8 +88,8 @@ class Defense:
     The harness calls `on_model` once, when the architecture is agreed on, and `on_receive` for
     each model that the server sends; a client draws its `batches`, calls `on_batch` and `gradient`
     at every local step and `on_update` once per upload; `on_round` is what the server can see of
-    all the clients of a round. Hooks return new values and leave their arguments alone; all
-    randomness comes from `rng`.
+    all the clients of a round, whose models `on_cohort` has been told. Hooks return new values and
+    leave their arguments alone; all randomness comes from `rng`.
 
     Fields are hyper-parameters, so that `repr(defense)` is its configuration. State between
     rounds lives in `field(init=False, repr=False)`; `dataclasses.replace(defense)` is a fresh
@@ -148,6 +148,9 @@ class Defense:
 
         It is differentiable in the batch and in the parameters where these require gradients,
         and can be vectorised by `torch.func.vmap`: an adversary replays this very code.
+
+        Raises:
+            Refused: If the client sees from its batch that it must not upload; it says why.
         """
         return batch_gradient(model, loss, batch)
 
@@ -155,9 +158,20 @@ class Defense:
         """Return what is uploaded, e.g. with noise added."""
         return update
 
+    def on_cohort(self, models: Sequence[nn.Module]) -> None:
+        """Take note of the model that each client of a round received, for `on_round`."""
+
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
-        """Return what the server can see: one upload per client, or their sum alone."""
+        """Return what the server can see: one upload per client, or their sum alone.
+
+        Raises:
+            Refused: If clients find that they must not upload; they say why.
+        """
         return list(updates)
+
+    def unguarded(self) -> Defense:
+        """Return the client that refuses no batch: what an adversary runs on its own examples."""
+        return self
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the part of the defense that an informed adversary can apply to a guess.
@@ -262,11 +276,20 @@ class Chain(Defense):
             update = link.on_update(update, rng)
         return update
 
+    def on_cohort(self, models: Sequence[nn.Module]) -> None:
+        """Tell every link."""
+        for link in self.links:
+            link.on_cohort(models)
+
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
         """Apply every link's `on_round`."""
         for link in self.links:
             updates = link.on_round(updates, rng)
         return list(updates)
+
+    def unguarded(self) -> Defense:
+        """Return the chain of links that refuse no batch."""
+        return Chain(tuple(link.unguarded() for link in self.links))
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the chain of what can be replayed of each link."""

@@ -4,7 +4,9 @@ One round, of clients `u` with vectors `x_u` of integers modulo R, as in [1] wit
 against an active adversary:
 
 0. Every client advertises two public keys: one for encryption, one for masks.
-1. Every client shares its mask key and a seed `b_u` among its neighbours (Shamir), encrypted.
+1. Every client shares its mask key and a seed `b_u` among its neighbours (Shamir), encrypted. With
+   the shares goes a digest of the model that it was sent, where clients compare: one whose
+   neighbour has another refuses to go on, before it has uploaded anything.
 2. Every client uploads `y_u = x_u + PRG(b_u) + sum_{v>u} PRG(s_uv) - sum_{v<u} PRG(s_uv)`,
    where `u` and `v` agree on `s_uv`.
 3. The server names those whose upload arrived. Clients send it their shares of the survivors'
@@ -18,8 +20,8 @@ The ring is that of the vectors' unsigned type: R = 2^32 or 2^64. Keys are agree
 and HKDF-SHA256, PRG is AES-128 in counter mode, shares are encrypted by AES-GCM.
 
 The server is honest but curious. Public keys are not signed, so a malicious server could put
-itself between the clients. A server that colludes with
-`threshold` neighbours of a client can unmask it.
+itself between the clients; comparing models assumes that their keys are known to be theirs, as by
+the signatures of [1]. A server that colludes with `threshold` neighbours of a client can unmask it.
 
 References:
     [1] Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. "Practical
@@ -70,6 +72,10 @@ class TooFewClients(ValueError):
 
 class Refused(ValueError):
     """A client was asked for something that could unmask a vector of its own or of a peer."""
+
+
+class OtherModel(ValueError):
+    """A neighbour was sent another model than this client."""
 
 
 class TamperedShares(ValueError):
@@ -125,12 +131,19 @@ class Client:
     Attributes:
         index: Its number among the clients.
         threshold: Shares that recover a secret, and clients without whom it reveals nothing.
+        digest: Of the model that it was sent; empty if clients do not compare.
     """
 
-    def __init__(self, index: int, threshold: int, randbytes: RandomBytes = os.urandom) -> None:
+    def __init__(
+        self,
+        index: int,
+        threshold: int,
+        randbytes: RandomBytes = os.urandom,
+        digest: bytes = b"",
+    ) -> None:
         if not threshold >= 2:  # a single share would be the secret itself
             raise ValueError(f"threshold must be at least 2, got {threshold}")
-        self.index, self.threshold = index, threshold
+        self.index, self.threshold, self.digest = index, threshold, digest
         self._randbytes = randbytes
         self._encryption_key = X25519PrivateKey.from_private_bytes(randbytes(32))
         self._mask_seed = randbytes(_SECRET_BYTES)  # the mask key derives from it: one secret
@@ -160,7 +173,11 @@ class Client:
         return {peer: self._encrypt(peer, share) for peer, share in shares.items()}
 
     def receive(self, ciphertexts: Mapping[int, bytes]) -> None:
-        """Take in the shares of those neighbours who sent any; the others are out of the round."""
+        """Take in the shares of those neighbours who sent any; the others are out of the round.
+
+        Raises:
+            OtherModel: If one of them was sent another model.
+        """
         self._shares |= {peer: self._decrypt(peer, text) for peer, text in ciphertexts.items()}
 
     def mask(self, vector: Vector) -> Vector:
@@ -204,7 +221,8 @@ class Client:
     def _encrypt(self, peer: int, share: _PeerShares) -> bytes:
         plain = b"".join(number.to_bytes(_NUMBER_BYTES) + value for number, value in share)
         nonce = self._randbytes(_NONCE_BYTES)
-        return nonce + self._channel(peer).encrypt(nonce, plain, _route(self.index, peer))
+        sealed = self._channel(peer).encrypt(nonce, plain + self.digest, _route(self.index, peer))
+        return nonce + sealed
 
     def _decrypt(self, peer: int, text: bytes) -> _PeerShares:
         nonce, sealed = text[:_NONCE_BYTES], text[_NONCE_BYTES:]
@@ -214,7 +232,14 @@ class Client:
             raise TamperedShares(
                 f"the shares from client {peer} to client {self.index} were altered on their way"
             ) from None
-        return _PeerShares(*(_parse(part) for part in (plain[:_SHARE_BYTES], plain[_SHARE_BYTES:])))
+        first, second, digest = (
+            plain[:_SHARE_BYTES],
+            plain[_SHARE_BYTES : 2 * _SHARE_BYTES],
+            plain[2 * _SHARE_BYTES :],
+        )
+        if digest != self.digest:
+            raise OtherModel(f"clients {self.index} and {peer} were sent different models")
+        return _PeerShares(_parse(first), _parse(second))
 
     def _channel(self, peer: int) -> AESGCM:
         return AESGCM(_agree(self._encryption_key, self._peers[peer].encryption, b"shares"))
@@ -307,6 +332,7 @@ def aggregate(
     *,
     lost_before_masking: Collection[int] = (),
     lost_after_masking: Collection[int] = (),
+    digests: Sequence[bytes] | None = None,
     randbytes: RandomBytes = os.urandom,
 ) -> ServerView:
     """Play one round among clients who all share their keys, and return what the server holds.
@@ -317,13 +343,16 @@ def aggregate(
         threshold: Shares that recover a secret, of a client's neighbours and its own.
         lost_before_masking: Clients whose masked vector never arrives: they are not in the sum.
         lost_after_masking: Clients who are in the sum, but do not help to unmask it.
+        digests: Of the model that each client was sent, if they compare.
         randbytes: Source of the clients' secrets.
 
     Raises:
+        OtherModel: If neighbours were sent different models; the round is given up.
         TooFewClients: If more clients are lost than the threshold allows.
     """
     server = Server(graph, threshold)
-    clients = {u: Client(u, threshold, randbytes) for u in range(len(vectors))}
+    digests = digests or [b""] * len(vectors)
+    clients = {u: Client(u, threshold, randbytes, digest) for u, digest in enumerate(digests)}
     keys = server.relay_keys({u: client.public_keys for u, client in clients.items()})
     inboxes = server.relay_shares({u: clients[u].share(peers) for u, peers in keys.items()})
     for u, inbox in inboxes.items():

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
-from .base import Defense, Update
-from .secagg_protocol import RandomBytes, ServerView, Vector, aggregate, circular_graph
+from .base import Defense, Refused, Update
+from .secagg_protocol import (
+    OtherModel,
+    RandomBytes,
+    ServerView,
+    Vector,
+    aggregate,
+    circular_graph,
+)
 from .vector import flatten, unflatten
 
 
@@ -33,8 +41,9 @@ class SecureAggregation(Defense):
 
     It is no differential privacy, and makes no claim of it: the sum itself may reveal a record,
     the more so the fewer clients add to it. It does not hold against a server that sends
-    different models to different clients, so that all but the victim's update vanish [3], that
-    makes up most of the clients, or that compares the sums of rounds that share clients.
+    different models to different clients, so that all but the victim's update vanish [3], unless
+    they `compare_models`; that makes up most of the clients; or that compares the sums of rounds
+    that share clients.
     Entries beyond the clipping range are cut off silently, so the range must fit the updates.
 
     In this simulation all secrets are drawn from `rng`, so that a round can be repeated (only
@@ -54,6 +63,10 @@ class SecureAggregation(Defense):
         bits: Levels of rounding are 2^bits - 1, zero among them.
         neighbours: Clients with whom each client shares masks, an even number; None is all. The
             server also learns the sum of any group whose neighbours outside are all lost.
+        compare_models: Whether clients send each neighbour a digest of the model that they were
+            sent, beside the encrypted shares, and give the round up where two differ: `Refused`.
+            It assumes that their public keys are known to be theirs, and that all train on one
+            version of the model: asynchronous rounds are refused.
 
     References:
         [1] Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. "Practical
@@ -71,6 +84,8 @@ class SecureAggregation(Defense):
     clipping_range: float = 8.0
     bits: int = 22
     neighbours: int | None = None
+    compare_models: bool = False
+    _digests: list[bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.clients >= 1:
@@ -115,11 +130,20 @@ class SecureAggregation(Defense):
         """Return the distance between two levels of rounding."""
         return 2 * self.clipping_range / self._top_level
 
+    def on_cohort(self, models: Sequence[nn.Module]) -> None:
+        """Let every client take a digest of its model, if they compare."""
+        if self.compare_models:
+            digests = {model: _digest(model) for model in dict.fromkeys(models)}
+            self._digests = [digests[model] for model in models]
+
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
         """Return the sum of the updates alone, or the updates if each client is on its own."""
         if self.clients == 1 or len(updates) == 1:
             return list(updates)
-        view = self.server_view(updates, rng)
+        try:
+            view = self.server_view(updates, rng)
+        except OtherModel as found:
+            raise Refused(str(found)) from None
         survivors = len(view.masked)
         levels = torch.from_numpy(view.total.astype(np.float64))
         mean = (levels - survivors * (self._top_level // 2)) * (self.step / survivors)
@@ -137,6 +161,7 @@ class SecureAggregation(Defense):
             circular_graph(order, self.neighbours),
             self._threshold(count),
             lost_before_masking=self._draw_lost(count, rng),
+            digests=self._digests,
             randbytes=_bytes_from(rng),
         )
 
@@ -188,6 +213,15 @@ class Summed(Defense):
         """Return the sum alone."""
         names = updates[0]
         return [{name: torch.stack([u[name] for u in updates]).sum(dim=0) for name in names}]
+
+
+def _digest(model: nn.Module) -> bytes:
+    """Return a digest of a model's names and values."""
+    digest = sha256()
+    for name, value in model.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+        digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.digest()
 
 
 def _bytes_from(rng: Generator) -> RandomBytes:

@@ -368,7 +368,10 @@ class _Server:
         trial = self.trial
         if not (trial.knows_defense and self.adversary.simulates) or undefended(trial.defense):
             return AS_GIVEN
-        return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
+        try:
+            return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
+        except Refused:  # of the clients that are examined: these may accept
+            return AS_GIVEN
 
     def _known(
         self, client: Client, shares: Sequence[Batch], rng: torch.Generator, index: int

@@ -106,7 +106,14 @@ def release(
         client.upload(share, own, in_order=in_order, by_epoch=by_epoch)
         for client, share, own in zip(clients, shares, [fork(rng) for _ in clients], strict=True)
     ]
-    return clients[0].defense.on_round(updates, rng)
+    return shown(clients, updates, rng)
+
+
+def shown(clients: Sequence[Client], updates: Sequence[Update], rng: Generator) -> list[Update]:
+    """Return what the server sees of the updates of some clients."""
+    defense = clients[0].defense
+    defense.on_cohort([client.model for client in clients])
+    return defense.on_round(updates, rng)
 
 
 class _Step(nn.Module):
@@ -341,7 +348,7 @@ def _another_round(
 
     def run(inputs: Tensor, targets: Tensor, rng: Generator) -> Update:
         clients = [
-            replace(client, model=model, defense=threat.believed(client.defense))
+            replace(client, model=model, defense=threat.believed(client.defense).unguarded())
             for model in models
         ]
         return release(clients, _shares(inputs, targets, len(models)), rng)[0]

@@ -95,6 +95,10 @@ class Checked(Defense):
         self._check_update("on_update", result, given)
         return result
 
+    def on_cohort(self, models: Sequence[nn.Module]) -> None:
+        """Tell the defense."""
+        self.inner.on_cohort(models)
+
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
         """Check that the server sees one update per client, or one for all of them."""
         before = [value.clone() for update in updates for value in update.values()]

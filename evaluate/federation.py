@@ -11,7 +11,7 @@ from torch import Generator, nn
 
 from leakfrontier.defenses import Batch, Refused, Update, trainable
 
-from .client import Client, release
+from .client import Client, shown
 from .contract import Checked
 from .seeds import fork
 
@@ -29,7 +29,8 @@ class Federation:
     Each round, clients train on their examples under their own copy of the defense, and the
     server steps along the mean of what it sees. What a client's examples of a round are, which
     version of the model it has, how many uploads make a step and what each counts is the
-    protocol's to say. A client that refuses the model it is sent is left out of the round.
+    protocol's to say. A client that refuses the model it is sent, at once or on sight of its batch,
+    is left out of the round; where clients refuse together, there is no round.
 
     Rounds and clients draw from generators of their own: however many numbers a defense draws,
     those who take part, their examples and the order of these are the same.
@@ -87,16 +88,21 @@ class Federation:
         stale = [protocol.staleness(older, rng) for _ in chosen]
         shares = [self._local_examples(index, fork(rng)) for index in chosen]
         clients = [self._received(*pair) for pair in zip(chosen, stale, strict=True)]
+        uploads = [self._uploaded(*pair, rng) for pair in zip(clients, shares, strict=True)]
         taking_part = [
-            (index, client, share, protocol.weight(age))
-            for index, client, share, age in zip(chosen, clients, shares, stale, strict=True)
-            if client is not None
+            (index, client, update, protocol.weight(age))
+            for index, client, update, age in zip(chosen, clients, uploads, stale, strict=True)
+            if client is not None and update is not None
         ]
         self._remember()
         if not taking_part:
             return
         indices, accepted, own, weights = zip(*taking_part, strict=True)
-        updates = release(accepted, own, rng)
+        try:
+            updates = shown(accepted, own, rng)
+        except Refused:
+            self.refused += len(indices)
+            return
         for index in indices:
             self.rounds_of[index] += 1
         self._step(updates, weights)
@@ -135,6 +141,16 @@ class Federation:
             self.refused += 1
             return None
         return replace(self.client, model=received, defense=defense)
+
+    def _uploaded(self, client: Client | None, share: Batch, rng: Generator) -> Update | None:
+        """Return a client's update; None if it has refused, or does now that it sees its batch."""
+        if client is None:
+            return None
+        try:
+            return client.upload(share, rng)
+        except Refused:
+            self.refused += 1
+            return None
 
     def _remember(self) -> None:
         """Keep the versions that clients may still have."""

@@ -19,6 +19,7 @@ from leakfrontier.defenses import (
     Chain,
     ClientDP,
     Defense,
+    DisaggregationSNR,
     DualPruning,
     Loss,
     Mixup,
@@ -30,6 +31,7 @@ from leakfrontier.defenses import (
     Soteria,
     TopK,
     Update,
+    WeightInspection,
 )
 from leakfrontier.evaluate.federation import Federation
 from leakfrontier.evaluate.methods import Method
@@ -51,6 +53,8 @@ IDENTITY: dict[str, Defense] = {
     "SecureAggregation": SecureAggregation(clients=1),
     "Soteria": Soteria(0.0),
     "Outpost": Outpost(noise=0.0, pruning_rate=0.0),
+    "WeightInspection": WeightInspection(1.0, 1.0, 1.0, 1.0, math.inf, 0.0),
+    "DisaggregationSNR": DisaggregationSNR(math.inf),
     "Chain": Chain((DPSGD(0.0, math.inf), TopK(1.0), SecureAggregation(clients=1))),
 }
 NO_IDENTITY = {"SignSGD", "PRECODE"}  # a sign has no magnitude; a bottleneck is always there

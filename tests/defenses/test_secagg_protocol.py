@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 from leakfrontier.defenses.secagg_protocol import (
     Client,
     Graph,
+    OtherModel,
     Refused,
     Request,
     Server,
@@ -266,3 +267,27 @@ def test_secrets_come_from_the_operating_system_by_default() -> None:
 def test_a_threshold_of_one_would_share_the_secret_itself() -> None:
     with pytest.raises(ValueError, match="threshold must be at least 2, got 1"):
         Client(0, 1)
+
+
+def test_clients_that_were_sent_one_model_go_on() -> None:
+    given, graph = vectors(CLIENTS), circular_graph(range(CLIENTS), 2)
+    compared = aggregate(given, graph, 2, digests=[b"same" * 8] * CLIENTS)
+    assert compared.total.tolist() == exact_sum(given, EVERYBODY)
+
+
+@pytest.mark.parametrize("neighbours", [None, 2])
+def test_a_single_other_model_stops_the_round(neighbours: int | None) -> None:
+    digests = [b"same" * 8] * CLIENTS
+    digests[3] = b"else" * 8
+    with pytest.raises(OtherModel, match=r"clients \d and \d were sent different models"):
+        aggregate(vectors(CLIENTS), circular_graph(range(CLIENTS), neighbours), 2, digests=digests)
+
+
+def test_the_server_learns_no_digest_and_cannot_change_it() -> None:
+    one, other = (Client(u, 2, seeded(u), b"model" * 8) for u in range(2))
+    sent = one.share({1: other.public_keys})[1]
+    other.share({0: one.public_keys})
+    assert b"model" not in sent
+    with pytest.raises(TamperedShares):
+        other.receive({0: sent[:-20] + bytes(20)})
+    other.receive({0: sent})

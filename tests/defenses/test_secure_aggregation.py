@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from leakfrontier.adversaries import FedSGD, Observation
-from leakfrontier.defenses import Plan, Update
+from leakfrontier.defenses import Chain, Plan, Refused, TopK, Update
 from leakfrontier.defenses.secagg_protocol import TooFewClients
 from leakfrontier.defenses.secure_aggregation import SecureAggregation
 from leakfrontier.evaluate.client import ThreatModel, observe
@@ -205,6 +205,28 @@ def test_is_described_by_its_clients_and_claims_no_differential_privacy() -> Non
     assert defense.guarantee(Plan(1, 1.0, 1e-5)) is None
     assert defense.log_likelihood({}, {}) is None
     assert replace(defense) == defense
+
+
+def test_clients_that_compare_refuse_models_that_differ_in_one_bit() -> None:
+    models, shares = [mlp(4) for _ in range(4)], [batch(1, seed) for seed in range(4)]
+    comparing = SecureAggregation(4, compare_models=True)
+    with torch.no_grad():
+        models[2][1].bias[0].nextafter_(torch.tensor(9.0))
+    for defense in (comparing, Chain((TopK(1.0), comparing))):
+        client = make_client(models[0], defense)
+        with pytest.raises(Refused, match=r"2 .*were sent different models|and 2 were sent"):
+            observe(client, shares, ThreatModel(), rng(), models=models)
+        observe(client, shares, ThreatModel(), rng(), models=[models[2]] * 4)
+    trusting = make_client(models[0], SecureAggregation(4))
+    assert len(observe(trusting, shares, ThreatModel(), rng(), models=models)) == 1
+
+
+def test_comparing_changes_nothing_else() -> None:
+    one, other = (
+        observations(SecureAggregation(4, compare_models=compare), 4)[0].update
+        for compare in (False, True)
+    )
+    assert torch.equal(flat(one), flat(other))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -7,7 +7,16 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg, FedBuff, FedSGD, Protocol
-from leakfrontier.defenses import DPSGD, Batch, Defense, Refused, SecureAggregation, TopK
+from leakfrontier.defenses import (
+    DPSGD,
+    Batch,
+    Defense,
+    Loss,
+    Refused,
+    SecureAggregation,
+    TopK,
+    Update,
+)
 from leakfrontier.evaluate.client import Client
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.federation import Federation
@@ -204,3 +213,34 @@ def test_clients_that_refuse_are_left_out_of_the_mean() -> None:
     expected = Defense().gradient(mlp(), cross_entropy, shares[taking_part], rng())
     for name, value in model.named_parameters():
         torch.testing.assert_close(value, before[name] - 0.1 * expected[name])
+
+
+@dataclass
+class Squeamish(Defense):
+    """Refuse on sight of a batch with a given label."""
+
+    label: int = 0
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        if (batch.targets == self.label).any():
+            raise Refused("not this")
+        return super().gradient(model, loss, batch, rng)
+
+
+@pytest.mark.parametrize("protocol", [FedSGD(), FedAvg(epochs=2, batch_size=2, lr=0.1)])
+def test_clients_that_refuse_on_sight_of_their_batch_are_left_out(protocol: Protocol) -> None:
+    shares = [Batch(batch(4, seed).inputs, torch.full((4,), seed)) for seed in range(3)]
+    client = make_client(mlp(), Squeamish(), protocol)
+    federation = Federation(client, shares, 3, batch_size=4)
+    before = next(federation.model.parameters()).detach().clone()
+    federation.round(rng())
+    assert (federation.refused, federation.rounds_of) == (1, [0, 1, 1])
+    assert not torch.equal(next(federation.model.parameters()), before)
+
+
+def test_clients_that_compare_models_refuse_other_versions() -> None:
+    comparing = SecureAggregation(clients=3, compare_models=True)
+    late = trained(FedBuff(buffer=3, oldest=2, exponent=0.0), comparing)
+    assert late.refused > 0
+    assert late.refused + sum(late.rounds_of) == 3 * 8
+    assert trained(FedBuff(buffer=3, oldest=0, exponent=0.0), comparing).refused == 0

@@ -1,0 +1,342 @@
+"""Clients that look at what they are sent: false alarms, detections, and what blur changes.
+
+    python benchmarks/inspection.py calibrate [--out FOLDER]   # statistics of honest models
+    python benchmarks/inspection.py honest [--out FOLDER]      # false alarms, on other seeds
+    python benchmarks/inspection.py crafted [--out FOLDER]     # detection and recovery over blur
+
+Honest models are untrained, early (20 rounds) and trained (150; fewer for the large ones).
+`calibrate` takes seeds from 1000 on, from which the thresholds of `WeightInspection`
+and `DisaggregationSNR` were read; nothing else takes these. `crafted` takes every attack that may
+send crafted models and two of a few lines, on all models to which they apply, and adds Gaussian
+noise to each crafted tensor, relative to its root mean square. Recovered is an example that a
+guess reaches with 20 dB. Refusals by weights are those of clients to whom the architecture that
+they are sent has been agreed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import (
+    ADVERSARIES,
+    Adversary,
+    FedSGD,
+    NotApplicable,
+    Observation,
+    PublicData,
+    Reconstruction,
+    Round,
+    Threat,
+)
+from leakfrontier.defenses import Batch, Defense, DisaggregationSNR, Refused, WeightInspection
+from leakfrontier.defenses.disaggregation_snr import disaggregation_snr
+from leakfrontier.defenses.weight_inspection import inspect
+from leakfrontier.evaluate import metrics
+from leakfrontier.evaluate.client import Client, ThreatModel, observe
+from leakfrontier.evaluate.data import Dataset, load_dataset
+from leakfrontier.evaluate.federation import Federation
+from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.partition import partition
+from leakfrontier.evaluate.seeds import generator
+
+BATCHES = (2, 4, 8, 8, 16, 16, 32, 32)  # of which the D-SNR is taken
+BLURS = (0.0, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+LOOSE = WeightInspection(1.0, 1.0, 1.0, 1.0, float("inf"), 0.0)
+"""Refuses nothing but another architecture."""
+
+CALIBRATION = 1000
+"""The first seed of the calibration."""
+
+
+class Family(NamedTuple):
+    """Honest models of one kind: rounds of the three stages, seeds of the trained and of all."""
+
+    model: str
+    options: dict[str, Any]
+    rounds: tuple[int, ...]
+    seeds: int
+    untrained: int
+
+
+FAMILIES = (
+    Family("mlp", {}, (0, 20, 150), 6, 40),
+    Family("mlp", {"width": 32}, (0, 20, 150), 6, 40),
+    Family("mlp", {"width": 512}, (0, 20, 150), 2, 6),
+    Family("lenet", {}, (0, 20, 150), 2, 20),
+    Family("lenet", {"activation": "relu"}, (0, 20, 150), 2, 20),
+    Family("cnn", {}, (0, 10, 30), 2, 10),
+    Family("resnet18", {}, (0, 10, 30), 2, 10),
+)
+STAGES = ("untrained", "early", "trained")
+SHARES = ("parallel", "aligned", "zeroed", "direct")
+
+
+class Honest(NamedTuple):
+    """An honest model."""
+
+    model: str
+    stage: str
+    seed: int
+    module: nn.Module
+
+
+def honest_models(first_seed: int, data: Dataset, names: Sequence[str]) -> Iterator[Honest]:
+    """Yield honest models of all kinds and stages."""
+    for family in FAMILIES:
+        name = " ".join([family.model, *(str(value) for value in family.options.values())])
+        if not {name, family.model} & {*names}:
+            continue
+        for seed in range(first_seed, first_seed + family.untrained):
+            rng = generator("inspected", name, seed)
+            model = build_model(family.model, data.space, rng, **family.options)
+            if seed < first_seed + family.seeds:
+                yield from _trained(name, family, seed, model, data)
+            else:
+                yield Honest(name, "untrained", seed, model)
+
+
+def _trained(
+    name: str, family: Family, seed: int, model: nn.Module, data: Dataset
+) -> Iterator[Honest]:
+    kept: list[Honest] = []
+
+    def keep(done: int, model: nn.Module) -> None:
+        stage = STAGES[family.rounds.index(done)]
+        kept.append(Honest(name, stage, seed, copy.deepcopy(model)))
+
+    client = Client(model, cross_entropy, Defense(), FedSGD(), data.space)
+    shares = partition(data.normalised[0], 10, "iid", generator("shares", seed))
+    federation = Federation(client, shares, 2, batch_size=32, lr=0.005)
+    federation.train(
+        family.rounds[-1], generator("training", name, seed), at=family.rounds, on_checkpoint=keep
+    )
+    yield from kept
+
+
+Rows = list[dict[str, object]]
+
+
+def honest_rows(first_seed: int, names: Sequence[str], data: Dataset) -> tuple[Rows, Rows]:
+    """Return what the inspections find of honest models: a row per model, and one per batch."""
+    train = data.normalised[0]
+    weights: Rows = []
+    ratios: Rows = []
+    for honest in honest_models(first_seed, data, names):
+        module, labels = honest.module, {**honest._asdict()}
+        del labels["module"]
+        found = [statistics for _, statistics in inspect(module)]
+        row = {n: max(getattr(s, n) for s in found) for n in SHARES}
+        row |= {
+            "smallest scale": min(s.scale for s in found),
+            "largest scale": max(s.scale for s in found),
+            "irregularity": min(s.irregularity for s in found),
+            "refused": refusal(WeightInspection(), module, module) is not None,
+        }
+        weights.append({**labels, **row})
+        rng = generator("batches", honest.seed)
+        for size in BATCHES:
+            rows = torch.randint(len(train.targets), (size,), generator=rng)
+            ratio = max(disaggregation_snr(module, cross_entropy, train.at(rows)).values())
+            ratios.append({**labels, "batch": size, "D-SNR": ratio})
+    return weights, ratios
+
+
+def refusal(defense: Defense, model: nn.Module, agreed: nn.Module) -> str | None:
+    """Return why a client refuses a model, if it does."""
+    try:
+        defense.on_receive(model, agreed)
+    except Refused as reason:
+        return str(reason)
+    return None
+
+
+@dataclass(frozen=True)
+class Bins(Adversary):
+    """Imprint the first layer of a perceptron, whose rows all measure one random projection.
+
+    Attributes:
+        single: Whether all rows have one threshold, which one example of a batch exceeds, and
+            directions that differ a little, instead of bins.
+    """
+
+    threat: ClassVar[Threat] = Threat.PARAMETERS
+
+    single: bool = False
+
+    @torch.no_grad()
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+        """Return the same model for all clients."""
+        crafted = copy.deepcopy(model)
+        first, *middle, last = _linear_layers(crafted)
+        if round.public is None or next(iter(crafted.children())) is first:
+            raise NotApplicable("no public data")
+        query = torch.randn(first.in_features, generator=rng) / first.in_features**0.5
+        seen = round.public.inputs.flatten(1) @ query
+        first.weight.copy_(query.expand_as(first.weight))
+        levels = torch.arange(first.out_features) / first.out_features
+        if self.single:
+            other = torch.randn(first.weight.shape, generator=rng) / first.in_features**0.5
+            first.weight.add_(0.3 * other)
+            levels = torch.full_like(levels, 1 - 1 / round.batch_size)
+        first.bias.copy_(-seen.quantile(levels))
+        for layer in middle:
+            layer.weight.fill_(layer.in_features**-0.5)  # of a scale that nobody notices
+            layer.bias.zero_()
+        column = torch.linspace(-1, 1, last.out_features) * last.in_features**-0.5
+        last.weight.copy_(column[:, None].expand_as(last.weight))
+        last.bias.zero_()
+        return [crafted] * round.clients
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return the rows, or their differences, with the largest gradients of biases."""
+        weight, bias = (observation.update[f"1.{part}"] for part in ("weight", "bias"))
+        if not self.single:
+            weight, bias = ((v - torch.cat([v[1:], 0 * v[:1]])) for v in (weight, bias))
+        top = bias.abs().topk(observation.batch_size).indices
+        inputs = weight[top] / bias[top, None]
+        return Reconstruction(inputs.nan_to_num().view(-1, *observation.space.shape))
+
+
+def _linear_layers(model: nn.Module) -> list[nn.Linear]:
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if len(layers) < 2 or any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        raise NotApplicable("no perceptron")
+    return layers
+
+
+def crafted_rows(
+    attacks: dict[str, Adversary], names: Sequence[str], seeds: int, batch_size: int, data: Dataset
+) -> Iterator[dict[str, object]]:
+    """Yield detection and recovery over the blur: one row per attack, model, blur and seed."""
+    train, test = data.normalised
+    for name in names:
+        for attack_name, attack in attacks.items():
+            for seed in range(seeds):
+                rng = generator("crafted", name, attack_name, seed)
+                agreed = build_model(name, data.space, rng)
+                known = Round(data.space, FedSGD(), 1, batch_size, PublicData(*test))
+                try:
+                    sent = attack.craft(agreed, known, rng)[0]
+                except NotApplicable as reason:
+                    print(f"{attack_name} on {name}: not applicable: {reason}", flush=True)
+                    break
+                share = train.at(torch.randperm(len(train.targets), generator=rng)[:batch_size])
+                labels = {"attack": attack_name, "model": name, "seed": seed}
+                for blur in BLURS:
+                    found = attacked(attack, sent, agreed, blur, share, data, rng)
+                    yield {**labels, "blur": blur, **found}
+
+
+def attacked(
+    attack: Adversary,
+    sent: nn.Module,
+    agreed: nn.Module,
+    blur: float,
+    share: Batch,
+    data: Dataset,
+    rng: Generator,
+) -> dict[str, object]:
+    """Return what both inspections find of a blurred model, and what the attack recovers."""
+    blurred = with_blur(sent, blur, rng)
+    client = Client(blurred, cross_entropy, Defense(), FedSGD(), data.space)
+    (upload,) = observe(client, [share], ThreatModel(), rng)
+    # The server goes by what it meant to send: some attacks ask for rows that are the same.
+    observation = replace(upload.observation, models=(sent,))
+    try:
+        guess: Tensor | None = attack.reconstruct(observation, rng).inputs
+    except NotApplicable:
+        guess = None
+    ratio = max(disaggregation_snr(blurred, cross_entropy, share).values())
+    return {
+        "recovered": recovered(guess, share.inputs, data),
+        "by architecture": refusal(LOOSE, blurred, agreed),
+        "by weights": refusal(WeightInspection(), blurred, sent),
+        "D-SNR": ratio,
+        "by D-SNR": ratio > DisaggregationSNR().threshold,
+    }
+
+
+@torch.no_grad()
+def with_blur(model: nn.Module, blur: float, rng: Generator) -> nn.Module:
+    """Return a model with noise on each tensor, relative to its root mean square."""
+    blurred = copy.deepcopy(model)
+    for value in blurred.parameters():
+        noise = torch.randn(value.shape, generator=rng)
+        value.add_(blur * value.square().mean().sqrt() * noise)
+    return blurred
+
+
+def recovered(guess: Tensor | None, truth: Tensor, data: Dataset) -> float:
+    """Return the share of examples that a guess reaches with 20 dB."""
+    if guess is None or not len(guess):
+        return 0.0
+    pixels, private = (data.space.to_unit(v).clamp(0, 1) for v in (guess, truth))
+    assigned = metrics.match(pixels, private)
+    scores = metrics.psnr(pixels[assigned], private)
+    return float(((scores >= 20) & (assigned >= 0)).float().mean())
+
+
+def active_attacks(names: Sequence[str]) -> dict[str, Adversary]:
+    """Return the attacks that may send crafted models: those of this file and of the package."""
+    active = {n: cls() for n, cls in ADVERSARIES.items() if cls.threat is not Threat.PASSIVE}
+    attacks = {"bins": Bins(), "single-bin": Bins(single=True), **active}
+    return {name: attacks[name] for name in names or attacks}
+
+
+def show_honest(weights: pd.DataFrame, ratios: pd.DataFrame) -> None:
+    """Print the statistics of honest models, and how often each inspection refuses one."""
+    extremes = dict.fromkeys((*SHARES, "largest scale"), "max")
+    extremes |= dict.fromkeys(("smallest scale", "irregularity"), "min")
+    by = ["model", "stage"]
+    print(weights.groupby(by).agg({"seed": "count", **extremes, "refused": "mean"}).to_string())
+    print(f"refused: {weights.refused.sum()} of {len(weights)}")
+    ratios["refused"] = ratios["D-SNR"] > DisaggregationSNR().threshold
+    grouped = ratios.groupby([*by, "batch"])
+    shown = grouped["D-SNR"].quantile(np.array([0.5, 0.99])).unstack()
+    print(shown.join(grouped.agg({"seed": "count", "refused": "mean"})).round(3).to_string())
+    print(ratios.groupby("batch").refused.mean().round(4).to_string())
+
+
+def main() -> None:
+    """Run one of the three parts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=["calibrate", "honest", "crafted"])
+    parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "cnn", "resnet18"])
+    parser.add_argument("--dataset", default="fashion-mini")
+    parser.add_argument("--attacks", nargs="+", default=[], help="by default all")
+    parser.add_argument("--seeds", type=int, default=5, help="of crafted models")
+    parser.add_argument("--batch", type=int, default=16, help="examples of an attacked client")
+    parser.add_argument("--out", type=Path, default=Path("runs/inspection"))
+    given = parser.parse_args()
+    data = load_dataset(given.dataset)
+    given.out.mkdir(parents=True, exist_ok=True)
+    name = "-".join([given.part, given.dataset, *given.models, *given.attacks]).replace(" ", "-")
+    if given.part == "crafted":
+        attacks = active_attacks(given.attacks)
+        rows = pd.DataFrame(crafted_rows(attacks, given.models, given.seeds, given.batch, data))
+        rows.to_csv(given.out / f"{name}.csv", index=False)
+        refusals = ["by architecture", "by weights"]
+        rows[refusals] = rows[refusals].notna()
+        shown = rows.groupby(["model", "attack", "blur"])
+        print(shown[["recovered", *refusals, "by D-SNR"]].mean().round(2).to_string())
+        return
+    found = honest_rows(CALIBRATION if given.part == "calibrate" else 0, given.models, data)
+    weights, ratios = (pd.DataFrame(part) for part in found)
+    weights.to_csv(given.out / f"{name}.csv", index=False)
+    ratios.to_csv(given.out / f"{name}-dsnr.csv", index=False)
+    show_honest(weights, ratios)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The disaggregation signal-to-noise ratio: refuse to upload what singles out an example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Generator, Tensor, nn
+
+from .base import Batch, Defense, Loss, Refused, Update, batch_gradient
+from .per_example import gradient_norms, mixing_layer
+
+
+@dataclass
+class DisaggregationSNR(Defense):
+    """Refuse to upload where one example of the batch dominates the gradient of a layer.
+
+    Our reading of [1]: for the weights of a linear or convolutional layer,
+
+        D-SNR = max_i |g_i| / sum over the others |g_j|,
+
+    where g_i is the gradient of example i; the largest over the layers must not exceed
+    `threshold`. It is about 1 / (B - 1) where all B examples count alike, and infinite where a
+    layer was made to react to one of them. The norms are those of ghost clipping. A batch of one
+    example dominates itself: it passes, unprotected, as does an empty one.
+
+    What breaks it: SEER [1] itself, which was made to, and whatever singles examples out of a
+    gradient without making one of them the largest: rows that isolate one example each leave the
+    norms of whole layers alike. A model that has learned its examples gives large values for
+    honest reasons: a single one that it gets wrong is all that the gradient shows.
+
+    Attributes:
+        threshold: The largest D-SNR at which the client uploads; infinite refuses nothing.
+
+    References:
+        [1] Garov, Dimitrov, Jovanović, Vechev. "Hiding in Plain Sight: Disguising Data Stealing
+            Attacks in Federated Learning." ICLR 2024. https://arxiv.org/abs/2306.03013
+    """
+
+    threshold: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.threshold > 0:
+            raise ValueError(f"threshold must be positive, got {self.threshold}")
+
+    @property
+    def strength(self) -> float:
+        """Return the inverse of the threshold."""
+        return 1 / self.threshold
+
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        """Refuse a model whose examples have no gradients of their own."""
+        mixing = mixing_layer(model)
+        if mixing is not None:
+            raise Refused(f"{mixing}: its examples cannot be looked at one by one")
+        return model
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        """Return the gradient, unless an example dominates it."""
+        if self.threshold < float("inf"):
+            for name, ratio in disaggregation_snr(model, loss, batch).items():
+                if ratio > self.threshold:
+                    raise Refused(f"one example dominates layer {name!r}: D-SNR {ratio:.3g}")
+        return batch_gradient(model, loss, batch)
+
+    def unguarded(self) -> Defense:
+        """Return the undefended client."""
+        return Defense()
+
+    def replay(self, observed: Mapping[str, Tensor]) -> Defense:
+        """Return the undefended client: what is uploaded is untouched."""
+        return Defense()
+
+
+def disaggregation_snr(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, float]:
+    """Return the D-SNR of each linear or convolutional layer; none for fewer than two examples."""
+    if len(batch.inputs) < 2:
+        return {}
+    norms = gradient_norms(model, loss, batch)
+    layers = [name for name, module in model.named_modules() if isinstance(module, _LAYERS)]
+    return {name: _ratio(norms[f"{name}.weight" if name else "weight"]) for name in layers}
+
+
+def _ratio(norms: Tensor) -> float:
+    largest = float(norms.double().max())
+    others = float(norms.double().sum()) - largest
+    if largest == 0:
+        return 0.0
+    return largest / others if others > 0 else float("inf")
+
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
