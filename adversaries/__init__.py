@@ -1,5 +1,6 @@
 """Published gradient-inversion attacks, one per module."""
 
+from .ares import ARES
 from .base import (
     Adversary,
     Candidates,
@@ -52,12 +53,14 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         DLFA,
         SME,
         LearningToInvert,
+        ARES,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
 
 __all__ = [
     "ADVERSARIES",
+    "ARES",
     "DLFA",
     "DLG",
     "IDLG",

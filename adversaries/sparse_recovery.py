@@ -48,7 +48,8 @@ class Measurement:
         """Return Wx."""
         if isinstance(self.layer, nn.Linear):
             return inputs.flatten(1) @ self._weight(inputs).T
-        return self.layer._conv_forward(inputs, self._weight(inputs), None)
+        outputs: Tensor = self.layer._conv_forward(inputs, self._weight(inputs), None)
+        return outputs
 
     def adjoint(self, outputs: Tensor) -> Tensor:
         """Return W^T u."""
@@ -57,7 +58,7 @@ class Measurement:
             return (outputs @ weight).view(shape)
         transposed = conv1d_input if isinstance(self.layer, nn.Conv1d) else conv2d_input
         options = (self.layer.stride, self.layer.padding, self.layer.dilation, self.layer.groups)
-        adjoint: Tensor = transposed(shape, weight, outputs, *options)
+        adjoint: Tensor = transposed(shape, weight, outputs, *options)  # type: ignore[no-untyped-call]
         return adjoint
 
     @property
@@ -74,7 +75,7 @@ class Measurement:
         vector = torch.randn((1, *self.shape), generator=rng).to(self.layer.weight.device)
         for _ in range(100):
             vector = self.adjoint(self.forward(vector / vector_norm(vector)))
-        return float(vector_norm(vector)) ** 0.5
+        return math.sqrt(float(vector_norm(vector)))
 
     def _weight(self, like: Tensor) -> Tensor:
         return self.layer.weight.detach().to(like.dtype)
@@ -273,7 +274,8 @@ def _cosines(size: int) -> Tensor:
 
 def _norms(batch: Tensor) -> Tensor:
     """Return the norm of each example, as a column."""
-    return vector_norm(batch.flatten(1), dim=1, keepdim=True)
+    norms: Tensor = vector_norm(batch.flatten(1), dim=1, keepdim=True)
+    return norms
 
 
 def _like(column: Tensor, batch: Tensor) -> Tensor:
