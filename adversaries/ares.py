@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -29,8 +29,21 @@ from .sparse_recovery import (
     natural_weights,
 )
 
-_SHARP = 1e5
-"""Gain at which GELU, SiLU and ELU are as good as a ReLU."""
+
+class _Gains(NamedTuple):
+    """Factors of the first layer and of the imprinted one, and the size of the head's weights."""
+
+    first: float
+    imprinted: float
+    head: float
+
+
+_PLAIN = _Gains(1.0, 1.0, 1e-3)
+_SHARP = _Gains(1e5, 1.0, 1e-8)
+"""GELU, SiLU and ELU are as good as a ReLU."""
+_DRIFT = 1e-4
+"""Part of their size by which local steps may move thresholds: less than a bin, yet more than
+single precision rounds."""
 _AGREEMENT = 1e-2
 """Relative distance of a row's bias gradient from that of a single example."""
 _CALIBRATION = 512
@@ -120,14 +133,17 @@ class ARES(Adversary):
 
         ReLUs need no gain; if the model does not do what it should without, it has others.
         """
-        for gain in (1.0, _SHARP):
+        for gains in (_PLAIN, _SHARP) if round.protocol.uploads_gradient else (_stable(round),):
             crafted = copy.deepcopy(model)
             layers = _anatomy(crafted, round.space)
             if layers.perceptron:
-                self._craft_perceptron(layers, round, gain * drawn, public, client)
+                self._craft_perceptron(layers, round, gains.first * drawn, public, client)
             else:
-                self._craft_convolutional(layers, round, gain * drawn, public, client)
-            _craft_tail(layers, self.scale / gain)
+                self._craft_convolutional(layers, round, gains.first * drawn, public, client)
+            with torch.no_grad():
+                layers.imprinted.weight.mul_(gains.imprinted)
+                layers.imprinted.bias.mul_(gains.imprinted)
+            _craft_tail(layers, self.scale * gains.head * layers.imprinted.out_features)
             if _as_crafted(crafted, layers, public[:4]):
                 return crafted
         raise NotApplicable(
@@ -175,17 +191,21 @@ class ARES(Adversary):
     def _craft_perceptron(
         self, layers: _Anatomy, round: Round, drawn: Tensor, public: Tensor, client: int
     ) -> None:
-        first, imprinted = layers.first, layers.imprinted
-        own = _share(len(drawn), round.clients, client)
+        first, imprinted, own = (
+            layers.first,
+            layers.imprinted,
+            _share(len(drawn), round.clients, client),
+        )
         first.weight.zero_()
-        first.bias.fill_(-1.0)
         first.weight[own] = drawn[own]
         examples = round.batch_size
         fewest, most = 0.5 / examples, min(64 / examples, 0.5)
         masses = torch.logspace(math.log10(fewest), math.log10(most), len(drawn[own]))
         projections = (public.flatten(1) @ drawn[own].T).flatten()
         order = projections.sort().values
-        first.bias[own] = -order[((1 - masses) * (len(order) - 1)).long()]
+        biases = torch.full((len(drawn),), -1.0)  # of rows without weights: dead
+        biases[own] = -order[((1 - masses) * (len(order) - 1)).long()]
+        first.load_state_dict({"weight": first.weight, "bias": biases})
         quantile = calibrated(layers.activations(public).mean(dim=1))
         imprinted.weight.fill_(1 / imprinted.in_features)
         imprinted.bias.copy_(-thresholds(imprinted.out_features, quantile))
@@ -222,9 +242,9 @@ class ARES(Adversary):
             weight = torch.cat([weight[:-1] - weight[1:], weight[-1:]])
             edges = -layers.imprinted.bias.detach()[rows]
             bias = weight.sum(dim=1) * layers.imprinted.weight.detach().max() / _middles(edges)
-        isolated = isolate(
-            weight, bias, cumulative=not summed, least=1e-4 if summed else 1e-6, examples=examples
-        )
+        least = 1e-6 if observation.protocol.uploads_gradient else 1e-2  # steps leave traces
+        least = max(least, 1e-4 if summed else 0.0)
+        isolated = isolate(weight, bias, cumulative=not summed, least=least, examples=examples)
         activations = weight.new_zeros(len(isolated.inputs), outputs.numel())
         activations[:, outputs.flatten()] = self._cleared(isolated.inputs)
         low, high = _box(observation.space)
@@ -353,6 +373,19 @@ def _close(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() <= 1e-4 * expected.abs().max())
 
 
+def _stable(round: Round) -> _Gains:
+    """Return gains at which local steps hardly move any layer.
+
+    Against the step size, a small head spares the thresholds, small activations spare the rows
+    behind them, and small outputs of these spare the head's equal columns.
+    """
+    protocol, examples = round.protocol, round.batch_size * round.protocol.clients
+    path = -1 / float(protocol.as_gradient(torch.ones(()), examples)) / protocol.clients
+    gains = _Gains(1e-2, 1e-1, 0.0)
+    share = protocol.step_size(round.batch_size) / path  # examples of a step per unit of rate
+    return gains._replace(head=_DRIFT * gains.first * gains.imprinted * share)
+
+
 def _craft_tail(layers: _Anatomy, scale: float) -> None:
     """Make what follows treat all rows alike, and differently by class."""
     *middle, last = layers.tail
@@ -415,8 +448,9 @@ def _eliminated(observation: Observation, model: nn.Module, layers: _Anatomy) ->
     )
     least = 1e-5 * float(bias.abs().max())
     found: list[Tensor] = []
+    examples = observation.batch_size // clients
     progress = True
-    while progress:
+    while progress and len(found) < examples:
         rows = (bias.abs() > least).nonzero().flatten()
         guesses = (weight[rows] / bias[rows, None]).view(-1, *space.shape)
         inside = outside(guesses, space) == 0
@@ -450,7 +484,7 @@ def _bias_gradients(
     try:
         with torch.enable_grad():
             predicted = model(inputs.to(layers.first.weight))
-            gradients = []
+            gradients: list[Tensor] = []
             for label in {value: label for label, value in enumerate(values)}.values():
                 targets = torch.full((len(inputs),), label, device=predicted.device)
                 loss = observation.loss(predicted, targets) * len(inputs) / examples

@@ -127,8 +127,8 @@ def invert(
         exact = least_squares(measurement, others, start=sparse, iterations=iterations)
         inputs[~determined] = torch.minimum(torch.maximum(exact, low), high)
     again = (measurement.forward(inputs) + measurement.bias.to(inputs)).clamp(min=0)
-    residual = _norms(again - activations) / _norms(activations).clamp(min=1e-30)
-    return Recovered(inputs, residual.flatten(), equations)
+    residual = (_norms(again - activations) / _norms(activations).clamp(min=1e-30)).flatten()
+    return Recovered(inputs, torch.where(equations > 0, residual, 1.0), equations)
 
 
 def least_squares(
