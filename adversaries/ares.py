@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 from .base import Adversary, Observation, Reconstruction, Round, Threat
 from .imprint import (
     calibrated,
+    deduplicated,
     direct_pass_,
     equal_columns_,
     isolate,
@@ -218,11 +219,13 @@ class ARES(Adversary):
             attack = self._of_perceptron if layers.perceptron else self._of_convolutional
             found.append(attack(observation, model, layers))
         inputs, confidence = (torch.cat(parts) for parts in zip(*found, strict=True))
-        order = confidence.argsort(descending=True, stable=True)[: observation.batch_size]
-        inputs, confidence = inputs[order], confidence[order]
-        if not len(inputs):
-            inputs, confidence = torch.zeros(1, *observation.space.shape), torch.zeros(1)
-        return Reconstruction(observation.space.clamp(inputs), confidence=confidence)
+        space, order = observation.space, confidence.argsort(descending=True, stable=True)
+        rows = torch.cat([inputs[order].flatten(1), confidence[order, None]], dim=1)
+        rows = deduplicated(rows)[: observation.batch_size]
+        if not len(rows):
+            rows = torch.zeros(1, math.prod(space.shape) + 1)
+        inputs = rows[:, :-1].reshape(-1, *space.shape)
+        return Reconstruction(space.clamp(inputs), confidence=rows[:, -1])
 
     def _of_convolutional(
         self, observation: Observation, model: nn.Module, layers: _Anatomy
