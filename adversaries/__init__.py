@@ -21,10 +21,12 @@ from .inverting_gradients import InvertingGradients
 from .label_inference import infer_targets
 from .learning_to_invert import LearningToInvert
 from .linear_leakage import LinearLeakage
+from .loki import LOKI
 from .panel import PANEL, Panel
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
 from .protocols import FedAvg, FedBuff, FedSGD, Protocol
+from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
 from .sme import SME
 from .spaces import (
     ContinuousSpace,
@@ -53,6 +55,9 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         DLFA,
         SME,
         LearningToInvert,
+        RobbingTheFed,
+        RobbingTheFedDirectPass,
+        LOKI,
         ARES,
     )
 }
@@ -64,6 +69,7 @@ __all__ = [
     "DLFA",
     "DLG",
     "IDLG",
+    "LOKI",
     "PANEL",
     "SME",
     "SPEAR",
@@ -90,6 +96,8 @@ __all__ = [
     "PublicData",
     "Reconstruction",
     "Replay",
+    "RobbingTheFed",
+    "RobbingTheFedDirectPass",
     "Round",
     "SPEARPlusPlus",
     "Threat",

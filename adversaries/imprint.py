@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 from .relu_layer import RELUS, linear_calls
 from .spaces import InputSpace, NotApplicable
@@ -42,8 +43,28 @@ def thresholds(bins: int, quantile: Quantiles) -> Tensor:
         raise ValueError(f"bins must be at least 2, got {bins}")
     inner = quantile(torch.arange(1, bins, dtype=torch.float64) / bins)
     low, middle, high = quantile(torch.tensor([0.16, 0.5, 0.84], dtype=torch.float64))
-    lowest = torch.minimum(middle, inner[0]) - 10 * (high - low) / 2  # ten deviations
+    lowest = torch.minimum(middle, inner[0]) - 10 * (high - low)  # twenty deviations
     return torch.cat([lowest.view(1), inner])
+
+
+def windows(bins: int, quantile: Quantiles) -> Tensor:
+    """Return K + 1 edges of bins that are bounded on both sides, for `window_rows`.
+
+    Examples beyond them, a share of 2 / (K + 2), are in no bin.
+    """
+    if not bins >= 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    return quantile(torch.arange(1, bins + 2, dtype=torch.float64) / (bins + 2))
+
+
+def window_rows(query: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight and bias of rows that rise from 0 to 1 within their bin.
+
+    Cut off below 0 and above 1, a row sees the examples of its bin and no others, so that its
+    gradient needs no differences, and survives several local steps [1, section 4.2].
+    """
+    width = edges.diff().unsqueeze(1)
+    return query / width, -edges[:-1] / width.squeeze(1)
 
 
 def normal_quantiles(mean: float = 0.0, std: float = 1.0) -> Quantiles:
@@ -63,7 +84,7 @@ def laplace_quantiles(mean: float = 0.0, std: float = 1.0) -> Quantiles:
 
 def lognormal_quantiles(samples: Tensor) -> Quantiles:
     """Return the quantiles of the log-normal distribution that fits positive samples."""
-    log = _fitted(samples.double().log())
+    log = fitted(samples.double().log(), normal_quantiles)
     return lambda masses: log(masses).exp()
 
 
@@ -73,13 +94,20 @@ def calibrated(samples: Tensor) -> Quantiles:
     Raises:
         NotApplicable: If the samples do not differ.
     """
-    return lognormal_quantiles(samples) if bool((samples > 0).all()) else _fitted(samples.double())
+    if bool((samples > 0).all()):
+        return lognormal_quantiles(samples)
+    return fitted(samples, normal_quantiles)
 
 
-def _fitted(samples: Tensor) -> Quantiles:
+def fitted(samples: Tensor, family: Callable[[float, float], Quantiles]) -> Quantiles:
+    """Return the quantiles of the member of a family with the samples' mean and deviation.
+
+    Raises:
+        NotApplicable: If the samples do not differ.
+    """
     if not (len(samples) >= 2 and samples.std() > 0):
         raise NotApplicable("the projection is the same for all public examples, or there is one")
-    return normal_quantiles(float(samples.mean()), float(samples.std()))
+    return family(float(samples.mean()), float(samples.std()))
 
 
 class Isolated(NamedTuple):
@@ -108,6 +136,7 @@ def isolate(
     cumulative: bool = True,
     least: float = 1e-6,
     examples: int | None = None,
+    groups: int = 1,
 ) -> Isolated:
     """Return what each bin holds, without the empty ones.
 
@@ -118,15 +147,21 @@ def isolate(
         least: Share of the largest |d| up to which a bin is empty.
         examples: How many there are. All other bins are empty, which shows the noise: a d within
             four standard deviations of it is taken for none.
+        groups: Equal parts of the rows, each with thresholds of its own.
     """
     if cumulative:
-        weight = torch.cat([weight[:-1] - weight[1:], weight[-1:]])
-        bias = torch.cat([bias[:-1] - bias[1:], bias[-1:]])
+        weight, bias = _differences(weight, groups), _differences(bias, groups)
     floor = least * float(bias.abs().max())
     if examples is not None:
-        floor = max(floor, 4 * noise_of(weight, examples))
+        floor = max(floor, 4 * noise_of(weight, examples * groups))
     bins = (bias.abs() > floor).nonzero().flatten()
     return Isolated(weight[bins] / bias[bins, None], bins, bias[bins])
+
+
+def _differences(rows: Tensor, groups: int) -> Tensor:
+    """Return each row less the next; the last of a group is what it is."""
+    parts: Tensor = rows.unflatten(0, (groups, -1))
+    return torch.cat([parts[:, :-1] - parts[:, 1:], parts[:, -1:]], dim=1).flatten(0, 1)
 
 
 def noise_of(rows: Tensor, examples: int) -> float:
@@ -143,30 +178,78 @@ def noise_of(rows: Tensor, examples: int) -> float:
 def outside(inputs: Tensor, space: InputSpace, tolerance: float = 1e-3) -> Tensor:
     """Return the share of each input's values that no data has: high in mixtures with signs."""
     values = space.to_unit(inputs).flatten(1)
-    return ((values < -tolerance) | (values > 1 + tolerance)).double().mean(dim=1)
+    return ((values < -tolerance) | (values > 1 + tolerance)).to(inputs.dtype).mean(dim=1)
 
 
-def within(projections: Tensor, bins: Tensor, edges: Tensor, tolerance: float = 1e-3) -> Tensor:
-    """Return whether projections of what was isolated lie in the bins that it was isolated from.
-
-    An example does; a mixture of examples whose d differ in sign need not.
+def occupied(
+    outputs: Tensor, *, cumulative: bool = True, groups: int = 1, top: float = 1.0
+) -> Tensor:
+    """Return which bins inputs are in, by the layer's outputs for them before the activation.
 
     Args:
-        projections: h of each.
-        bins: Its k.
-        edges: The thresholds.
-        tolerance: Slack, relative to the distance between the outer quantiles.
+        outputs: One row per input.
+        cumulative: See `isolate`.
+        groups: See `isolate`.
+        top: Where the activation is cut off, if rows are not cumulative.
     """
-    slack = tolerance * (edges[-1] - edges[1])
-    upper = torch.cat([edges[1:], torch.full_like(edges[:1], math.inf)])
-    return (projections > edges[bins] - slack) & (projections <= upper[bins] + slack)
+    if not cumulative:
+        return (outputs > 0) & (outputs < top)
+    active: Tensor = (outputs > 0).unflatten(1, (groups, -1))
+    above: Tensor = functional.pad(active[..., 1:], (0, 1))
+    alone: Tensor = active & ~above
+    return alone.flatten(1)
+
+
+def within(isolated: Isolated, occupied: Tensor) -> Tensor:
+    """Return whether inputs lie in the bins that they were isolated from, and in no empty one.
+
+    An example does. A mixture whose d differ in sign need not lie in its bin, and where there are
+    several groups, none is likely to lie in full bins of all.
+
+    Args:
+        isolated: What was isolated.
+        occupied: Which bins its inputs lie in.
+    """
+    full = occupied.new_zeros(occupied.shape[1])
+    full[isolated.bins] = True
+    own = occupied.gather(1, isolated.bins[:, None]).squeeze(1)
+    return own & ~(occupied & ~full).any(dim=1)
 
 
 def deduplicated(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
     """Return inputs without those that are, relative to their norm, as good as an earlier one."""
-    rows = inputs.flatten(1)
-    near = torch.cdist(rows, rows) <= tolerance * rows.norm(dim=1, keepdim=True)
-    return inputs[~near.tril(diagonal=-1).any(dim=1)]
+    return inputs[_first(_near(inputs, tolerance))]
+
+
+def _near(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
+    """Return which inputs are as good as which."""
+    rows = inputs.flatten(1).double()  # or rounding sets them apart
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    near: Tensor = torch.cdist(rows, rows) <= tolerance * norms
+    return near
+
+
+def _first(near: Tensor) -> Tensor:
+    """Return which have none before them that is as good."""
+    return ~near.tril(diagonal=-1).any(dim=1)
+
+
+def chosen(isolated: Isolated, sound: Tensor, most: int) -> Tensor:
+    """Return the rows to keep of what was isolated: distinct ones, and the best if too many.
+
+    Those come first that were isolated more than once, as mixtures hardly are, then those that
+    are sound, then those with the largest |d|.
+
+    Args:
+        isolated: What was isolated.
+        sound: Whether each row passed the tests for mixtures.
+        most: How many to keep.
+    """
+    near = _near(isolated.inputs)
+    order = isolated.deltas.abs().argsort(descending=True)
+    for key in (sound, near.sum(dim=1)):
+        order = order[key[order].argsort(descending=True, stable=True)]
+    return order[_first(near[order][:, order])][:most]
 
 
 @torch.no_grad()
@@ -219,6 +302,18 @@ def equal_columns_(layer: nn.Linear, scale: float = 1.0) -> None:
     layer.weight.copy_((scale / layer.in_features) * values.to(layer.weight)[:, None])
     if layer.bias is not None:
         layer.bias.zero_()
+
+
+@torch.no_grad()
+def carry_on_(layer: nn.Linear, scale: float, rng: Generator) -> None:
+    """Make a layer hand on what an inserted imprint measures: as a pattern, on one of noise.
+
+    The columns are equal, as `equal_columns_` makes them. A model that normalises its inputs
+    ignores how bright a picture is, but not how much there is of a pattern in another one.
+    """
+    equal_columns_(layer, scale)
+    noise = torch.randn(layer.out_features, generator=rng, device=rng.device)
+    layer.bias.copy_(noise)
 
 
 def expected_recovery(examples: int, bins: int) -> float:

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from playwright.sync_api import Browser, Page, sync_playwright
+
+if TYPE_CHECKING:
+    from leakfrontier.evaluate.data import Dataset
 
 torch.set_num_threads(1)
 
@@ -80,6 +83,23 @@ def command() -> Callable[..., tuple[int, str, str]]:
         return int(caught.value.code or 0), output.getvalue(), errors.getvalue()
 
     return call
+
+
+@pytest.fixture(scope="session")
+def few_photos(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Return some images of CIFAR-10, 20 of each class to train on and 20 to test on."""
+    from leakfrontier.evaluate.data import load_dataset
+
+    source = Path(os.environ.get("LEAKFRONTIER_DATA", "")) / "cifar10"
+    if not (source.is_absolute() and (source / "train").is_dir()):
+        pytest.skip("LEAKFRONTIER_DATA does not name a folder with cifar10/train and cifar10/test")
+    folder = tmp_path_factory.mktemp("photos")
+    for split in ("train", "test"):
+        for category in (source / split).iterdir():
+            (folder / split / category.name).mkdir(parents=True)
+            for image in sorted(category.iterdir())[:20]:
+                (folder / split / category.name / image.name).symlink_to(image)
+    return load_dataset(str(folder))
 
 
 _FLAGS = [

@@ -272,5 +272,3 @@ def test_the_given_model_is_left_as_it_is() -> None:
 def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ARES(**options)  # type: ignore[arg-type]
-
-

@@ -122,6 +122,7 @@ def test_attacks_on_a_checkpoint_wait_for_its_training(tiny: Config) -> None:
 def test_every_attack_says_what_it_costs() -> None:
     assert {name: cls.cost for name, cls in ADVERSARIES.items()} == {
         **dict.fromkeys(("PriorGuess", "LinearLeakage", "PriorAware", "SPEARPlusPlus"), 0),
+        **dict.fromkeys(("RobbingTheFed", "RobbingTheFedDirectPass", "LOKI", "ARES"), 0),
         **dict.fromkeys(("DLG", "IDLG", "LearningToInvert"), 1),
         **dict.fromkeys(("InvertingGradients", "SME"), 2),
         **dict.fromkeys(("SPEAR", "GradInversion", "FedLeak", "DLFA"), 3),
