@@ -1,5 +1,6 @@
 """Published gradient-inversion attacks, one per module."""
 
+from .ares import ARES
 from .base import (
     Adversary,
     Candidates,
@@ -63,12 +64,14 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         Fishing,
         TrapWeights,
         ScaleMIA,
+        ARES,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
 
 __all__ = [
     "ADVERSARIES",
+    "ARES",
     "DLFA",
     "DLG",
     "IDLG",

@@ -22,8 +22,8 @@ COMMAND_LINE = set(
 )  # commands end with a page or a figure
 MACHINERY = {  # what methods share, none itself
     *("__init__", "base", "panel", "label_inference", "matching", "optimizers"),
-    *("disaggregation", "imprint", "protocols", "relu_layer", "spaces", "sphere"),
-    *("ats_search", "per_example", "pld", "secagg_protocol"),
+    *("disaggregation", "imprint", "protocols", "relu_layer", "spaces", "sparse_recovery"),
+    *("sphere", "ats_search", "per_example", "pld", "secagg_protocol"),
     *("torchvision_ops", "transforms", "vector"),
 }
 
