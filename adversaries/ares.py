@@ -40,7 +40,7 @@ class _Gains(NamedTuple):
 
 
 _PLAIN = _Gains(1.0, 1.0, 1e-3)
-_SHARP = _Gains(1e5, 1.0, 1e-8)
+_SHARP = _Gains(1e5, 1e2, 1e-10)
 """GELU, SiLU and ELU are as good as a ReLU."""
 _DRIFT = 1e-4
 """Part of their size by which local steps may move thresholds: less than a bin, yet more than

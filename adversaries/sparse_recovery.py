@@ -29,7 +29,9 @@ from torch.linalg import vector_norm
 from torch.nn.grad import conv1d_input, conv2d_input
 
 DETERMINED = 1.3
-"""Equations per unknown from which least squares is used: with fewer it is ill conditioned."""
+"""Equations per unknown from which least squares is well conditioned."""
+SOLVED = 1e-4
+"""Residual at which least squares is taken as exact; signals with silence have few equations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +106,7 @@ def invert(
     *,
     iterations: int = 400,
 ) -> Recovered:
-    """Return the inputs behind activations: by least squares where that can be exact.
+    """Return the inputs behind activations: by least squares if that is exact.
 
     Args:
         measurement: W and b.
@@ -114,21 +116,25 @@ def invert(
         iterations: Most iterations of either method.
     """
     activations = activations.clamp(min=0)
+    low, high = low.to(activations), high.to(activations)
     equations = (activations > 0).flatten(1).sum(dim=1)
-    determined = equations >= DETERMINED * math.prod(measurement.shape)
-    inputs = activations.new_zeros(len(activations), *measurement.shape)
-    if determined.any():
-        inputs[determined] = least_squares(
-            measurement, activations[determined], iterations=iterations
-        )
-    if not determined.all():
-        others = activations[~determined]
-        sparse = basis_pursuit(measurement, others, low, high, iterations=iterations)
-        exact = least_squares(measurement, others, start=sparse, iterations=iterations)
-        inputs[~determined] = torch.minimum(torch.maximum(exact, low), high)
+    inputs = least_squares(measurement, activations, iterations=iterations)
+    residual = _residual(measurement, inputs, activations)
+    vague = (residual > SOLVED) & (equations < DETERMINED * math.prod(measurement.shape))
+    if vague.any():
+        given = activations[vague]
+        sparse = basis_pursuit(measurement, given, low, high, iterations=iterations)
+        exact = least_squares(measurement, given, start=sparse, iterations=iterations)
+        inputs[vague] = torch.minimum(torch.maximum(exact, low), high)
+        residual[vague] = _residual(measurement, inputs[vague], given)
+    return Recovered(inputs, residual, equations)
+
+
+def _residual(measurement: Measurement, inputs: Tensor, activations: Tensor) -> Tensor:
+    """Return how far activations are explained, from 0; nothing explains what has none."""
     again = (measurement.forward(inputs) + measurement.bias.to(inputs)).clamp(min=0)
-    residual = (_norms(again - activations) / _norms(activations).clamp(min=1e-30)).flatten()
-    return Recovered(inputs, torch.where(equations > 0, residual, 1.0), equations)
+    size = _norms(activations)
+    return torch.where(size > 0, _norms(again - activations) / size, 1.0).flatten()
 
 
 def least_squares(

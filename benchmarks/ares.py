@@ -14,14 +14,15 @@ examples count as they are, and the mean colour stands for missing ones.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import cvxpy as cp
-import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
@@ -37,7 +38,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.adversaries.imprint import counted_recovery, expected_recovery
 from leakfrontier.adversaries.sparse_recovery import (
     Measurement,
-    inverse_cosine_transform,
+    cosine_transform,
     invert,
     least_squares,
 )
@@ -182,16 +183,16 @@ def summed(folder: Path) -> None:
 
 def by_cvxpy(measurement: Measurement, activations: Tensor) -> Tensor:
     """Return the input behind one activation: the least |a|_1 that solves its equations."""
-    size = int(np.prod(measurement.shape))
-    atoms = inverse_cosine_transform(torch.eye(size).view(size, *measurement.shape))
+    size = math.prod(measurement.shape)
+    pixels = torch.eye(size).view(size, *measurement.shape)
     active = (activations > 0).flatten()
-    matrix = measurement.forward(atoms).flatten(1)[:, active].T.double().numpy()
+    matrix = csr_matrix(measurement.forward(pixels).flatten(1)[:, active].T.double().numpy())
     goal = activations.flatten()[active].double().numpy()
-    coefficients = cp.Variable(size)
-    problem = cp.Problem(cp.Minimize(cp.norm1(coefficients)), [matrix @ coefficients == goal])
+    basis = cosine_transform(pixels).flatten(1).T.double().numpy()
+    inputs = cp.Variable(size)
+    problem = cp.Problem(cp.Minimize(cp.norm1(basis @ inputs)), [matrix @ inputs == goal])
     problem.solve(solver=cp.SCS)
-    values = torch.tensor(coefficients.value).float()
-    return (values @ atoms.flatten(1)).view(1, *measurement.shape)
+    return torch.tensor(inputs.value).float().view(1, *measurement.shape)
 
 
 def timing(folder: Path) -> None:
