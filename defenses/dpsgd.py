@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update
-from .per_example import example_losses, ghost_module, mixing_layer, replica
 from .pld import gaussian_epsilon
 
 
@@ -81,7 +82,7 @@ class DPSGD(Defense):
 
     def on_model(self, model: nn.Module) -> nn.Module:
         """Refuse an architecture in which the examples of a batch see each other."""
-        mixing = mixing_layer(model)
+        mixing = _mixing_layer(model)
         if mixing is not None:
             raise ValueError(
                 f"{mixing}: no example's gradient can be clipped by itself. Use GroupNorm in every "
@@ -91,7 +92,7 @@ class DPSGD(Defense):
 
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
         """Refuse a model that a server has changed so that Opacus cannot make it private."""
-        mixing = mixing_layer(model)
+        mixing = _mixing_layer(model)
         if mixing is not None:
             raise Refused(f"{mixing}: its examples cannot be protected one by one")
         return model
@@ -143,6 +144,14 @@ class DPSGD(Defense):
         return Guarantee(epsilon, plan.delta, "record", "add/remove", "PLD")
 
 
+def _mixing_layer(model: nn.Module) -> str | None:
+    """Return which layer mixes the examples of a batch, if any does."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            return f"layer {name!r} is a BatchNorm, which mixes the examples of a batch"
+    return None
+
+
 @dataclass
 class ClippedGradient(Defense):
     """The mean of per-example clipped gradients: what can be replayed of DP-SGD.
@@ -181,11 +190,11 @@ class _OpacusClient:
     """A replica of the model under Opacus's hooks, with the optimizer that makes it private."""
 
     def __init__(self, model: nn.Module, defense: DPSGD) -> None:
-        copied = replica(model)
+        replica = _replica(model)
         self.ghost = defense.per_example == "ghost"
         norm = min(defense.max_grad_norm, torch.finfo(torch.float32).max)
-        self.module = ghost_module(copied, norm) if self.ghost else _hooked(copied)
-        self.optimizer = _optimizer(copied, norm, defense)
+        self.module = _wrapped(replica, norm, self.ghost)
+        self.optimizer = _optimizer(replica, norm, defense)
 
     def gradient(
         self, model: nn.Module, loss: Loss, batch: Batch, size: int, rng: Generator
@@ -212,13 +221,16 @@ class _OpacusClient:
                 return
             from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
-            losses = example_losses(loss, outputs, batch.targets)
+            losses = vmap(lambda o, y: loss(o.unsqueeze(0), y.unsqueeze(0)))(outputs, batch.targets)
             DPTensorFastGradientClipping(self.module, self.optimizer, losses).backward()
 
 
-def _hooked(replica: nn.Module) -> Any:  # noqa: ANN401 - untyped
+def _wrapped(replica: nn.Module, norm: float, ghost: bool) -> Any:  # noqa: ANN401 - untyped
     from opacus import GradSampleModule  # here, because it takes seconds to import
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
+    if ghost:
+        return GradSampleModuleFastGradientClipping(replica, max_grad_norm=norm)
     return GradSampleModule(replica)
 
 
@@ -240,3 +252,14 @@ def _optimizer(replica: nn.Module, norm: float, defense: DPSGD) -> Any:  # noqa:
         max_grad_norm=bounds,
         expected_batch_size=1,
     )
+
+
+def _replica(model: nn.Module) -> nn.Module:
+    """Copy a model, making leaves of parameters that an earlier local step computed."""
+    with torch.no_grad():
+        replica = copy.deepcopy(model)
+        for module in replica.modules():
+            for name, value in list(module._parameters.items()):
+                if value is not None:
+                    module.register_parameter(name, nn.Parameter(value.detach().clone()))
+    return replica.train()
