@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update, trainable
-from .per_example import example_losses, ghost_module, mixing_layer, replica
 from .pld import gaussian_epsilon
 
 _SMALL = 2**20  # entries of all per-example gradients up to which to compute them is faster
@@ -89,7 +90,7 @@ class DPSGD(Defense):
 
     def on_model(self, model: nn.Module) -> nn.Module:
         """Refuse an architecture in which the examples of a batch see each other."""
-        mixing = mixing_layer(model)
+        mixing = _mixing_layer(model)
         if mixing is not None:
             raise ValueError(
                 f"{mixing}: no example's gradient can be clipped by itself. Use GroupNorm in every "
@@ -99,7 +100,7 @@ class DPSGD(Defense):
 
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
         """Refuse a model that a server has changed so that Opacus cannot make it private."""
-        mixing = mixing_layer(model)
+        mixing = _mixing_layer(model)
         if mixing is not None:
             raise Refused(f"{mixing}: its examples cannot be protected one by one")
         return model
@@ -165,6 +166,14 @@ class DPSGD(Defense):
         return Guarantee(epsilon, plan.delta, "record", "add/remove", "PLD")
 
 
+def _mixing_layer(model: nn.Module) -> str | None:
+    """Return which layer mixes the examples of a batch, if any does."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            return f"layer {name!r} is a BatchNorm, which mixes the examples of a batch"
+    return None
+
+
 @dataclass
 class ClippedGradient(Defense):
     """The mean of per-example clipped gradients: what can be replayed of DP-SGD.
@@ -204,25 +213,25 @@ class _OpacusClient:
     """A replica of the model under Opacus's hooks, with the optimizer that makes it private."""
 
     def __init__(self, model: nn.Module, defense: DPSGD, ghost: bool) -> None:
-        copied, self.ghost = replica(model), ghost
+        replica, self.ghost = _replica(model), ghost
         norm = min(defense.max_grad_norm, torch.finfo(torch.float32).max)
-        self.module = ghost_module(copied, norm) if ghost else _hooked(copied)
-        self.optimizer = _optimizer(copied, norm, defense, ghost)
+        self.module = _wrapped(replica, norm, ghost)
+        self.optimizer = _optimizer(replica, norm, defense, ghost)
 
     def gradient(
         self, model: nn.Module, loss: Loss, batch: Batch, size: int, rng: Generator
     ) -> Update:
         """Return what the optimizer would step along, at the model's current parameters."""
-        copied = self.module._module
+        replica = self.module._module
         with torch.no_grad():
-            for mine, theirs in zip(copied.parameters(), model.parameters(), strict=True):
+            for mine, theirs in zip(replica.parameters(), model.parameters(), strict=True):
                 mine.copy_(theirs)
         self.optimizer.zero_grad()
         self.optimizer.expected_batch_size = size
         self.optimizer.generator = rng
         self._backward(loss, batch)
         self.optimizer.pre_step()
-        parameters: dict[str, Any] = trainable(copied)
+        parameters: dict[str, Any] = trainable(replica)
         return {name: value.grad.clone() for name, value in parameters.items()}
 
     def _backward(self, loss: Loss, batch: Batch) -> None:
@@ -235,7 +244,7 @@ class _OpacusClient:
                 return
             from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
-            losses = example_losses(loss, outputs, batch.targets)
+            losses = vmap(lambda o, y: loss(o.unsqueeze(0), y.unsqueeze(0)))(outputs, batch.targets)
             DPTensorFastGradientClipping(self.module, self.optimizer, losses).backward()
 
 
@@ -270,9 +279,9 @@ def _suits_opacus(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     """
     from opacus import GradSampleModule  # here, because it takes seconds to import
 
-    copied, parameters = replica(model), []
+    replica, parameters = _replica(model), []
     calls: dict[nn.Module, list[int]] = {}
-    for layer in copied.modules():
+    for layer in replica.modules():
         own = [value for value in layer.parameters(recurse=False) if value.requires_grad]
         if own:
             parameters += own
@@ -282,17 +291,20 @@ def _suits_opacus(model: nn.Module, loss: Loss, batch: Batch) -> bool:
             )
     known = all(type(layer) in GradSampleModule.GRAD_SAMPLERS for layer in calls)
     buffers = any(True for layer in calls for _ in layer.buffers(recurse=False))
-    if not known or buffers or len(parameters) > len(trainable(copied)):  # the last: tied
+    if not known or buffers or len(parameters) > len(trainable(replica)):  # the last: tied
         return False
     inputs, targets = (value.new_zeros((2, *value.shape[1:])) for value in batch)
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        slopes = torch.autograd.grad(loss(copied(inputs), targets), parameters, allow_unused=True)
+        slopes = torch.autograd.grad(loss(replica(inputs), targets), parameters, allow_unused=True)
     return all(sizes == [2] for sizes in calls.values()) and all(s is not None for s in slopes)
 
 
-def _hooked(replica: nn.Module) -> Any:  # noqa: ANN401 - untyped
+def _wrapped(replica: nn.Module, norm: float, ghost: bool) -> Any:  # noqa: ANN401 - untyped
     from opacus import GradSampleModule  # here, because it takes seconds to import
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
+    if ghost:
+        return GradSampleModuleFastGradientClipping(replica, max_grad_norm=norm)
     return GradSampleModule(replica)
 
 
@@ -314,3 +326,18 @@ def _optimizer(replica: nn.Module, norm: float, defense: DPSGD, ghost: bool) -> 
         max_grad_norm=bounds,
         expected_batch_size=1,
     )
+
+
+def _replica(model: nn.Module) -> nn.Module:
+    """Copy a model, making leaves of parameters that an earlier local step computed."""
+    leaves = {
+        id(value): nn.Parameter(
+            value.detach().clone(), value.requires_grad or not isinstance(value, nn.Parameter)
+        )
+        for value in model.parameters()
+    }
+    replica = copy.deepcopy(model, leaves)
+    for module in replica.modules():
+        if module._parameters:
+            module.training = True  # Opacus's hooks ask for it; dropout stays as it is
+    return replica

@@ -61,8 +61,11 @@ class WeightInspection(Defense):
     convolutions pass their inputs on, and switch off what is not needed. Of `agreed` only names,
     types and shapes are used: a client has not seen the weights that an honest server would send.
 
-    The thresholds are for false alarms on 1 % of honest models at most, see
-    `benchmarks/inspection.py`.
+    The thresholds are for false alarms on 1 % of honest models at most. 176 models, untrained to
+    trained (`benchmarks/inspection.py calibrate`), had no parallel, aligned, zeroed or direct row,
+    scales from 0.54 to 7.2 and irregularities from 0.34, and 110 others, of other seeds, were all
+    accepted. Biases drawn from a normal distribution, the worst case, are below the threshold in 3
+    of 10,000 layers of 16 outputs, and in fewer of wider ones.
 
     What breaks it: noise on crafted weights, where the attack can bear it; weights that are
     trained to leak rather than set by hand. Other initialisations than He's, Glorot's and LeCun's
