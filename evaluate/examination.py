@@ -26,6 +26,7 @@ from leakfrontier.adversaries import Replay
 from leakfrontier.defenses import Batch, Chain, Defense, Update
 
 from .client import Client, ThreatModel, make_replay, release
+from .contract import Checked
 from .mending import AS_GIVEN, DRAWS, Draws, Mending
 from .rows import ReplayRow
 from .seeds import fork
@@ -173,7 +174,7 @@ class _Round:
 def _upload(
     client: Client, shares: Sequence[Batch], rng: Generator, *, in_order: bool = False
 ) -> Update:
-    clients = [replace(client, defense=replace(client.defense)) for _ in shares]
+    clients = [replace(client, defense=Checked(replace(client.defense))) for _ in shares]
     return _detached(release(clients, shares, rng, in_order=in_order)[0])
 
 

@@ -88,7 +88,8 @@ class Federation:
         stale = [protocol.staleness(older, rng) for _ in chosen]
         shares = [self._local_examples(index, fork(rng)) for index in chosen]
         clients = [self._received(*pair) for pair in zip(chosen, stale, strict=True)]
-        uploads = [self._uploaded(*pair, rng) for pair in zip(clients, shares, strict=True)]
+        rngs = [fork(rng) for _ in chosen]
+        uploads = [self._uploaded(*one) for one in zip(clients, shares, rngs, strict=True)]
         taking_part = [
             (index, client, update, protocol.weight(age))
             for index, client, update, age in zip(chosen, clients, uploads, stale, strict=True)

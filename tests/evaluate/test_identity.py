@@ -194,7 +194,14 @@ class Mine({base}): pass
         for trial in plan(load_config(tiny))
         if trial.cell.key in found[0] - found[1]
     ]
-    assert changed == (["attack"] if kind == "adversaries" else ["train", "attack"])
+    assert (
+        changed
+        == {
+            "defenses": ["replay", "train", "attack"],
+            "adversaries": ["attack"],
+            "model": ["train", "attack"],
+        }[kind]
+    )
 
 
 def test_a_class_that_a_users_file_passes_on(

@@ -200,7 +200,7 @@ def test_a_cell_that_fails_is_recorded_and_the_run_goes_on(
     tiny["adversaries"] = [f"{file}:{name}" for name in names[4:]] + ["PriorGuess"]
     faulty = tiny | {"defenses": ["none"] + [f"{file}:{name}" for name in names[:4]]}
     cells = unprobed(faulty, out, workers=2).cells
-    assert len(cells) == 5 * (1 + 4)
+    assert len(cells) == 5 * (1 + 4) + 4  # and the replays of defenses
     for cell in cells.to_dict("records"):
         culprit = cell["adversary"] if cell["defense"] == "none" else cell["defense"]
         if culprit not in reasons:  # undefended training, and the attack that works

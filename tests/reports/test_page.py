@@ -108,7 +108,7 @@ def test_page_without_references(tmp_path: Path) -> None:
 
 
 def test_page_without_any_result(tmp_path: Path) -> None:
-    make_results(tmp_path, missing=116)
+    make_results(tmp_path, missing=1000)
     assert "nothing to report yet" in write_report(tmp_path).read_text()
 
 

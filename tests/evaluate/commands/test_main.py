@@ -293,14 +293,14 @@ def test_a_defense_of_the_users_beside_the_configured_ones(
     assert output.splitlines()[-1].endswith(", power)")  # six uploads
     assert "Mine(scale=2)" in (out / "report.html").read_text()
     before = Store(out).results().cells.set_index("cell")
-    assert before["status"].tolist() == ["ok"] * 9
+    assert before["status"].tolist() == ["ok"] * 11
     assert before["strength"].dropna().unique().tolist() == [1.0]
 
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
     user_file(DEFENSE.replace("return 1.0", "return 2.0"))
     assert command(*arguments)[0] == 0
     after = Store(out).results().cells.set_index("cell")
-    assert after["status"].tolist() == ["ok"] * 9
+    assert after["status"].tolist() == ["ok"] * 11
     assert after["strength"].dropna().unique().tolist() == [2.0]
     kept = before.index.intersection(after.index)
     assert before.loc[kept, "defense"].tolist() == ["none"] * 3
