@@ -251,10 +251,10 @@ def sound(folder: Path) -> None:
     data = load("audio/fsdd", folder)
     samples = data.space.shape[1]
     model = nn.Sequential(
-        nn.Conv1d(1, 4, 9, padding=4),
+        nn.Conv1d(1, 12, 9, padding=4),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(4 * samples, 1024),
+        nn.Linear(12 * samples, 1024),
         nn.ReLU(),
         nn.Linear(1024, 10),
     )
