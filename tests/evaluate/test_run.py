@@ -29,7 +29,7 @@ UserFile = Callable[..., Path]
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 
-TABLES = ("cells", "attacks", "scores", "utility", "renderings", "guarantees")
+TABLES = ("cells", "attacks", "scores", "utility", "renderings", "guarantees", "replays")
 
 
 def records(results: Results) -> dict[str, list[tuple[Any, ...]]]:
@@ -109,14 +109,15 @@ def test_a_run_killed_five_times_ends_with_the_rows_of_one_left_alone(
     tiny["adversaries"] += [{"name": "InvertingGradients", "iterations": 10}]
     config = load_config(tiny)
     alone = run(config, tmp_path / "alone", workers=1)
-    assert alone.cells["status"].value_counts().to_dict() == {"ok": 25 - 4, "not needed": 4}
+    assert alone.cells["status"].value_counts().to_dict() == {"ok": 27 - 4, "not needed": 4}
     assert {name: len(getattr(alone, name)) for name in TABLES} == {
-        "cells": 25,
+        "cells": 27,
         "attacks": 18 * 3 - 4,  # in four uploads nothing was left to find
         "scores": 2 * (18 * 3 - 4),
         "utility": 3 * 5,
         "renderings": 18 * 3 - 4,
         "guarantees": 1,
+        "replays": 2,
     }
     draws = random.Random(0)
     killed = tmp_path / "killed"
@@ -225,7 +226,7 @@ def test_a_cell_that_fails_is_recorded_and_the_run_goes_on(
     assert again["status"].tolist() == cells["status"].tolist()
     mended = load_config(faulty | {"adversaries": tiny["adversaries"]})
     retried = run(mended, out, workers=2, retry_failed=True).cells.set_index("cell")
-    assert retried["status"].tolist() == ["ok"] * 30
+    assert retried["status"].tolist() == ["ok"] * 34
     assert set(retried["error"]) == {""}
     kept = cells[cells["status"] == "ok"].set_index("cell")
     assert retried.loc[kept.index, "seconds"].tolist() == kept["seconds"].tolist()
