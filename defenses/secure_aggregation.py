@@ -12,14 +12,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .base import Defense, Refused, Update
-from .secagg_protocol import (
-    OtherModel,
-    RandomBytes,
-    ServerView,
-    Vector,
-    aggregate,
-    circular_graph,
-)
+from .secagg_masks import Vector
+from .secagg_protocol import OtherModel, ServerView, aggregate, circular_graph
+from .secagg_shamir import RandomBytes
 from .vector import flatten, unflatten
 
 
@@ -46,10 +41,9 @@ class SecureAggregation(Defense):
     that share clients.
     Entries beyond the clipping range are cut off silently, so the range must fit the updates.
 
-    In this simulation all secrets are drawn from `rng`, so that a round can be repeated (only
-    the coefficients of Shamir's polynomials, which change nothing that is released, come from
-    the operating system). `rng` is not cryptographic: to protect real data, use
-    `secagg_protocol` with its default, the operating system's randomness.
+    In this simulation all secrets are drawn from `rng`, so that a round can be repeated. `rng` is
+    not cryptographic: to protect real data, use `secagg_protocol` with its default, the operating
+    system's randomness. Masks are made in as many threads as PyTorch uses.
 
     Attributes:
         clients: Clients whose updates are added up. 1 defends nothing.
@@ -155,14 +149,15 @@ class SecureAggregation(Defense):
         count = len(updates)
         order = torch.randperm(count, generator=rng, device=rng.device).tolist()
         fits = count * self._top_level < 2**32
-        ring = np.uint32 if fits else np.uint64
+        ring = np.dtype(np.uint32 if fits else np.uint64)
         return aggregate(
-            [self._quantise(update, rng).astype(ring) for update in updates],
+            (self._quantise(update, rng).astype(ring) for update in updates),
             circular_graph(order, self.neighbours),
             self._threshold(count),
             lost_before_masking=self._draw_lost(count, rng),
             digests=self._digests,
             randbytes=_bytes_from(rng),
+            threads=torch.get_num_threads(),
         )
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
@@ -227,6 +222,6 @@ def _digest(model: nn.Module) -> bytes:
 def _bytes_from(rng: Generator) -> RandomBytes:
     def draw(count: int) -> bytes:
         values = torch.randint(256, (count,), dtype=torch.uint8, generator=rng, device=rng.device)
-        return bytes(values.tolist())
+        return values.cpu().numpy().tobytes()
 
     return draw

@@ -23,7 +23,8 @@ COMMAND_LINE = set(
 MACHINERY = {  # what methods share, none itself
     *("__init__", "base", "panel", "label_inference", "matching", "optimizers"),
     *("disaggregation", "imprint", "protocols", "relu_layer", "spaces", "sparse_recovery"),
-    *("sphere", "ats_search", "pld", "secagg_protocol"),
+    *("sphere", "ats_search", "pld", "secagg_keys", "secagg_masks", "secagg_protocol"),
+    *("secagg_shamir",),
     *("torchvision_ops", "transforms", "vector"),
 }
 
