@@ -9,6 +9,7 @@ from hashlib import sha256
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Generator, Tensor, nn
 
 from .base import Defense, Refused, Update
@@ -149,9 +150,9 @@ class SecureAggregation(Defense):
         count = len(updates)
         order = torch.randperm(count, generator=rng, device=rng.device).tolist()
         fits = count * self._top_level < 2**32
-        ring = np.dtype(np.uint32 if fits else np.uint64)
+        ring = np.uint32 if fits else np.uint64
         return aggregate(
-            (self._quantise(update, rng).astype(ring) for update in updates),
+            (self._quantise(update, ring, rng) for update in updates),
             circular_graph(order, self.neighbours),
             self._threshold(count),
             lost_before_masking=self._draw_lost(count, rng),
@@ -186,17 +187,17 @@ class SecureAggregation(Defense):
         lost: list[int] = drawn[: self._lost(count)].tolist()
         return lost
 
-    def _quantise(self, update: Update, rng: Generator) -> Vector:
+    def _quantise(self, update: Update, ring: DTypeLike, rng: Generator) -> Vector:
         """Return the level of every entry, rounded up or down at random without bias."""
-        flat = flatten(update).detach().double()
-        if not flat.isfinite().all():
+        levels = flatten(update).detach().double()  # a copy, worked on in place
+        if levels.numel() and not torch.stack(levels.aminmax()).isfinite().all():
             raise ValueError("the update has NaN or infinite values, which cannot be quantised")
-        clipped = flat.clamp(-self.clipping_range, self.clipping_range)
-        levels = clipped / self.step + self._top_level // 2
-        draws = torch.rand(flat.shape, generator=rng, device=rng.device, dtype=flat.dtype)
+        draws = torch.rand(levels.shape, generator=rng, device=rng.device, dtype=levels.dtype)
+        levels.clamp_(-self.clipping_range, self.clipping_range)
+        levels.div_(self.step).add_(self._top_level // 2).add_(draws.to(levels.device))
         # In floating point, the ends may be just outside of the levels.
-        rounded = (levels + draws.to(flat.device)).floor().clamp(0, self._top_level)
-        vector: Vector = rounded.cpu().numpy().astype(np.uint64)
+        rounded = levels.floor_().clamp_(0, self._top_level)
+        vector: Vector = rounded.cpu().numpy().astype(ring)
         return vector
 
 
