@@ -89,8 +89,10 @@ def pull(name: str, question: Question, now: Question, row: Row) -> Lever:
         row: What is recommended now.
     """
     sigma = row.noise_multiplier
-    risk = question.epsilon_of if question.epsilon is not None else question.bound
-    found = rounded_up(_near(_guess(question, now, sigma), question.value, risk), DIGITS)
+    found = sigma
+    if question.schedule(sigma) != now.schedule(sigma):
+        risk = question.epsilon_of if question.epsilon is not None else question.bound
+        found = rounded_up(_near(_guess(question, now, sigma), question.value, risk), DIGITS)
     ratio = question.update_noise(found) / now.update_noise(sigma)
     return Lever(
         name,
