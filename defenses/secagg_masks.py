@@ -21,7 +21,8 @@ Vector = NDArray[np.unsignedinteger[Any]]
 KEY_BYTES = 16
 
 _BLOCK = 16
-_PIECE = 2**16  # bytes: a piece, its keystream and what is encrypted fit the second cache
+_FEWEST = 8  # pieces that a thread is worth
+_PIECE = 2**17  # bytes: a piece, its keystream and what is encrypted fit the second cache
 
 
 def keystream(key: bytes, like: Vector) -> Vector:
@@ -37,7 +38,7 @@ def add_masks(
     """Add the keystreams of some keys to a vector, in place, and subtract those of others."""
     pieces = -(-vector.nbytes // _PIECE)
     size = _PIECE // vector.itemsize
-    threads = max(1, min(threads, pieces))
+    threads = max(1, min(threads, pieces // _FEWEST))
     edges = [size * (pieces * part // threads) for part in range(threads + 1)]
 
     def work(part: int) -> None:

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 from torch import Generator, Tensor, nn
 
 from .base import Defense, Refused, Update
@@ -188,16 +188,22 @@ class SecureAggregation(Defense):
         return lost
 
     def _quantise(self, update: Update, ring: DTypeLike, rng: Generator) -> Vector:
-        """Return the level of every entry, rounded up or down at random without bias."""
-        levels = flatten(update).detach().double()  # a copy, worked on in place
-        if levels.numel() and not torch.stack(levels.aminmax()).isfinite().all():
+        """Return the level of every entry, rounded up or down at random without bias.
+
+        In NumPy, and in place: PyTorch's threads would wait busily where masks are made next.
+        """
+        levels = np.concatenate([_entries(value) for value in update.values()])
+        if not (np.isfinite(levels.min(initial=0)) and np.isfinite(levels.max(initial=0))):
             raise ValueError("the update has NaN or infinite values, which cannot be quantised")
-        draws = torch.rand(levels.shape, generator=rng, device=rng.device, dtype=levels.dtype)
-        levels.clamp_(-self.clipping_range, self.clipping_range)
-        levels.div_(self.step).add_(self._top_level // 2).add_(draws.to(levels.device))
-        # In floating point, the ends may be just outside of the levels.
-        rounded = levels.floor_().clamp_(0, self._top_level)
-        vector: Vector = rounded.cpu().numpy().astype(ring)
+        np.clip(levels, -self.clipping_range, self.clipping_range, out=levels)
+        levels /= self.step
+        levels += self._top_level // 2
+        levels += torch.rand(
+            levels.shape, generator=rng, device=rng.device, dtype=torch.float64
+        ).numpy(force=True)
+        np.floor(levels, out=levels)
+        np.clip(levels, 0, self._top_level, out=levels)  # the ends may be just outside of it
+        vector: Vector = levels.astype(ring)
         return vector
 
 
@@ -209,6 +215,13 @@ class Summed(Defense):
         """Return the sum alone."""
         names = updates[0]
         return [{name: torch.stack([u[name] for u in updates]).sum(dim=0) for name in names}]
+
+
+def _entries(value: Tensor) -> NDArray[np.float64]:
+    """Return the entries of a tensor of any type, in a row."""
+    if value.dtype == torch.bfloat16:  # which NumPy does not know
+        value = value.float()
+    return value.numpy(force=True).astype(np.float64).ravel()
 
 
 def _digest(model: nn.Module) -> bytes:

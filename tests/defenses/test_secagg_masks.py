@@ -14,7 +14,7 @@ def reference(key: bytes, size: int, dtype: type) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
-@pytest.mark.parametrize("size", [0, 1, 10, 2**14, 2**14 + 1, 100_003])
+@pytest.mark.parametrize("size", [0, 1, 10, 2**15, 2**15 + 1, 100_003])
 def test_the_keystream_is_that_of_another_implementation(size: int, dtype: type) -> None:
     found = keystream(KEYS[1], np.ones(size, dtype))
     assert found.dtype == dtype
@@ -23,7 +23,7 @@ def test_the_keystream_is_that_of_another_implementation(size: int, dtype: type)
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 @pytest.mark.parametrize("threads", [1, 2, 3, 64])
-@pytest.mark.parametrize("size", [7, 50_000, 3 * 2**14])
+@pytest.mark.parametrize("size", [7, 50_000, 16 * 2**15, 600_003])
 def test_masks_are_added_and_subtracted_in_the_ring(size: int, threads: int, dtype: type) -> None:
     vector = np.random.default_rng(0).integers(np.iinfo(dtype).max, size=size, dtype=dtype)
     expected = vector.copy()
