@@ -18,8 +18,10 @@ from .imprint import (
     direct_pass_,
     equal_columns_,
     isolate,
+    need_trained,
     outside,
     seen_by,
+    some_weight,
     thresholds,
 )
 from .spaces import ContinuousSpace, InputSpace, NotApplicable
@@ -216,6 +218,7 @@ class ARES(Adversary):
         found: list[tuple[Tensor, Tensor]] = []
         for model in dict.fromkeys(observation.models):
             layers = _anatomy(model, observation.space)
+            _check_crafted(layers)
             attack = self._of_perceptron if layers.perceptron else self._of_convolutional
             found.append(attack(observation, model, layers))
         inputs, confidence = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -335,6 +338,7 @@ def _anatomy(model: nn.Module, space: InputSpace) -> _Anatomy:
     for layer, of in [(imprinted, name), *([] if convolutions else [(first, first_name)])]:
         if layer.bias is None:
             raise NotApplicable(f"layer {of!r} has no bias for thresholds")
+        need_trained(layer, of)
     tail = tuple(module for module, _ in linear[needed - 1 :])
     measurement = Measurement(first, space.shape)
     return _Anatomy(first, tuple(convolutions[1:]), imprinted, tail, name, first_name, measurement)
@@ -350,7 +354,7 @@ def _called(
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
     ]
-    some = next(model.parameters())
+    some = some_weight(model)
     try:
         with torch.no_grad():
             model(torch.zeros(1, *space.shape, dtype=some.dtype, device=some.device))
@@ -370,6 +374,14 @@ def _as_crafted(model: nn.Module, layers: _Anatomy, probe: Tensor) -> bool:
     with torch.no_grad():
         rectified = layers.imprinted(seen).clamp(min=0)
     return _close(seen, _padded(expected, seen.shape[1])) and _close(behind, rectified)
+
+
+def _check_crafted(layers: _Anatomy) -> None:
+    """Refuse a model whose imprinted layer has rows that differ."""
+    weight = layers.imprinted.weight.detach()
+    rows = weight[weight.any(dim=1)]
+    if not len(rows) or not bool((rows == rows[0]).all()):
+        raise NotApplicable(f"the clients were not sent a model with bins in {layers.name!r}")
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
