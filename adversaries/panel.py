@@ -203,7 +203,7 @@ def _malicious_servers_2026_5(budget: ServerBudget) -> Mapping[str, Adversary]:
             query="random",
             mode=32,
             queries=1,
-            rows="protocol",
+            rows="sparse",
             calibrated=True,
             gain=1e-3,
         ),
@@ -239,7 +239,7 @@ PANEL_2026_5 = PANEL_2026_4.succeeded_by(
     members=_malicious_servers_2026_5(
         ServerBudget(
             robbing_the_fed_bins=256,
-            fishing=300,
+            fishing=150,
             scale_mia_epochs=5,
             scale_mia_examples=1000,
             scale_mia_batch_size=20,

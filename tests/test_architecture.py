@@ -22,7 +22,15 @@ COMMAND_LINE = set(
 )  # commands end with a page or a figure
 MACHINERY = {  # what methods share, none itself
     *("__init__", "base", "panel", "label_inference", "matching", "optimizers"),
-    *("disaggregation", "imprint", "protocols", "relu_layer", "spaces", "sparse_recovery"),
+    *(
+        "disaggregation",
+        "elimination",
+        "imprint",
+        "protocols",
+        "relu_layer",
+        "spaces",
+        "sparse_recovery",
+    ),
     *("sphere", "ats_search", "pld", "secagg_protocol"),
     *("torchvision_ops", "transforms", "vector"),
 }
