@@ -17,6 +17,7 @@ from leakfrontier.adversaries import ContinuousSpace, InputSpace, TokenSpace, Wa
 from leakfrontier.defenses import Batch, Loss
 
 from . import metrics
+from .language import NextTokenLoss
 from .rendering import image_png, token_texts, wave_file
 from .rows import Media
 
@@ -208,6 +209,13 @@ class Text(Modality):
 
     space: TokenSpace
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def loss(self) -> Loss:
+        """Return the loss of labels, or of next tokens."""
+        if self.space.task == "next-token":
+            return NextTokenLoss(self.space.padding)
+        return super().loss
 
     def values(self, inputs: Tensor) -> Tensor:
         """Return the tokens."""
