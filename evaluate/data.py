@@ -242,9 +242,9 @@ def _read_media(
     return inputs, partial(WaveSpace, rate=rate)
 
 
-def _held_out(folder: Path, suffix: str = "") -> Path | None:
+def _held_out(folder: Path) -> Path | None:
     """Return where a folder keeps its test examples, if it keeps them apart."""
-    found = (folder / f"{name}{suffix}" for name in ("test", "val"))
+    found = (folder / name for name in ("test", "val"))
     return next((path for path in found if path.exists()), None)
 
 
