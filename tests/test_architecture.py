@@ -20,16 +20,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 COMMAND_LINE = set(
     (ROOT / "evaluate" / "commands").glob("*.py")
 )  # commands end with a page or a figure
-MACHINERY = set(  # what methods share, none itself
-    """
-    __init__ base
-    ats_search pld secagg_keys secagg_masks secagg_protocol secagg_shamir torchvision_ops transforms
-    vector
-    panel protocols spaces
-    disaggregation elimination imprint label_inference matching optimizers relu_layer
-    sparse_recovery sphere
-    """.split()
-)
+MACHINERY = {  # what methods share, none itself
+    *("__init__", "base", "panel", "protocols", "spaces"),
+    *("ats_search", "pld", "torchvision_ops", "transforms", "vector"),
+    *("secagg_keys", "secagg_masks", "secagg_protocol", "secagg_shamir"),
+    *("label_inference", "matching", "optimizers"),
+    *("disaggregation", "relu_layer", "sphere"),
+    *("elimination", "imprint", "sparse_recovery"),
+}
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -69,7 +67,7 @@ def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:
 
 def test_lives_beside_hugging_face_evaluate(tmp_path: Path) -> None:
     script = (
-        "import evaluate, leakfrontier.evaluate, leakfrontier.evaluate.run\n"
+        "import leakfrontier.evaluate, leakfrontier.evaluate.run, evaluate\n"
         "assert hasattr(evaluate, 'EvaluationModule') and hasattr(evaluate, 'load')\n"
         "assert evaluate.__file__ != leakfrontier.evaluate.__file__\n"
     )
