@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +50,8 @@ class GRAB(TokenMatching):
         reorder_every: Steps between two searches for a better order, after the first tenth.
         orders: Changes that such a search tries for each sentence.
         use_embedding: Whether only tokens that the gradient of the embeddings shows are taken.
+        blocks: How many of the first blocks' parameters are compared, beside those outside of
+            blocks; None for all.
         lengths: The sentences' numbers of tokens, where they are known; estimated otherwise.
         learn_masks: Whether dropout masks are searched for; or else they are taken at their mean.
         mask_lr: First step size for the masks' logits.
@@ -70,9 +73,9 @@ class GRAB(TokenMatching):
         if not 0 <= self.mask_prior < math.inf:
             raise ValueError(f"mask_prior must be >= 0 and finite, got {self.mask_prior}")
 
-    def distance(self) -> Distance:
+    def distance(self, *, slopes: bool = True) -> Distance:
         """Compare directions, parameter by parameter."""
-        return layerwise_cosine
+        return partial(layerwise_cosine, slopes=slopes)
 
     def optimizer(self, texts: Texts) -> Adam:
         """Descend in steps of their own for masks."""

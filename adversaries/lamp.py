@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -54,6 +55,8 @@ class LAMP(TokenMatching):
         orders: Orders that such a search tries for each sentence.
         use_embedding: Whether only tokens that the gradient of the embeddings shows are taken: an
             option of the authors' code, which leaves little but the order to be found.
+        blocks: How many of the first blocks' parameters are compared, beside those outside of
+            blocks; None, as published, for all.
         lengths: The sentences' numbers of tokens, where they are known; estimated otherwise.
         comparison: `cosine`, the mean over parameters of the cosine distance, or `l1l2`, squared
             plus `absolute` times absolute errors.
@@ -79,10 +82,10 @@ class LAMP(TokenMatching):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
 
-    def distance(self) -> Distance:
+    def distance(self, *, slopes: bool = True) -> Distance:
         """Compare directions, parameter by parameter, or all entries."""
         if self.comparison == "cosine":
-            return layerwise_cosine
+            return partial(layerwise_cosine, slopes=slopes)
 
         def errors(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
             squares, slopes = squared_error(replayed, observed)

@@ -275,22 +275,33 @@ def cosine(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
     return 1 - product / norms, slope
 
 
-def layerwise_cosine(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
+def layerwise_cosine(
+    replayed: Update, observed: Update, *, slopes: bool = True
+) -> tuple[Tensor, Update]:
     """Return the mean of the parameters' own cosine distances: each counts the same.
 
     Parameters whose observed update is nil but for rounding say nothing, and are left out.
+
+    Args:
+        replayed: Updates of a stack of guesses.
+        observed: What was seen, of a stack as large or of one.
+        slopes: Whether the slopes are wanted: they take longer than the rest.
     """
     sizes = {name: vector_norm(observed[name].flatten(1), dim=1) for name in replayed}
     rounding = 1e-6 * torch.stack(list(sizes.values())).amax(dim=0)
     kept = {name: (size > rounding).to(size) for name, size in sizes.items()}
     count = _sum(kept.values()).clamp(min=1)
-    values, slopes = torch.zeros_like(count), {}
+    values, pulls = torch.zeros_like(count), {}
     for name, value in replayed.items():
-        one, slope = cosine({name: value}, {name: observed[name]})
         weight = kept[name] / count
+        if slopes:
+            one, pull = cosine({name: value}, {name: observed[name]})
+            pulls[name] = pull[name].mul_(_each(weight, value))
+        else:
+            length = vector_norm(value.flatten(1), dim=1)
+            one = 1 - _dot(value, observed[name]) / (length * sizes[name]).clamp(min=_TINY)
         values = values + weight * one
-        slopes[name] = slope[name].mul_(_each(weight, value))
-    return values, slopes
+    return values, pulls
 
 
 DISTANCES: Mapping[str, Distance] = MappingProxyType(

@@ -53,6 +53,7 @@ class Texts:
         lengths: Sequence[int] | None,
         *,
         use_embedding: bool,
+        blocks: int | None,
     ) -> Texts:
         """Return what is to be found behind an observation.
 
@@ -62,7 +63,8 @@ class Texts:
             lengths: The sentences' numbers of tokens, if they are known; or else they are
                 estimated from the update.
             use_embedding: Whether only tokens that the gradient of the embeddings shows are
-                allowed. Where labels are tokens, they always are.
+                allowed. Where labels are tokens, this is always so.
+            blocks: How many of the first blocks' parameters are compared; None for all.
 
         Raises:
             NotApplicable: If there are no embeddings to search for, or nothing to compare.
@@ -90,17 +92,19 @@ class Texts:
             real,
             allowed.nonzero().flatten(),
             None if next_token else _labels(observation, rng),
-            _names(observation, transformer),
+            _names(observation, transformer, blocks),
         )
 
     @classmethod
-    def at(cls, observation: Observation, tokens: Tensor, targets: Tensor) -> Texts:
+    def at(
+        cls, observation: Observation, tokens: Tensor, targets: Tensor, blocks: int | None
+    ) -> Texts:
         """Return what certain tokens would be a guess of."""
         transformer = find_transformer(observation)
         space, table = transformer.space, transformer.embedding
         known, real = _places(space, space.real(tokens).sum(1), tokens.shape[1])
         every = torch.arange(len(table))
-        names = _names(observation, transformer)
+        names = _names(observation, transformer, blocks)
         return cls(observation, space, table, known, real, every, targets, names)
 
     @property
@@ -189,12 +193,24 @@ def _embedding(transformer: Transformer) -> nn.Module:
     return cast(nn.Module, cast(Any, transformer.network).get_input_embeddings())
 
 
-def _names(observation: Observation, transformer: Transformer) -> tuple[str, ...]:
+def _names(
+    observation: Observation, transformer: Transformer, blocks: int | None
+) -> tuple[str, ...]:
+    """Return the parameters that are compared: of the first blocks, and outside of blocks."""
     embedding = _parameter(observation, _embedding(transformer))
-    names = tuple(name for name in observation.update if name != embedding)
+    names = tuple(
+        name
+        for name in observation.update
+        if name != embedding and (blocks is None or _block(name) < blocks)
+    )
     if not names:
         raise NotApplicable("nothing but the embeddings is trained")
     return names
+
+
+def _block(name: str) -> int:
+    """Return which block a parameter belongs to; -1 for none."""
+    return next((int(part) for part in name.split(".") if part.isdecimal()), -1)
 
 
 def _places(space: TokenSpace, lengths: Tensor, width: int | None = None) -> tuple[Tensor, Tensor]:

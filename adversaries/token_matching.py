@@ -44,6 +44,8 @@ class TokenMatching(Adversary):
         reorder_every: Steps between two searches for a better order, after the first tenth.
         orders: Orders that such a search tries for each sentence.
         use_embedding: Whether only tokens that the gradient of the embeddings shows are taken.
+        blocks: How many of the first blocks' parameters are compared, beside those outside of
+            blocks; None for all.
         lengths: The sentences' numbers of tokens, where they are known; estimated otherwise.
     """
 
@@ -57,6 +59,7 @@ class TokenMatching(Adversary):
     reorder_every: int = 75
     orders: int = 200
     use_embedding: bool = False
+    blocks: int | None = None
     lengths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -67,12 +70,14 @@ class TokenMatching(Adversary):
             raise ValueError(f"lr must be positive and finite, got {self.lr}")
         if not 0 <= self.norm_prior < math.inf:
             raise ValueError(f"norm_prior must be >= 0 and finite, got {self.norm_prior}")
+        if self.blocks is not None and not self.blocks >= 1:
+            raise ValueError(f"blocks must be at least 1, or None for all, got {self.blocks}")
         if self.lengths is not None and not all(length >= 1 for length in self.lengths):
             raise ValueError(f"lengths must be at least 1, got {self.lengths}")
 
     @abstractmethod
-    def distance(self) -> Distance:
-        """Return how updates are compared."""
+    def distance(self, *, slopes: bool = True) -> Distance:
+        """Return how updates are compared, with slopes or without."""
 
     @abstractmethod
     def reorder(self, texts: Texts, unknowns: Unknowns, rng: Generator) -> Unknowns:
@@ -106,7 +111,9 @@ class TokenMatching(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the nearest tokens of the best embeddings."""
-        texts = Texts.of(observation, rng, self.lengths, use_embedding=self.use_embedding)
+        texts = Texts.of(
+            observation, rng, self.lengths, use_embedding=self.use_embedding, blocks=self.blocks
+        )
         texts, inputs = self._start(texts, rng)
         best, _ = self.optimizer(texts).minimise(
             evaluation(partial(self._replay_stack, texts), self.distance(), texts.observed),
@@ -129,11 +136,11 @@ class TokenMatching(Adversary):
     @torch.no_grad()
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
         """Return the distance and the prior at a guess, of tokens."""
-        texts = Texts.at(observation, inputs, targets)
+        texts = Texts.at(observation, inputs, targets, self.blocks)
         embedded = texts.embedded(inputs)
         replayed, _ = self.replay(texts, embedded, targets, {})
         stack = {name: value.unsqueeze(0) for name, value in replayed.items()}
-        value, _ = self.distance()(stack, texts.observed)
+        value, _ = self.distance(slopes=False)(stack, texts.observed)
         return float(value + self.prior(texts, embedded))
 
     @torch.no_grad()
@@ -144,7 +151,10 @@ class TokenMatching(Adversary):
         replay = vectorised(lambda x, y: self.replay(texts, x, y, others or {})[0])
         entries = sum(value.numel() for value in texts.observation.update.values())
         size = max(1, _FLOATS_AT_ONCE // (4 * entries))
-        distance, parts = self.distance(), zip(inputs.split(size), targets.split(size), strict=True)
+        distance, parts = (
+            self.distance(slopes=False),
+            zip(inputs.split(size), targets.split(size), strict=True),
+        )
         return torch.cat([distance(replay(*part), texts.observed)[0] for part in parts])
 
     def _replay_stack(self, texts: Texts, unknowns: Unknowns) -> tuple[Update, Tensor]:
