@@ -20,8 +20,8 @@ from .reordering import reorderings
 from .texts import Texts
 from .token_matching import TokenMatching
 
-_EXCHANGED = 10  # nearest tokens that a place is tried with
-_LAST_ROUNDS = 10  # of changes, at the end
+_EXCHANGED = 32  # nearest tokens that a place is tried with
+_PATIENCE = 3  # rounds of changes without a better one, after which the search ends
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class GRAB(TokenMatching):
         blocks: How many of the first blocks' parameters are compared, beside those outside of
             blocks; None for all.
         lengths: The sentences' numbers of tokens, where they are known; estimated otherwise.
+        beams: Guesses that the discrete part keeps from one round of changes to the next.
+        rounds: Rounds of changes at the end, at most.
         learn_masks: Whether dropout masks are searched for; or else they are taken at their mean.
         mask_lr: First step size for the masks' logits.
         mask_prior: Weight of the prior on masks.
@@ -62,12 +64,17 @@ class GRAB(TokenMatching):
         Practical Language Model Training." CCS 2024. https://arxiv.org/abs/2507.21198
     """
 
+    beams: int = 8
+    rounds: int = 30
     learn_masks: bool = True
     mask_lr: float = 0.05
     mask_prior: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("beams", "rounds"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.mask_lr < math.inf:
             raise ValueError(f"mask_lr must be positive and finite, got {self.mask_lr}")
         if not 0 <= self.mask_prior < math.inf:
@@ -110,47 +117,56 @@ class GRAB(TokenMatching):
         others = {name: value[0] for name, value in unknowns.items() if name != "inputs"}
         inputs = unknowns["inputs"][0]
         near = texts.candidates(inputs, _EXCHANGED)
-        tokens, value = self._improved(texts, texts.nearest(inputs), near, others, rng)
+        beams, values = self._improved(texts, texts.nearest(inputs)[None], near, others, rng)
         reached = self.distances(texts, unknowns["inputs"], texts.labels_at(inputs)[None], others)
-        if not value < reached:
+        if not values[0] < reached:
             return unknowns
-        return {**unknowns, "inputs": texts.embedded(tokens).unsqueeze(0)}
+        return {**unknowns, "inputs": texts.embedded(beams[:1])}
 
     def _improved(
-        self, texts: Texts, tokens: Tensor, near: Tensor, others: Unknowns, rng: Generator
+        self, texts: Texts, beams: Tensor, near: Tensor, others: Unknowns, rng: Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return tokens after the best change of each sentence, and the distance of their update.
+        """Return the best guesses after a change of each sentence, and their distances.
 
         Half of the changes are of the order; the others exchange a token for another one that is
         near to the embedding at its place.
+
+        Args:
+            texts: What is searched for.
+            beams: Guesses of tokens, stacked.
+            near: Tokens near to the embedding at each place, (sentences, length, tokens).
+            others: The other unknowns.
+            rng: Source of all randomness.
         """
-        value = tokens.new_zeros((), dtype=torch.float32)
+        half = (self.orders + 1) // 2
+        rows = torch.arange(half, self.orders)
+        values = near.new_zeros(len(beams), dtype=torch.float32)
         for sentence, free in enumerate(texts.free):
             places = free.nonzero().flatten()
-            moved = tokens.repeat(self.orders, 1, 1)
-            half = (self.orders + 1) // 2
-            orders = reorderings(len(places), half, rng)
-            moved[:half, sentence, places] = tokens[sentence, places[orders]]
-            rest = torch.arange(half, self.orders)
-            where = places[torch.randint(len(places), (len(rest),), generator=rng)]
-            which = torch.randint(near.shape[-1], (len(rest),), generator=rng)
-            moved[rest, sentence, where] = near[sentence, where, which]
-            values = self.distances(texts, texts.embedded(moved), texts.labels(moved), others)
-            value, best = values.nan_to_num(nan=math.inf).min(dim=0)
-            tokens = moved[best]
-        return tokens, value
+            moved = beams[torch.arange(self.orders) % len(beams)]
+            orders = places[reorderings(len(places), half, rng)]
+            moved[:half, sentence, places] = moved[:half, sentence].gather(1, orders)
+            where = places[torch.randint(len(places), (len(rows),), generator=rng)]
+            which = torch.randint(near.shape[-1], (len(rows),), generator=rng)
+            moved[rows, sentence, where] = near[sentence, where, which]
+            tried = torch.cat([beams, moved]).unique(dim=0)
+            found = self.distances(texts, texts.embedded(tried), texts.labels(tried), others)
+            best = found.nan_to_num(nan=math.inf).topk(min(self.beams, len(tried)), largest=False)
+            beams, values = tried[best.indices], best.values
+        return beams, values
 
     def finish(self, texts: Texts, best: Unknowns, rng: Generator) -> Reconstruction:
         """Return the nearest tokens, changed as long as that brings their update nearer."""
         others = {name: value[0] for name, value in best.items() if name != "inputs"}
         near = texts.candidates(best["inputs"][0], _EXCHANGED)
-        tokens, lowest = texts.nearest(best["inputs"][0]), math.inf
-        for _ in range(_LAST_ROUNDS):
-            tokens, value = self._improved(texts, tokens, near, others, rng)
-            if not float(value) < lowest:
+        beams, lowest, failures = texts.nearest(best["inputs"][0])[None], math.inf, 0
+        for _ in range(self.rounds):
+            beams, values = self._improved(texts, beams, near, others, rng)
+            failures = 0 if float(values[0]) < lowest else failures + 1
+            lowest = min(lowest, float(values[0]))
+            if failures == _PATIENCE:
                 break
-            lowest = float(value)
-        return self.guess(texts, tokens)
+        return self.guess(texts, beams[0])
 
 
 class _Site(NamedTuple):

@@ -36,7 +36,8 @@ class LAMP(TokenMatching):
       tied embeddings give. A model that finds public texts no likelier than any tokens, or an
       encoder, is none, and orders are chosen by their gradients alone.
     - Labels are granted to the authors' attack. Here they are if the threat model says so, or else
-      inferred, or drawn with each start. When next tokens are learned, the labels are the text:
+      inferred from the last layer's bias, or taken from the public texts whose update is nearest
+      of as many as there are starts. When next tokens are learned, the labels are the text:
       they are the nearest tokens of every step, among those that the gradient of the embeddings
       or of the output layer shows, up to twice as many as there are tokens.
     - So are lengths: here they are estimated unless given as `lengths`.

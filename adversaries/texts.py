@@ -154,20 +154,16 @@ class Texts:
         return self.allowed[alike.topk(min(count, len(self.allowed)), dim=-1).indices]
 
     def labels(self, tokens: Tensor) -> Tensor:
-        """Return the labels of a stack of guesses."""
-        if self.next_token:
-            return tokens
+        """Return the labels of a stack of guesses of tokens."""
         if self.targets is None:
-            raise ValueError("the labels have not been drawn yet")
+            return tokens
         return self.targets.expand(len(tokens), -1)
 
-    def labels_at(self, inputs: Tensor, rng: Generator | None = None) -> Tensor:
-        """Return the labels of one guess of embeddings, drawn if they are not known."""
-        if self.next_token:
-            return self.nearest(inputs)
-        if self.targets is None:
-            return torch.randint(self.space.classes, (len(inputs),), generator=rng)
-        return self.targets
+    def labels_at(self, inputs: Tensor) -> Tensor:
+        """Return the labels of one guess of embeddings."""
+        if self.targets is not None:
+            return self.targets
+        return self.nearest(inputs)
 
     def padded(self, tokens: Tensor) -> Tensor:
         """Return tokens as examples, filled up to their common length."""
@@ -229,7 +225,7 @@ def _labels(observation: Observation, rng: Generator) -> Tensor | None:
     try:
         return infer_targets(observation, rng)
     except NotApplicable:
-        return None  # to be drawn, and chosen by what their updates are like
+        return None
 
 
 def _seen(observation: Observation, transformer: Transformer, most: int) -> Tensor:
@@ -256,11 +252,13 @@ def _lengths(observation: Observation, transformer: Transformer) -> list[int]:
     what remains. When next tokens are learned, last tokens are no inputs: one more for each.
     """
     space, count = transformer.space, observation.batch_size
-    most = space.shape[0]
     if space.padding is None:
-        return [most] * count
+        return [space.shape[0]] * count
     unseen = int(space.task == "next-token")
-    longest = min(most, _positions(observation, transformer) + unseen)
+    positions = _positions(observation, transformer)
+    longest = min(space.shape[0], (positions or space.shape[0]) + unseen)
+    if count == 1 and positions is not None:
+        return [longest]
     try:
         rank = row_space(block_gradient(observation, transformer.second.projections)).rank
     except NotApplicable:
@@ -268,13 +266,15 @@ def _lengths(observation: Observation, transformer: Transformer) -> list[int]:
     total = rank + count * unseen
     if count == 1:
         return [max(1 + unseen, min(longest, total))]
+    if positions is None:
+        longest = min(longest, -(-total // count))
     rest = max((count - 1) * (1 + unseen), min((count - 1) * longest, total - longest))
     shares = [rest // (count - 1) + (i < rest % (count - 1)) for i in range(count - 1)]
     return [longest, *shares]
 
 
-def _positions(observation: Observation, transformer: Transformer) -> int:
-    """Return how many positions have a gradient; all, where they are not learned."""
+def _positions(observation: Observation, transformer: Transformer) -> int | None:
+    """Return how many positions have a gradient; None where they are not learned."""
     most, words = transformer.space.shape[0], _embedding(transformer)
     for module in transformer.network.modules():
         learned = isinstance(module, nn.Embedding) and module is not words
@@ -283,4 +283,4 @@ def _positions(observation: Observation, transformer: Transformer) -> int:
             if name is not None:
                 sizes = observation.update[name].norm(dim=1)
                 return int((sizes > 1e-6 * sizes.max()).sum())
-    return most
+    return None

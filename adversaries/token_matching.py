@@ -21,6 +21,7 @@ from torch.nn.functional import normalize
 from .base import Adversary, Observation, Reconstruction
 from .matching import Distance, Update, evaluation, vectorised
 from .optimizers import Adam, Unknowns
+from .spaces import NotApplicable
 from .texts import Texts
 
 _FLOATS_AT_ONCE = 2**24  # in the updates of a stack of guesses
@@ -183,6 +184,8 @@ class TokenMatching(Adversary):
 
     def _start(self, texts: Texts, rng: Generator) -> tuple[Texts, Tensor]:
         """Return the best of random embeddings, then of random orders of it, and its labels."""
+        if texts.targets is None and not texts.next_token:
+            texts = self._labelled(texts, rng)
 
         def drawn() -> tuple[Tensor, Tensor]:
             noise = torch.randn(*texts.known.shape, texts.table.shape[1], generator=rng)
@@ -190,11 +193,9 @@ class TokenMatching(Adversary):
                 tokens = texts.nearest(noise)
                 return texts.embedded(tokens), tokens
             inputs = texts.settled(texts.size * normalize(noise, dim=-1))
-            return inputs, texts.labels_at(inputs, rng)
+            return inputs, texts.labels_at(inputs)
 
         inputs, targets = self._best(texts, [drawn() for _ in range(self.starts)])
-        if texts.targets is None and not texts.next_token:
-            texts = replace(texts, targets=targets)
 
         def shuffled() -> tuple[Tensor, Tensor]:
             moved = inputs.clone()
@@ -207,6 +208,15 @@ class TokenMatching(Adversary):
         orders = [shuffled() for _ in range(self.starts)]
         best, _ = self._best(texts, [(inputs, targets), *orders])
         return texts, best
+
+    def _labelled(self, texts: Texts, rng: Generator) -> Texts:
+        """Return texts with the labels of that batch of public texts whose update is nearest."""
+        public, count = texts.observation.public, len(texts.known)
+        if public is None:
+            raise NotApplicable("labels are neither granted nor can they be inferred")
+        drawn = torch.randint(len(public.inputs), (self.starts, count), generator=rng)
+        batches = [(public.inputs[rows], public.targets[rows]) for rows in drawn]
+        return replace(texts, targets=self._best(texts, batches)[1])
 
     def _best(
         self, texts: Texts, guesses: Sequence[tuple[Tensor, Tensor]]
