@@ -39,7 +39,8 @@ class LAMP(TokenMatching):
       inferred from the last layer's bias, or taken from the public texts whose update is nearest
       of as many as there are starts. When next tokens are learned, the labels are the text:
       they are the nearest tokens of every step, among those that the gradient of the embeddings
-      or of the output layer shows, up to twice as many as there are tokens.
+      shows, up to twice as many as there are tokens, and starts are sentences of these that the
+      model itself draws.
     - So are lengths: here they are estimated unless given as `lengths`.
     - Starts are scaled to the vocabulary's norm before they are compared, not after; the step
       size falls by the same total factor in any number of iterations; after a sentence was

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from .base import Observation
 from .spaces import NotApplicable, TokenSpace
@@ -82,3 +82,24 @@ def _cross_entropy(logits: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
     chosen = logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
     counted = real[:, 1:]
     return -(chosen * counted).sum(1) / counted.sum(1).clamp(min=1)
+
+
+@torch.no_grad()
+def draw_sentences(logits: Logits, known: Tensor, allowed: Tensor, rng: Generator) -> Tensor:
+    """Return sentences of certain tokens, as the language model would draw them.
+
+    Args:
+        logits: The language model.
+        known: Tokens that are known beforehand, and -1 at places that are to be filled.
+        allowed: The tokens that may be drawn; a first one is any of them.
+        rng: Source of all randomness.
+    """
+    tokens = known.clone()
+    even = torch.ones(len(known), len(allowed))
+    for place in range(known.shape[1]):
+        parts = tokens[:, :place].split(_SENTENCES_AT_ONCE) if place else []
+        chances = [logits(part)[:, -1, allowed].softmax(-1) for part in parts]
+        drawn = torch.multinomial(torch.cat(chances) if place else even, 1, generator=rng)
+        free = known[:, place] < 0
+        tokens[free, place] = allowed[drawn.squeeze(1)][free]
+    return tokens

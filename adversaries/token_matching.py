@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
 from .base import Adversary, Observation, Reconstruction
+from .language_prior import draw_sentences, next_token_logits
 from .matching import Distance, Update, evaluation, vectorised
 from .optimizers import Adam, Unknowns
 from .spaces import NotApplicable
@@ -183,44 +184,50 @@ class TokenMatching(Adversary):
         return project
 
     def _start(self, texts: Texts, rng: Generator) -> tuple[Texts, Tensor]:
-        """Return the best of random embeddings, then of random orders of it, and its labels."""
-        if texts.targets is None and not texts.next_token:
+        """Return the best start, and texts with labels."""
+        if texts.next_token:
+            return texts, self._likely_sentences(texts, rng)
+        if texts.targets is None:
             texts = self._labelled(texts, rng)
+        shape = (self.starts, *texts.known.shape, texts.table.shape[1])
+        noise = normalize(torch.randn(shape, generator=rng), dim=-1)
+        inputs = self._best(texts, texts.settled(texts.size * noise))
+        return texts, self._best(texts, self._shuffled(texts, inputs, rng))
 
-        def drawn() -> tuple[Tensor, Tensor]:
-            noise = torch.randn(*texts.known.shape, texts.table.shape[1], generator=rng)
-            if texts.next_token:  # embeddings and labels that fit together
-                tokens = texts.nearest(noise)
-                return texts.embedded(tokens), tokens
-            inputs = texts.settled(texts.size * normalize(noise, dim=-1))
-            return inputs, texts.labels_at(inputs)
+    def _likely_sentences(self, texts: Texts, rng: Generator) -> Tensor:
+        """Return the best of sentences that the model itself draws.
 
-        inputs, targets = self._best(texts, [drawn() for _ in range(self.starts)])
+        Embeddings and labels have to fit together, or no update is alike.
+        """
+        logits = next_token_logits(texts.observation)
+        known = texts.known.repeat(self.starts, 1)
+        tokens = draw_sentences(logits, known, texts.allowed, rng)
+        return self._best(texts, texts.embedded(tokens.view(self.starts, *texts.known.shape)))
 
-        def shuffled() -> tuple[Tensor, Tensor]:
-            moved = inputs.clone()
-            for sentence, free in zip(moved, texts.free, strict=True):
+    def _shuffled(self, texts: Texts, inputs: Tensor, rng: Generator) -> Tensor:
+        """Return embeddings as they are, and in random orders."""
+        moved = inputs.repeat(self.starts + 1, 1, 1, 1)
+        for guess in moved[1:]:
+            for sentence, free in zip(guess, texts.free, strict=True):
                 places = free.nonzero().flatten()
                 order = torch.randperm(len(places), generator=rng)
                 sentence[places] = sentence[places[order]]
-            return moved, texts.labels_at(moved)
-
-        orders = [shuffled() for _ in range(self.starts)]
-        best, _ = self._best(texts, [(inputs, targets), *orders])
-        return texts, best
+        return moved
 
     def _labelled(self, texts: Texts, rng: Generator) -> Texts:
         """Return texts with the labels of that batch of public texts whose update is nearest."""
         public, count = texts.observation.public, len(texts.known)
         if public is None:
             raise NotApplicable("labels are neither granted nor can they be inferred")
-        drawn = torch.randint(len(public.inputs), (self.starts, count), generator=rng)
-        batches = [(public.inputs[rows], public.targets[rows]) for rows in drawn]
-        return replace(texts, targets=self._best(texts, batches)[1])
+        rows = torch.randint(len(public.inputs), (self.starts, count), generator=rng)
+        values = self.distances(texts, public.inputs[rows], public.targets[rows])
+        return replace(texts, targets=public.targets[rows[_lowest(values)]])
 
-    def _best(
-        self, texts: Texts, guesses: Sequence[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        inputs, targets = (torch.stack(parts) for parts in zip(*guesses, strict=True))
-        index = int(self.distances(texts, inputs, targets).nan_to_num(nan=math.inf).argmin())
-        return inputs[index], targets[index]
+    def _best(self, texts: Texts, inputs: Tensor) -> Tensor:
+        """Return the guess of a stack whose update is nearest."""
+        targets = torch.stack([texts.labels_at(guess) for guess in inputs])
+        return inputs[_lowest(self.distances(texts, inputs, targets))]
+
+
+def _lowest(values: Tensor) -> int:
+    return int(values.nan_to_num(nan=math.inf).argmin())
