@@ -167,7 +167,10 @@ def grow(
 ) -> list[Sentence]:
     """Return a decoder's sentences: prefixes that no token continues, all of them near the space.
 
-    There are never more different prefixes of one length than examples.
+    There are never more different prefixes of one length than examples. A first token that is
+    repeated leaves the first block as it entered it, if positions are rotations: attention finds
+    the same value everywhere. Such a prefix is as near as the token alone, and says nothing; it
+    is followed in case something else comes after it.
     """
     prefixes, totals = view.no_prefix(), torch.zeros(1, dtype=torch.float64, device=view.device)
     found: list[Sentence] = []
@@ -178,21 +181,46 @@ def grow(
             break
         extended = view.extend(prefixes, candidates, [view.second.module])
         distances = space.distance(extended.vectors[0])
-        near = limit.accepts(distances, batch_size)
+        echoes = _echoes(prefixes.tokens, candidates) & (not view.absolute)
+        near = limit.accepts(distances.masked_fill(echoes, torch.inf), batch_size)
         if position == 0:
             near.view(-1)[distances.argmin()] = True  # there is a sentence
         row, column = near.nonzero(as_tuple=True)
         sums = totals[row] + distances[row, column]
         best = sums.argsort()[:batch_size]
-        row, column = row[best], column[best]
+        row, column, sums = row[best], column[best], sums[best]
+        accepted += len(row)
         ended = torch.ones(len(prefixes.tokens), dtype=torch.bool, device=row.device)
         ended[row] = False
         found += _sentences(prefixes.tokens[ended], totals[ended])
+        again, place = (echoes & (distances < limit.high)).nonzero(as_tuple=True)
+        row, column = torch.cat([row, again]), torch.cat([column, place])
+        sums = torch.cat([sums, totals[again] + distances[again, place]])
         if not len(row):
-            return found
-        accepted += len(row)
-        prefixes, totals = extended.keep(row, column), sums[best]
-    return found + _sentences(prefixes.tokens, totals)
+            break
+        prefixes, totals = extended.keep(row, column), sums
+    return _without_echoes([*found, *_sentences(prefixes.tokens, totals)], view)
+
+
+def _echoes(tokens: Tensor, candidates: Tensor) -> Tensor:
+    """Return which candidates only repeat a prefix that has no other token."""
+    if not tokens.shape[1]:
+        return torch.zeros(1, len(candidates), dtype=torch.bool, device=candidates.device)
+    same = (tokens == tokens[:, :1]).all(1, keepdim=True)
+    return same & (candidates == tokens[:, :1])
+
+
+def _without_echoes(sentences: Sequence[Sentence], view: Transformer) -> list[Sentence]:
+    """Return sentences, each once, with those that only repeat their first token cut to it."""
+    once: dict[tuple[int, ...], float] = {}
+    for tokens, distance in sentences:
+        echo = not view.absolute and len({*tokens}) == 1
+        once.setdefault(tokens[:1] if echo else tokens, distance)
+    return [
+        Sentence(tokens, distance)
+        for tokens, distance in once.items()
+        if not any(other != tokens and other[: len(tokens)] == tokens for other in once)
+    ]
 
 
 def _sentences(tokens: Tensor, totals: Tensor) -> list[Sentence]:
@@ -227,8 +255,9 @@ def _search(
             tried = _climb(view, space, columns, tried, observation.batch_size)
         found += tried
     found.sort(key=lambda sentence: sentence.distance)
-    near = [s for s in found if s.distance < math.sqrt(limit.low * limit.high)]
-    return _different(near or found)[: observation.batch_size]
+    distances = torch.tensor([sentence.distance for sentence in found], dtype=torch.float64)
+    near = limit.accepts(distances, observation.batch_size).nonzero().flatten().tolist()
+    return [found[place] for place in near or [0]][: observation.batch_size]
 
 
 def _lengths(pool: TokenPool, space: TokenSpace) -> list[int]:
@@ -284,20 +313,6 @@ def _climb(
         if torch.equal(score, before):
             break
     return _sentences(current, score * len(columns))
-
-
-def _different(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return sentences without those that repeat an earlier one in more than 70% of its places."""
-    kept: list[Sentence] = []
-    for sentence in sentences:
-        alike = (
-            sum(a == b for a, b in zip(sentence.tokens, other.tokens, strict=False))
-            > 0.7 * max(len(sentence.tokens), len(other.tokens))
-            for other in kept
-        )
-        if not any(alike):
-            kept.append(sentence)
-    return kept
 
 
 def rebuilt(

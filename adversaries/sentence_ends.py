@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,22 @@ _SHORTLIST = 16
 """Labels whose slopes are compared exactly."""
 
 _NODES_AT_ONCE = 128
+
+_LABELS = 4
+"""Most different ends of one prefix that are looked for."""
+
+
+class Following(NamedTuple):
+    """A label that follows a prefix.
+
+    Attributes:
+        weight: With which it does.
+        fit: How well it explains what other labels do not, in [0, 1].
+    """
+
+    weight: float
+    fit: float
+
 
 
 @dataclass(frozen=True)
@@ -76,20 +92,63 @@ def find_endings(
         return None
     activations, states = _states(view, sentences, nodes)
     slopes = _solve(activations.double(), gradient).to(states)
+    known: dict[tuple[int, ...], dict[int, Following]] = {node: {} for node in nodes}
+    if view.space.task == "next-token":
+        for node in nodes:
+            if len(node) > 1:
+                known[node[:-1]][node[-1]] = Following(0.0, 1.0)
+    leaves = {node for node in nodes if not known[node]}
+    pending = nodes
+    for _ in range(_LABELS):  # beside known ones, each prefix gets one label at a time
+        places = [nodes.index(node) for node in pending]
+        grown = []
+        for start in range(0, len(pending), _NODES_AT_ONCE):
+            part = slice(start, start + _NODES_AT_ONCE)
+            rows = places[part]
+            found = _labels(
+                view.final_norm,
+                head,
+                states[rows],
+                slopes[rows],
+                [[*known[node]] for node in pending[part]],
+            )
+            for node, labels in zip(pending[part], found, strict=True):
+                known[node] |= labels
+                grown.append(node)
+        if view.space.task != "next-token":
+            break
+        pending = [node for node in grown if _gained(known[node])]
+        if not pending:
+            break
+    return _counted(_flows(view, known, leaves), observation.batch_size)
+
+
+def _gained(labels: dict[int, Following]) -> bool:
+    """Return whether the label that was found last is one that the prefix really has."""
+    weights = [following.weight for following in labels.values()]
+    return weights[-1] > 0.1 * max(weights)
+
+
+def _flows(
+    view: Transformer,
+    known: dict[tuple[int, ...], dict[int, Following]],
+    leaves: set[tuple[int, ...]],
+) -> list[Ending]:
+    """Return what ends: whatever reaches a prefix and does not go on from it.
+
+    A sentence of n tokens has the weight 1 / (n - 1) at each of its prefixes under the
+    next-token loss, and 1 at its end when it is classified.
+    """
     next_token = view.space.task == "next-token"
-    children: dict[tuple[int, ...], list[int]] = {node: [] for node in nodes}
-    for node in nodes:
-        if len(node) > 1:
-            children[node[:-1]].append(node[-1])
     endings = []
-    for start in range(0, len(nodes), _NODES_AT_ONCE):
-        part = slice(start, start + _NODES_AT_ONCE)
-        known = [children[node] if next_token else [] for node in nodes[part]]
-        found = _labels(view.final_norm, head, states[part], slopes[part], known)
-        for node, (label, weight, fit) in zip(nodes[part], found, strict=True):
-            count = weight * len(node) if next_token else weight
-            endings.append(Ending(node, label, count, fit, not children[node]))
-    return _counted(endings, observation.batch_size)
+    for node, labels in known.items():
+        for label, (weight, fit) in labels.items():
+            child = known.get((*node, label)) if next_token else None
+            rest = weight - sum(following.weight for following in (child or {}).values())
+            count = max(0.0, rest) * (len(node) if next_token else 1)
+            main = node in leaves and fit == max(f.fit for f in labels.values())
+            endings.append(Ending(node, label, count, fit, main))
+    return endings
 
 
 def _head(view: Transformer) -> nn.Module | None:
@@ -135,60 +194,70 @@ def _labels(
     states: Tensor,
     slopes: Tensor,
     known: Sequence[Sequence[int]],
-) -> list[tuple[int, float, float]]:
-    """Return the label that explains each slope beside known ones, its weight, and its fit."""
+) -> list[dict[int, Following]]:
+    """Return the weights of known labels, and of the one that explains best what they do not."""
     hidden, pull_back = torch.func.vjp(norm, states)
-    probabilities = head(hidden).softmax(-1)
     weight = cast(Tensor, head.weight)
-    mean = probabilities @ weight
-    rest = slopes - _explained(pull_back, weight, mean, slopes, known)
+    mean = head(hidden).softmax(-1) @ weight
+
+    def slope(labels: Tensor) -> Tensor:
+        """Return the slope of the loss for a label each; 0 for label -1."""
+        (atom,) = pull_back(mean - weight[labels.clamp(min=0)])
+        return torch.where(labels[:, None] >= 0, atom, 0.0)
+
+    known = [[*labels] for labels in known]
+    before = _fit([slope(labels) for labels in _columns(known, mean.device)], slopes)
+    rest = slopes - before.explained
     _, pushed = torch.func.jvp(norm, (states,), (rest,))
     score = (mean * pushed).sum(1, keepdim=True) - pushed @ weight.T
     size = _square(mean) - 2 * mean @ weight.T + _square(weight).T
     score = score / size.clamp(min=1e-12).sqrt()
     for row, labels in enumerate(known):
-        score[row, list(labels)] = -torch.inf
+        score[row, labels] = -torch.inf
     shortlist = score.topk(min(_SHORTLIST, score.shape[1]), dim=1).indices
-    best: list[tuple[int, float, float]] = [(0, 0.0, -1.0)] * len(states)
-    for column in shortlist.T:
-        (atom,) = pull_back(mean - weight[column])
-        inner, norms = (atom * rest).sum(1), _square(atom)[:, 0].clamp(min=1e-30)
-        fit = inner / (norms.sqrt() * _square(rest)[:, 0].sqrt().clamp(min=1e-30))
-        for row, values in enumerate(zip(column, inner / norms, fit, strict=True)):
-            label, amount, agreement = (value.item() for value in values)
-            if agreement > best[row][2]:
-                best[row] = (int(label), max(0.0, amount), agreement)
-    return [(label, amount, max(0.0, fit)) for label, amount, fit in best]
-
-
-def _explained(
-    pull_back: Any,  # noqa: ANN401 - a function of torch.func without a type
-    weight: Tensor,
-    mean: Tensor,
-    slopes: Tensor,
-    known: Sequence[Sequence[int]],
-) -> Tensor:
-    """Return the part of each slope that its known labels explain, by least squares."""
-    explained = torch.zeros_like(slopes)
-    most = max((len(labels) for labels in known), default=0)
-    if not most:
-        return explained
-    atoms = []
-    for place in range(most):
-        label = torch.tensor(
-            [labels[place] if place < len(labels) else -1 for labels in known],
-            device=mean.device,
-        )
-        (atom,) = pull_back(mean - weight[label.clamp(min=0)])
-        atoms.append(torch.where(label[:, None] >= 0, atom, 0.0))
-    stacked = torch.stack(atoms, dim=1).double()  # (nodes, labels, width)
-    gram = stacked @ stacked.mT
-    gram = gram + 1e-9 * (gram.diagonal(dim1=1, dim2=2).amax(1) + 1e-30)[:, None, None] * torch.eye(
-        most, dtype=gram.dtype, device=gram.device
+    fits = torch.stack(
+        [torch.cosine_similarity(slope(column), rest, dim=1) for column in shortlist.T], dim=1
     )
-    inner = (stacked @ slopes.double()[..., None]).clamp(min=0)
-    weights = torch.linalg.solve(gram, inner).clamp(min=0)
-    return (weights * stacked).sum(1).to(slopes)
+    best = shortlist.gather(1, fits.argmax(1, keepdim=True))
+    together = [[*labels, int(label)] for labels, label in zip(known, best, strict=True)]
+    after = _fit([slope(labels) for labels in _columns(together, mean.device)], slopes)
+    found = []
+    for row, labels in enumerate(together):
+        weights = after.weights[row, : len(labels)].tolist()
+        fit = max(0.0, float(fits[row].max()))
+        agreement = [1.0] * (len(labels) - 1) + [fit]
+        found.append(
+            {
+                label: Following(amount, good)
+                for label, amount, good in zip(labels, weights, agreement, strict=True)
+            }
+        )
+    return found
+
+
+def _columns(labels: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return the first label of each row, the second of each and so on; -1 where there is none."""
+    most = max((len(row) for row in labels), default=0)
+    rows = [[*row, *[-1] * (most - len(row))] for row in labels]
+    return torch.tensor(rows, dtype=torch.int64, device=device).view(len(labels), most).T
+
+
+class _Fit(NamedTuple):
+    weights: Tensor
+    explained: Tensor
+
+
+def _fit(atoms: Sequence[Tensor], slopes: Tensor) -> _Fit:
+    """Return how much of each atom a slope has, by least squares, and what they explain."""
+    if not atoms:
+        return _Fit(slopes.new_zeros(len(slopes), 0), torch.zeros_like(slopes))
+    stacked = torch.stack([*atoms], dim=1).double()  # (prefixes, labels, width)
+    gram = stacked @ stacked.mT
+    size = gram.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-30)
+    ridge = 1e-9 * torch.eye(len(atoms), dtype=gram.dtype, device=gram.device)
+    gram = gram + size[:, None, None] * ridge
+    weights = torch.linalg.solve(gram, stacked @ slopes.double()[..., None]).clamp(min=0)
+    return _Fit(weights[..., 0], (weights * stacked).sum(1).to(slopes))
 
 
 def _counted(endings: Sequence[Ending], batch_size: int) -> list[Ending]:
