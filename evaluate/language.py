@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries.spaces import TokenSpace, real_tokens, up_to_last
+
+from .pretrained import Task
 
 
 class LanguageModel(nn.Module):
@@ -35,7 +37,7 @@ class LanguageModel(nn.Module):
         model: nn.Module,
         *,
         padding: int | None,
-        task: Literal["classification", "next-token"] = "next-token",
+        task: Task = "next-token",
     ) -> None:
         super().__init__()
         self.model, self.padding, self.task = model, padding, task

@@ -65,7 +65,7 @@ def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:
 
 def test_lives_beside_hugging_face_evaluate(tmp_path: Path) -> None:
     script = (
-        "import evaluate, leakfrontier.evaluate, leakfrontier.evaluate.run\n"
+        "import leakfrontier.evaluate, leakfrontier.evaluate.run, evaluate\n"
         "assert hasattr(evaluate, 'EvaluationModule') and hasattr(evaluate, 'load')\n"
         "assert evaluate.__file__ != leakfrontier.evaluate.__file__\n"
     )
