@@ -224,6 +224,12 @@ class Transformer:
         ]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
+    def padded(self, sentences: Sequence[Sequence[int]]) -> Tensor:
+        """Return sentences as a model's inputs: cut to their length and filled up."""
+        length, filling = self.space.shape[0], self.space.padding or 0
+        rows = [[*tokens[:length]] + [filling] * (length - len(tokens)) for tokens in sentences]
+        return torch.tensor(rows, dtype=torch.int64, device=self.device).view(-1, length)
+
     def no_prefix(self) -> Prefixes:
         """Return one prefix without tokens."""
         return Prefixes(torch.zeros(1, 0, dtype=torch.int64, device=self.device))
@@ -277,6 +283,14 @@ class Transformer:
         )
         layer = memory.layers[0]
         return vectors, layer.keys, layer.values
+
+
+def is_causal(view: Transformer) -> bool:
+    """Return whether a token's vectors do not depend on those after it."""
+    vocabulary = view.space.vocabulary
+    tokens = torch.tensor([[0, 0, 0], [0, 0, 1 % vocabulary]], device=view.device)
+    (vectors,) = view.sequences(tokens, [view.second.module])
+    return torch.allclose(vectors[0, :2], vectors[1, :2], rtol=1e-4, atol=1e-5)
 
 
 @contextmanager
