@@ -248,8 +248,9 @@ def _lengths(observation: Observation, transformer: Transformer) -> list[int]:
     """Return the sentences' numbers of tokens, as far as the update shows them.
 
     The gradient of learned positions shows the longest; the rank of the second block's, of which
-    every beginning of a sentence is an input of its own, shows the sum. The other sentences share
-    what remains. When next tokens are learned, last tokens are no inputs: one more for each.
+    every beginning of a sentence is an input of its own, shows the sum, but for beginnings that
+    sentences share. The others share what remains. When next tokens are learned, last tokens are
+    no inputs: one more for each.
     """
     space, count = transformer.space, observation.batch_size
     if space.padding is None:
