@@ -75,7 +75,7 @@ def test_several_local_steps_are_replayed(attack: TokenMatching) -> None:
 
 @both
 def test_noise_is_no_hindrance_to_a_guess(attack: TokenMatching) -> None:
-    guess = attack.reconstruct(next_tokens(sentences(1, 3), defense=Noise(sigma=0.1)), rng())
+    guess = attack.reconstruct(next_tokens(sentences(1, 3), defense=Noise(scale=0.1)), rng())
     assert guess.inputs.shape == (1, 9)
 
 
