@@ -105,6 +105,9 @@ class Scenario(Strict):
     """Whether adversaries are told the labels."""
     public_data: bool = True
     """Whether adversaries have auxiliary data: the test split."""
+    threat: Literal["passive", "parameters", "architecture"] = "architecture"
+    """What a server may do at most: read uploads, send crafted parameters, or a crafted
+    architecture. An attack that does more is not applicable."""
     candidates: Whole = Field(default=100, ge=2)
     """Look-alikes of the same class among which a victim must be identified, the victim
     included."""
@@ -186,6 +189,8 @@ class Scenario(Strict):
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""
         config = self.model_dump(mode="json", exclude={"title"})
+        if self.threat == type(self).model_fields["threat"].default:
+            del config["threat"]  # cells are those of before there was such a key
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
             config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
         model = self.model.config()

@@ -21,10 +21,12 @@ COMMAND_LINE = set(
     (ROOT / "evaluate" / "commands").glob("*.py")
 )  # commands end with a page or a figure
 MACHINERY = {  # what methods share, none itself
-    *("__init__", "base", "panel", "label_inference", "matching", "optimizers"),
-    *("disaggregation", "imprint", "protocols", "relu_layer", "spaces", "sparse_recovery"),
-    *("sphere", "ats_search", "pld", "secagg_protocol"),
-    *("torchvision_ops", "transforms", "vector"),
+    *("__init__", "base", "panel", "protocols", "spaces"),
+    *("ats_search", "pld", "torchvision_ops", "transforms", "vector"),
+    *("secagg_keys", "secagg_masks", "secagg_protocol", "secagg_shamir"),
+    *("label_inference", "matching", "optimizers"),
+    *("disaggregation", "relu_layer", "sphere"),
+    *("elimination", "imprint", "sparse_recovery"),
 }
 
 
