@@ -29,6 +29,7 @@ MACHINERY = {  # what methods share, none itself
     *("label_inference", "matching", "optimizers"),
     *("disaggregation", "relu_layer", "sphere"),
     *("elimination", "imprint", "sparse_recovery"),
+    *("language_prior", "reordering", "texts", "token_matching"),
 }
 
 
