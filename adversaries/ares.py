@@ -252,12 +252,10 @@ class ARES(Adversary):
         least = 1e-6 if observation.protocol.uploads_gradient else 1e-2  # steps leave traces
         least = max(least, 1e-4 if summed else 0.0)
         isolated = isolate(weight, bias, cumulative=not summed, least=least, examples=examples)
-        activations = weight.new_zeros(len(isolated.inputs), outputs.numel())
-        activations[:, outputs.flatten()] = self._cleared(isolated.inputs)
         low, high = _box(observation.space)
         recovered = invert(
-            layers.measurement,
-            activations.view(-1, *outputs.shape),
+            layers.measurement.of(own),
+            self._cleared(isolated.inputs).view(-1, int(own.sum()), *outputs.shape[1:]),
             low.to(weight),
             high.to(weight),
             iterations=self.iterations,
