@@ -142,7 +142,9 @@ def test_captures_are_found_below_a_folder(folder: Path) -> None:
     assert find_captures(folder) == [folder]
     assert find_captures(folder.parent) == [folder]
     (folder / "capture.json").unlink()
-    with pytest.raises(CaptureError, match="holds no capture, which is a folder with capture.json"):
+    with pytest.raises(
+        CaptureError, match=r"holds no capture, which is a folder with capture\.json"
+    ):
         find_captures(folder.parent)
     with pytest.raises(CaptureError, match="there is no folder"):
         find_captures(folder / "nothing")
