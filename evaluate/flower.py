@@ -11,6 +11,7 @@ not is refused, rather than left undefended.
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
@@ -25,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import ContinuousSpace, InputSpace, Protocol
 from leakfrontier.defenses import Batch, Chain, Defense, Loss, Plan, Refused, Update, trainable
 
-from .capture import Description, Truth, write_capture
+from .capture import CaptureError, Description, Truth, check_names, write_capture
 from .client import Client
 from .contract import Checked
 from .seeds import generator
@@ -124,7 +125,7 @@ class DefenseMod:
                 )
             _defend(reply, message, session)
             plan = _one_step_per_round
-        _keep(defense, context, rounds + 1)
+        _keep(session.defense, context, rounds + 1)
         self._report(reply, plan(rounds + 1, self.delta))
         return reply
 
@@ -352,13 +353,17 @@ class Capturing(Strategy):  # type: ignore[misc] # Flower is not typed here
                 "batch_size": examples or self.about.batch_size,
             }
         )
-        write_capture(
-            Path(self.folder) / f"round-{rounds}" / f"client-{client}",
-            about,
-            weights=sent,
-            update={name: returned[name] - sent[name] for name in self._names},
-            truth=self.truth(reply),
-        )
+        try:
+            check_names(returned, sent, "the reply", "the weights that were sent")
+            write_capture(
+                Path(self.folder) / f"round-{rounds}" / f"client-{client}",
+                about,
+                weights=sent,
+                update={name: returned[name] - sent[name] for name in self._names},
+                truth=self.truth(reply),
+            )
+        except CaptureError as error:  # training goes on
+            warnings.warn(f"client {client} was not captured: {error}", stacklevel=2)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
