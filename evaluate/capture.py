@@ -152,8 +152,8 @@ def _space(value: Mapping[str, Any]) -> InputSpace:
         space = SPACES[kind](**lists)
     except TypeError as error:
         raise ValueError(f"{str(error).rpartition('() ')[2]}; it is a space of {kind}") from error
-    whole = all(type(side) is int and side >= 1 for side in (*space.shape, space.classes))
-    if not (isinstance(space.shape, tuple) and space.shape and whole):
+    sides = space.shape if isinstance(space.shape, tuple) else (0,)
+    if not (sides and all(type(side) is int and side >= 1 for side in (*sides, space.classes))):
         raise ValueError(
             f"shape and classes must be whole numbers from 1, got {space.shape} and {space.classes}"
         )

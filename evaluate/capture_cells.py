@@ -87,6 +87,11 @@ class CaptureTrial:
     pictures: int = 6
 
     @property
+    def dataset_name(self) -> str:
+        """Return the dataset, if there is one."""
+        return self.about.dataset or NO_DATA
+
+    @property
     def scenario(self) -> Scenario:
         """Return what is attacked, as a run would call it."""
         about = self.about
@@ -99,7 +104,7 @@ class CaptureTrial:
             public_data=about.dataset is not None,
             candidates=self.candidates,
         )
-        return scenario.model_copy(update={"dataset": about.dataset or NO_DATA})
+        return scenario.model_copy(update={"dataset": self.dataset_name})
 
     @property
     def defense(self) -> Method:

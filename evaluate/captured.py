@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from leakfrontier.defenses import Batch, Update, trainable
@@ -170,12 +170,11 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _read(folder: Path, name: str) -> dict[str, Tensor]:
     path = _inside(folder, name)
+    content = path.read_bytes()  # not mapped: whoever overwrites the file would crash us
     try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        with path.open("rb") as file:
-            start = file.read(2)
-        pickled = start[:1] == b"\x80" or start == b"PK"
+        return load(content)
+    except (SafetensorError, ValueError) as error:
+        pickled = content[:1] == b"\x80" or content[:2] == b"PK"
         hint = "it looks like a pickle (torch.save?), which is never read" if pickled else error
         raise CaptureError(f"{path} is no safetensors file: {hint}") from error
 

@@ -149,7 +149,7 @@ class Scenario(Strict):
 
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""
-        config = self.model_dump(mode="json", exclude={"title"})
+        config = self.model_dump(mode="json", exclude={"title"}) | {"data_folder": None}
         if self.dataset not in DATASETS:
             config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
         return {**config, "model": self.model.config()}

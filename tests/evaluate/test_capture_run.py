@@ -102,7 +102,7 @@ def test_rows_are_those_of_a_run(in_a_run: Results, of_captures: tuple[Results, 
     assert set(results.cells["status"]) == {"ok"}
     ours = results.attacks[results.attacks["defense"] == "TopK(ratio=0.3)"]
     pair = [frame.set_index(ROW)[VALUES].sort_index() for frame in (ours, in_a_run.attacks)]
-    assert len(pair[0]) == 5 * UPLOADS
+    assert len(pair[0]) == 6 * UPLOADS  # two attacks replay the client
     pd.testing.assert_frame_equal(*pair)
     scores = [
         frame[frame["defense"] == "TopK(ratio=0.3)"]
@@ -128,8 +128,8 @@ def test_the_command_writes_the_usual_page(tmp_path: Path, command: Command) -> 
         *("attack", tmp_path / "in", "--out", tmp_path / "out", "--workers", 1),
         *("--adversary", "LinearLeakage", "--adversary", "PriorGuess"),
     )
-    assert code == 1, errors  # three uploads are too few for a verdict
-    assert "Evaluation: NO" in output
+    assert code == 0, errors
+    assert "Evaluation: YES, with caveats (power" in output  # three uploads are few
     page = (tmp_path / "out/report.html").read_text()
     assert "LinearLeakage" in page
     assert "gallery" in page
@@ -147,7 +147,7 @@ def test_without_the_truth_nothing_is_claimed(tmp_path: Path, command: Command) 
     page = (tmp_path / "out/gallery.html").read_text()
     assert "residual" in page
     assert "not applicable" in page
-    assert "identified" not in page
+    assert " identified" not in page
     assert page.count("data:image/png") == 2 * UPLOADS
     assert len(list((tmp_path / "out/reconstructions").glob("*.png"))) == 2 * UPLOADS
     assert not (tmp_path / "out/report.html").exists()

@@ -165,18 +165,18 @@ def test_an_app_that_does_not_train_by_us_is_refused(
     batch: Batch,
     context: Any,  # noqa: ANN401
 ) -> None:
-    with pytest.raises(ValueError, match="did not do by .*train_locally: it would be undefended"):
+    with pytest.raises(ValueError, match=r"did not do by .*train_locally: it would be undefended"):
         flower.DefenseMod(DPSGD(1.0))(sent(), context, own_loop(batch))
 
 
 def test_secure_aggregation_is_refused_and_flower_s_own_named() -> None:
     for defense in (SecureAggregation(2), Chain((TopK(0.1), SecureAggregation(2)))):
-        with pytest.raises(ValueError, match="protocol between clients.*secaggplus_mod"):
+        with pytest.raises(ValueError, match=r"protocol between clients.*secaggplus_mod"):
             flower.DefenseMod(defense)
 
 
 def test_an_architecture_has_to_be_agreed_on(batch: Batch, context: Any) -> None:  # noqa: ANN401
-    with pytest.raises(ValueError, match="build the model by .*agreed"):
+    with pytest.raises(ValueError, match=r"build the model by .*agreed"):
         flower.DefenseMod(PRECODE())(sent(), context, by_us(batch))
 
 
