@@ -71,7 +71,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "an unknown key": (described(colour="red"), "unknown key 'colour'; the keys are model"),
     "an unknown model": (described(model="vit"), "model must be one of mlp, cnn"),
     "an unknown option": (described(model={"name": "mlp", "depth": 2}), "its options are width"),
-    "another model": (described(model="mlp"), r"of shape \(8,\), the described model's weights have"),
+    "another model": (
+        described(model="mlp"),
+        r"of shape \(8,\), the described model's weights have",
+    ),
     "a model of other names": (described(model="lenet"), "does not have the described model's"),
     "an unknown defense": (described(defense="Shield"), "unknown defense 'Shield'"),
     "an unknown protocol": (described(protocol="FedX"), "unknown protocol 'FedX'"),
