@@ -273,7 +273,7 @@ def check_names(
         raise CaptureError(
             f"{what} does not have {whose}: {'; '.join(filter(None, [lacks, more]))}"
         )
-    for name, value in found.items():
+    for name, value in sorted(found.items()):
         if value.shape != wanted[name].shape:
             raise CaptureError(
                 f"{what} has {name!r} of shape {tuple(value.shape)}, {whose} have "

@@ -8,7 +8,6 @@ and the cell is told so. A cell's key knows no folder, so that it is the same th
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -51,18 +50,6 @@ class Bundle:
             for name, path in self.files.items():
                 archive.writestr(name, path.read_bytes())
         return buffer.getvalue()
-
-
-def unpack(content: bytes, folder: Path) -> None:
-    """Put the files of a bundle into a new folder, which is there as a whole or not at all."""
-    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        archive.extractall(unfinished)
-    try:
-        unfinished.rename(folder)
-    except OSError:  # another process was faster
-        if not folder.is_dir():
-            raise
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ is given to another. No disk is shared: files travel through Ray's object store 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pickle
 import shutil
 import tempfile
 import time
 import uuid
+import zipfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
@@ -232,6 +234,19 @@ def _deliver(files: Mapping[str, bytes], folder: Path) -> None:
         unfinished.replace(path)
 
 
+def _unpack(content: bytes, folder: Path) -> None:
+    """Put the files of a bundle into a new folder, which is there as a whole or not at all."""
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        archive.extractall(unfinished)
+    try:
+        unfinished.rename(folder)
+    except OSError:  # another process was faster
+        shutil.rmtree(unfinished)
+        if not folder.is_dir():
+            raise
+
+
 class _Host:
     """A process of Ray's, with a worker of the local engine below it."""
 
@@ -261,13 +276,11 @@ class _Host:
         """Do one task, and return what it has left."""
         import ray
 
-        from .parcels import unpack
-
         places = {} if folder is None else {folder: str(self._own)}
         for path, (name, reference, within) in bundles.items():
             place = self._shared / name
             if not place.is_dir():
-                unpack(ray.get(reference), place)
+                _unpack(ray.get(reference), place)
             places[path] = str(place / within)
         for name, reference in files.items():
             if not (self._own / name).exists():
@@ -293,9 +306,11 @@ class _Host:
 
 def call(message: tuple[bytes, bytes, Mapping[str, str]]) -> Any:  # noqa: ANN401 - any result
     """Apply a function to a task, both pickled, where its files are elsewhere."""
-    from .parcels import open_parcel
-
     function, task, places = message
+    if not places:
+        return pickle.loads(function)(pickle.loads(task))
+    from .parcels import open_parcel  # it imports all that cells do
+
     return pickle.loads(function)(open_parcel(task, places))
 
 

@@ -73,7 +73,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "an unknown option": (described(model={"name": "mlp", "depth": 2}), "its options are width"),
     "another model": (
         described(model="mlp"),
-        r"of shape \(8,\), the described model's weights have",
+        r"'1.bias' of shape \(8,\), the described model's weights have \(200,\)",
     ),
     "a model of other names": (described(model="lenet"), "does not have the described model's"),
     "an unknown defense": (described(defense="Shield"), "unknown defense 'Shield'"),
