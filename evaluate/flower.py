@@ -168,7 +168,7 @@ def train_locally(
     if protocol.uploads_gradient:
         raise ValueError(f"clients of Flower return weights: use FedAvg, got {protocol}")
     session = _SESSION.get() or _Session(Defense(), Generator().manual_seed(secrets.randbits(63)))
-    if _acting(session.defense, ("on_model",)) and model not in _AGREED:
+    if model not in _AGREED and session.defense.on_model(model) is not model:
         raise ValueError(
             f"{session.defense} changes the architecture: build the model by "
             "leakfrontier.evaluate.flower.agreed(defense, model) in client and server"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,6 @@ from leakfrontier.evaluate.capture_run import attack_captures
 from leakfrontier.evaluate.captured import find_captures, load_capture
 from leakfrontier.evaluate.client import Client
 from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.plugins import load_attribute
 from leakfrontier.evaluate.seeds import generator
 
 flwr_app = pytest.importorskip("flwr.app", reason="Flower is not installed: the extra `flower`")
@@ -46,6 +49,16 @@ def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
+@pytest.fixture(autouse=True)
+def within_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a process of Flower's, without which it makes no messages."""
+    with suppress(ImportError):  # of older versions, every process is
+        from flwr.supercore.task_identity import TaskIdentity
+
+        for name in ("_run_id", "_node_id", "_task_id"):
+            monkeypatch.setattr(TaskIdentity, name, 1)
+
+
 @pytest.fixture
 def batch() -> Batch:
     rng = torch.Generator().manual_seed(0)
@@ -59,9 +72,7 @@ def context() -> Any:  # noqa: ANN401 - Flower is not typed here
 
 def sent(kind: str = "train") -> Any:  # noqa: ANN401
     content = RecordDict({"arrays": ArrayRecord(model().state_dict())})
-    message = Message(content, dst_node_id=7, message_type=kind)
-    message.metadata._message_id = "1"
-    return message
+    return Message(content, dst_node_id=7, message_type=kind)
 
 
 def replied(message: Any, trained: nn.Module) -> Any:  # noqa: ANN401
@@ -199,7 +210,12 @@ def test_gradients_are_no_weights(batch: Batch) -> None:
 
 
 def test_a_flower_app_leaks_without_a_defense_and_not_with_one(tmp_path: Path) -> None:
-    load_attribute(f"{EXAMPLE}:main")(tmp_path)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, EXAMPLE, tmp_path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "DPSGD: {'client': 0.5, " in done.stdout
+    assert "leakfrontier.epsilon" in done.stdout
     rates = {}
     for name in ("none", "DPSGD"):
         folder = tmp_path / name
