@@ -17,6 +17,7 @@ from .capture_cells import CaptureTrial, world_of
 from .captured import Capture, find_captures, load_capture
 from .cells import undefended
 from .data import forget_fingerprints
+from .engine import LOCAL, Engine
 from .errors import given_by_user
 from .methods import Method, build_adversary, placed
 from .results import Results
@@ -38,6 +39,7 @@ def attack_captures(
     data_folder: Path | None = None,
     trust_code: bool = False,
     workers: int | None = None,
+    engine: Engine = LOCAL,
     retry_failed: bool = False,
     console: Console | None = None,
 ) -> tuple[Results, bool]:
@@ -55,7 +57,8 @@ def attack_captures(
         candidates: Look-alikes among which a victim must be identified, the victim included.
         data_folder: Where downloaded data is kept.
         trust_code: Whether Python files that captures bring along may be executed.
-        workers: Processes; by default one per core.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run.
         retry_failed: Whether cells that ended in an error are run again.
         console: Where progress is shown.
     """
@@ -81,6 +84,7 @@ def attack_captures(
             config=_config(folder, captures),
             time_limit=TIME_LIMIT,
             workers=workers,
+            engine=engine,
             retry_failed=retry_failed,
             console=console,
         ),

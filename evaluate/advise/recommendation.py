@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
+from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..scenario import Scenario, load_world
 from .advice import Advice, proven_reasons
@@ -36,6 +37,7 @@ def advise(
     effort: Effort | None = None,
     seed: int = 0,
     workers: int | None = None,
+    engine: Engine = LOCAL,
     console: Console | None = None,
 ) -> Advice:
     """Answer a question about DP parameters.
@@ -48,7 +50,8 @@ def advise(
             not kept.
         effort: How much is tried.
         seed: Repetition: other seeds throughout.
-        workers: Processes; by default one per core.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run.
         console: Where progress is shown; by default nowhere.
 
     Raises:
@@ -65,6 +68,7 @@ def advise(
                 effort=effort,
                 seed=seed,
                 workers=workers,
+                engine=engine,
                 console=console,
             )
     check_sizes(question, scenario)
@@ -77,6 +81,7 @@ def advise(
         effort=effort or Effort(),
         seed=seed,
         workers=workers,
+        engine=engine,
         console=console or Console(quiet=True),
     )
     advice = _measurements(experiment)

@@ -11,7 +11,17 @@ from rich.console import Console
 from ..capture_run import attack_captures
 from ..errors import given_by_user
 from ..methods import LOADING, Method, check_loading, own_code
-from .options import Data, Workers, conclude, method_from, print_path
+from .options import (
+    Address,
+    Data,
+    EngineName,
+    EngineOption,
+    Workers,
+    conclude,
+    engine_from,
+    method_from,
+    print_path,
+)
 
 
 def attack(
@@ -40,6 +50,8 @@ def attack(
         Path | None, typer.Option(help="Folder of the results; runs/attack/NAME by default.")
     ] = None,
     workers: Workers = None,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run cells again that ended in an error.")
     ] = False,
@@ -68,6 +80,7 @@ def attack(
             data_folder=data,
             trust_code=trust_code,
             workers=workers,
+            engine=engine_from(engine, address),
             retry_failed=retry_failed,
             console=console,
         )
