@@ -96,13 +96,13 @@ def project(seconds: Sequence[float], start: float, dispatch: float) -> None:
     ideal = max(max(costs), sum(costs) / PROJECTED_WORKERS)
     wall = simulated(costs, PROJECTED_WORKERS, start, dispatch)
     print(
-        f"Projection: {PROJECTED_CELLS} cells of {mean(costs):.1f} s on {PROJECTED_WORKERS} workers "
-        f"take {wall:.0f} s; without any overhead at least {ideal:.0f} s; on one worker "
+        f"Projection: {PROJECTED_CELLS} cells of {mean(costs):.1f} s on {PROJECTED_WORKERS} "
+        f"workers take {wall:.0f} s; without any overhead at least {ideal:.0f} s; on one worker "
         f"{sum(costs):.0f} s: a speed-up of {sum(costs) / wall:.0f}.\n"
         "It assumes that cells cost what those measured here do (drawn with replacement) and that "
         f"none waits for another; that all workers start in {start:.1f} s; that the driver hands "
-        f"out cells and stores rows one after the other, {1000 * dispatch:.1f} ms each, as measured "
-        "with two workers; and that the network is no slower than this machine's memory."
+        f"out cells and stores rows one after the other, {1000 * dispatch:.1f} ms each, as "
+        "measured with two workers; and that the network is no slower than this machine's memory."
     )
 
 

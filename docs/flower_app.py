@@ -25,7 +25,7 @@ from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.flower import Capturing, DefenseMod, train_locally
 from leakfrontier.evaluate.methods import Method
 
-CLIENTS, ROUNDS = 2, 4
+CLIENTS, ROUNDS = 2, 3
 TRAINING = FedAvg(epochs=1, batch_size=1, lr=0.1)
 DEFENSES: dict[str, Defense] = {
     "none": Defense(),

@@ -220,14 +220,14 @@ def test_a_flower_app_leaks_without_a_defense_and_not_with_one(tmp_path: Path) -
     for name in ("none", "DPSGD"):
         folder = tmp_path / name
         found = [load_capture(path) for path in find_captures(folder)]
-        assert [one.about.round for one in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert [one.about.round for one in found] == [0, 0, 1, 1, 2, 2]
         results, scored = attack_captures(
             folder,
             tmp_path / f"{name} attacked",
             adversaries=[
                 Method(name="PriorGuess"),
                 Method(name="LinearLeakage"),
-                Method(name="InvertingGradients", options={"iterations": 100}),
+                Method(name="InvertingGradients", options={"iterations": 50}),
             ],
             workers=1,
         )
@@ -236,6 +236,6 @@ def test_a_flower_app_leaks_without_a_defense_and_not_with_one(tmp_path: Path) -
         attacks = results.attacks[~results.attacks["baseline"]]
         own = attacks[attacks["defense"].str.startswith(name)]
         rates[name] = own.groupby("adversary_name")["identified"].mean()
-        assert len(own) >= 2 * 8
+        assert len(own) >= 2 * 6
     assert rates["none"]["LinearLeakage"] == 1.0
     assert rates["DPSGD"].max() == 0.0
