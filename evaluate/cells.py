@@ -30,6 +30,7 @@ from leakfrontier.defenses import Batch, Defense, Refused
 
 from .client import Client, Released, Upload, make_replay, observe, send
 from .contract import Checked
+from .devices import Device, on_device
 from .examination import EXAMINED_ROUNDS, examine, mending_of
 from .federation import Federation
 from .identity import ATTACK, REPLAY, TRAINING, factories, source
@@ -463,7 +464,9 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
         raise ValueError("a source file has changed since the run began: start the run again")
     # All draws of ours come from generators of their own; this is for dropout in users' models.
     torch.manual_seed(generator("global", *trial.draws).initial_seed())
-    with warnings.catch_warnings(record=True) as caught:
+    scenario = getattr(trial, "scenario", None)
+    device: Device = "cpu" if scenario is None else scenario.device
+    with warnings.catch_warnings(record=True) as caught, on_device(device):
         outcome = trial.run(folder)
     notes = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
     return replace(outcome, note="; ".join(notes))

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import nn
 
@@ -21,6 +22,7 @@ from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
 from .data import DATASETS, fingerprint, load_dataset
+from .devices import Device, current_device
 from .methods import (
     Method,
     Number,
@@ -93,6 +95,10 @@ class Scenario(Strict):
     candidates: Whole = Field(default=100, ge=2)
     """Look-alikes of the same class among which a victim must be identified, the victim
     included."""
+    device: Device = "cpu"
+    """Where cells run: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. What is drawn
+    is the same everywhere, and results differ by rounding: the folder of a run does not tell
+    devices apart."""
     training: Training = Training()
     """How utility is measured: see its keys."""
 
@@ -149,7 +155,7 @@ class Scenario(Strict):
 
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""
-        config = self.model_dump(mode="json", exclude={"title"}) | {"data_folder": None}
+        config = self.model_dump(mode="json", exclude={"title", "device"}) | {"data_folder": None}
         if self.dataset not in DATASETS:
             config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
         return {**config, "model": self.model.config()}
@@ -206,6 +212,11 @@ class World:
     test: Batch
 
     @property
+    def device(self) -> torch.device:
+        """Return where the data is."""
+        return self.train.inputs.device
+
+    @property
     def space(self) -> InputSpace:
         """Return what is publicly known of the inputs."""
         return self.modality.space
@@ -239,7 +250,7 @@ class World:
             replace_batch_norm=scenario.replace_batch_norm,
             **method.options,
         )
-        return defense.on_model(model)
+        return defense.on_model(model).to(self.device)
 
     def client(self, defense: Defense, model: nn.Module) -> Client:
         """Return a client of the scenario."""
@@ -252,9 +263,10 @@ class World:
 
 
 def load_world(scenario: Scenario) -> World:
-    """Return a scenario with its data."""
+    """Return a scenario with its data, on the current device."""
     data = load_dataset(scenario.dataset, scenario.data_folder)
-    return World(scenario, data.modality, *data.normalised)
+    train, test = (part.to(current_device()) for part in data.normalised)
+    return World(scenario, data.modality, train, test)
 
 
 SCENARIOS: dict[str, Scenario] = {
