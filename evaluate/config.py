@@ -136,7 +136,7 @@ def load_config(
             content["defenses"] = [*defenses, *map(Method.model_validate, extra_defenses)]
         return RunConfig.model_validate(content, context={"folder": folder})
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(explain(error)) from error
 
 
 def _own_code(content: Mapping[str, Any], folder: Path) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - whatever the file h
     return content
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
     """Return pydantic's findings, one line each, with the place in the file."""
     lines = []
     for finding in error.errors():

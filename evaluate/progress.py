@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter, defaultdict
@@ -96,11 +95,6 @@ class Progress:
         overall = mean(means.values())
         left = sum(count * means.get(alike, overall) for alike, count in self._left.items())
         return left / self._workers
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _alike(cell: Cell) -> object:

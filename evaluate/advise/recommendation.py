@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.progress import Progress
 
+from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..scenario import Scenario, load_world
 from .advice import Advice, proven_reasons
@@ -45,6 +46,7 @@ def advise(
     effort: Effort | None = None,
     seed: int = 0,
     workers: int | None = None,
+    engine: Engine = LOCAL,
     console: Console | None = None,
 ) -> Advice:
     """Answer a question about DP parameters.
@@ -57,7 +59,8 @@ def advise(
             not kept.
         effort: How much is tried.
         seed: Repetition: other seeds throughout.
-        workers: Processes; by default one per core.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run.
         console: Where progress is shown; by default nowhere.
 
     Raises:
@@ -74,6 +77,7 @@ def advise(
                 effort=effort,
                 seed=seed,
                 workers=workers,
+                engine=engine,
                 console=console,
             )
     check_sizes(question, scenario)
@@ -86,6 +90,7 @@ def advise(
         effort=effort or Effort(),
         seed=seed,
         workers=workers,
+        engine=engine,
         console=console or Console(quiet=True),
     )
     advice = _measurements(experiment)

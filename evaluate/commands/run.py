@@ -17,7 +17,16 @@ from ..errors import UserError
 from ..labels import final_round
 from ..results import Results
 from ..run import run as run_config
-from .options import Workers, conclude, method_from, print_path
+from .options import (
+    Address,
+    EngineName,
+    EngineOption,
+    Workers,
+    conclude,
+    engine_from,
+    method_from,
+    print_path,
+)
 
 TEXT_COLUMNS = 50
 """Room for two columns of rates and the lines between all of them; names get the rest."""
@@ -54,6 +63,8 @@ def run(
         ),
     ] = False,
     workers: Workers = None,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run cells again that ended in an error.")
     ] = False,
@@ -74,7 +85,12 @@ def run(
     print_path(console, "Results go to", folder)
     try:
         results = run_config(
-            loaded, folder, workers=workers, retry_failed=retry_failed, console=console
+            loaded,
+            folder,
+            workers=workers,
+            engine=engine_from(engine, address),
+            retry_failed=retry_failed,
+            console=console,
         )
     except KeyboardInterrupt:
         console.print("Interrupted. The same command continues where it stopped.")

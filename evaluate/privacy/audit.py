@@ -211,9 +211,9 @@ class _Noise:
     """
 
     def __init__(self, residuals: Tensor, sizes: Sequence[int]) -> None:
-        self.contrasts: Floats = helmert(len(residuals)) @ residuals.numpy()
+        self.contrasts: Floats = helmert(len(residuals)) @ residuals.cpu().numpy()
         self.squares: Floats = np.square(self.contrasts).sum(axis=0)
-        self.shift: Floats = residuals.mean(dim=0).numpy()
+        self.shift: Floats = residuals.mean(dim=0).cpu().numpy()
         self.sizes, self.starts = np.array(sizes), np.cumsum([0, *sizes[:-1]])
 
     def scaled(self, share: float) -> _Noise:

@@ -152,7 +152,7 @@ class Subject:
 
     def canary_values(self, update: Update, batch_size: int) -> Floats:
         """Return the canaries' entries of an upload: 1 for one that is in, plus noise."""
-        entries = update["canary.weight"].detach().flatten().double().numpy()
+        entries = update["canary.weight"].detach().flatten().double().cpu().numpy()
         values: Floats = entries / (self.reach * self.unit_size(batch_size))
         return values
 

@@ -1,0 +1,114 @@
+"""A device that is not there: tensors that say `cuda`, and compute on the CPU.
+
+Torch's fake tensors know devices as well, but have no values, so that no code gets past its first
+`if`. These have both: whole cells run, and what mixes devices fails as it does on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+CUDA = torch.device("cuda", 0)
+_aten = torch.ops.aten
+_MAY_MIX = {  # as on a GPU: copies, and indices on the CPU
+    _aten.copy_.default,
+    _aten._to_copy.default,
+    _aten.index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+}
+
+
+class Pretended(Tensor):
+    """A tensor of a device that is not there."""
+
+    value: Tensor
+
+    @staticmethod
+    def __new__(cls, value: Tensor) -> Pretended:
+        made: Pretended = Tensor._make_wrapper_subclass(
+            cls,
+            value.shape,
+            strides=value.stride(),
+            storage_offset=value.storage_offset(),
+            dtype=value.dtype,
+            device=CUDA,
+            requires_grad=False,
+        )
+        made.value = value
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        return _dispatched(function, args, dict(kwargs or {}))
+
+    def __repr__(self, **_: object) -> str:
+        return f"Pretended({self.value!r})"
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        return _dispatched(function, args, dict(kwargs or {}))
+
+
+def _dispatched(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> object:  # noqa: ANN401
+    tensors = [one for one in tree_iter((args, options)) if isinstance(one, Tensor)]
+    there = any(isinstance(one, Pretended) for one in tensors)
+    if there and function not in _MAY_MIX:
+        for one in tensors:
+            if not isinstance(one, Pretended) and one.dim():
+                raise RuntimeError(f"{function} mixes tensors of cuda:0 and cpu, of {one.shape}")
+    if options.get("generator") is not None and (there or options.get("device") == CUDA):
+        raise RuntimeError(f"{function} draws on cuda:0 from a generator of the CPU")
+    wanted = options.get("device")
+    if function is _aten.copy_.default:
+        there = isinstance(args[0], Pretended)
+    elif function in _MAY_MIX and function is not _aten._to_copy.default:
+        there = isinstance(args[0], Pretended)
+    if wanted is not None:
+        there = torch.device(wanted).type == "cuda"
+        options["device"] = "cpu"
+    plain = tree_map(lambda x: x.value if isinstance(x, Pretended) else x, (args, options))
+    result = function(*plain[0], **plain[1])
+    if not there:
+        return result
+    known = {id(one.value): one for one in tensors if isinstance(one, Pretended)}
+    return tree_map(lambda x: known.get(id(x)) or _wrapped(x), result)
+
+
+def _wrapped(value: object) -> object:
+    return Pretended(value) if isinstance(value, Tensor) and type(value) is Tensor else value
+
+
+@contextmanager
+def pretended_cuda() -> Iterator[torch.device]:
+    """Let there be a GPU."""
+    torch._C._ensureCUDADeviceGuardSet()  # as torch's own fake tensors do
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` is then a copy from the CPU
+    try:
+        with patch.object(torch.cuda, "_lazy_init", lambda: None), _Mode():
+            yield CUDA
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
