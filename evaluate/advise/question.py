@@ -51,8 +51,8 @@ class Question:
         delta: Failure probability; None for a default that suits the number of units.
         candidates: N, among how many an attacker has to find the right one: a blind guess
             succeeds with probability 1 / N.
-        poisson_sampling: Whether batches are Poisson samples. Shuffled ones gain nothing that is
-            proven here: every step counts in full, and with half of its noise.
+        poisson_sampling: Whether batches are Poisson samples. Of shuffled epochs, a record is in
+            one batch each: as many steps count, in full.
         epsilon: The largest epsilon, by PLD.
         reconstruction_success: The largest probability of reconstruction, by an attacker who
             knows one upload that the victim is in, and sees all others.
@@ -158,7 +158,7 @@ class Question:
     def noise_for(self, epsilon: float) -> float:
         """Return the least noise multiplier that keeps an epsilon, by PLD."""
         (segment,) = self.schedule(1.0)
-        sigma = calibrate(epsilon, segment.sample_rate, self.rounds, self.used_delta)
+        sigma = calibrate(epsilon, segment.sample_rate, segment.steps, self.used_delta)
         return sigma / segment.noise_multiplier
 
     def least_noise(self) -> float:
