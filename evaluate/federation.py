@@ -161,22 +161,21 @@ class Federation:
         """Return a client's examples of this round."""
         share = self.shares[client]
         drawn = self.client.protocol.drawn(
-            len(share.inputs), lambda: self._batches_of_epochs(client, rng)
+            len(share.inputs), lambda: iter([self._next_batch(client, rng)])
         )
         return share.at(drawn)
 
-    def _batches_of_epochs(self, client: int, rng: Generator) -> Iterator[Tensor]:
-        """Yield a client's batches from where its last round ended, epoch after epoch.
+    def _next_batch(self, client: int, rng: Generator) -> Tensor:
+        """Return the next batch of a client's epoch, however many rounds an epoch takes.
 
-        So that each example is in one batch of an epoch, however many rounds an epoch takes.
+        So that each example is in one batch of an epoch, where these are shuffled.
         """
-        size, defense = len(self.shares[client].inputs), self._defenses[client]
-        while True:
-            if client not in self._epochs:
-                self._epochs[client] = defense.batches(size, self.batch_size, 1, rng)
-            for rows in self._epochs[client]:  # not `yield from`, which would close it
-                yield rows
-            del self._epochs[client]
+        rows = next(self._epochs.get(client, iter(())), None)
+        if rows is None:
+            size = len(self.shares[client].inputs)
+            epoch = self._defenses[client].batches(size, self.batch_size, 1, rng)
+            self._epochs[client], rows = epoch, next(epoch)
+        return rows
 
     def _received(self, index: int, staleness: int) -> Client | None:
         """Return a client with the version of the model that it has; None if it refuses it."""

@@ -1,10 +1,10 @@
 """Epsilon of a training run by several accountants, and the noise that a target asks for.
 
 Everything here is about the Poisson-subsampled Gaussian mechanism, with or without one unit (a
-record, or a client): its contribution is zeroed out, or it is added or removed. The accountants differ in how tightly they compose its steps:
-privacy loss distributions (PLD) [1] and privacy random variables (PRV) [2] are tight, Renyi
-differential privacy (RDP) [3] is loose; all three are upper bounds. Opacus's fourth, `gdp`, is a
-limit that can be too low, and is not offered.
+record, or a client): its contribution is zeroed out, or it is added or removed. The accountants
+differ in how tightly they compose its steps: privacy loss distributions (PLD) [1] and privacy
+random variables (PRV) [2] are tight, Renyi differential privacy (RDP) [3] is loose; all three are
+upper bounds. Opacus's fourth, `gdp`, is a limit that can be too low, and is not offered.
 
 References:
     [1] Doroshenko, Ghazi, Kamath, Kumar, Manurangsi. "Connect the Dots: Tighter Discrete
