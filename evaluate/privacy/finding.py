@@ -81,7 +81,9 @@ def judged(
     p_value = min(1.0, tests * min(one.p_value for one in symptoms))
     guilty = [one for one in symptoms if tests * one.p_value < level]
     worst = guilty[0] if guilty else None
-    limits = [one.noise for one in guilty or symptoms if not math.isnan(one.noise)]
+    # Where nothing is wrong, how much noise there is says the test of its size, if there is one.
+    telling = guilty or [one for one in symptoms if not math.isnan(one.measured)] or symptoms
+    limits = [one.noise for one in telling if not math.isnan(one.noise)]
     sigma = promise.noise_multiplier
     measured = next((one.measured for one in symptoms if not math.isnan(one.measured)), math.nan)
     return Audit(

@@ -19,7 +19,7 @@ from .noise_tests import Noise, innovations, quiet_uploads, shape, shared_entrie
 REPEATS, LOCAL_STEPS = 16, 8
 """Uploads, and local steps of each, which must all have noise."""
 
-MANY = 256
+MANY = 160
 """Uploads among which rare faults are sought."""
 
 ENTRIES = 2**21

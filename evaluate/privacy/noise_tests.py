@@ -122,7 +122,7 @@ class Noise:
 def size(noise: Noise, level: float, needs: str) -> Symptom:
     """Test whether there is less noise than promised: in all, in a tensor, or at some entries."""
     if not (noise.squares > BARE**2 * len(noise.rows)).any():
-        return Symptom(0.0, "there is no noise at all", 0.0, 0.0)
+        return Symptom(0.0, "repeated uploads have no noise, or the same noise", 0.0, 0.0)
     p_values, ratios, limit = noise.p_values(), noise.ratios(), noise.limit(level)
     worst, p_value = int(p_values.argmin()), float(p_values.min())
     if p_value < level and worst >= len(ratios):
