@@ -62,8 +62,8 @@ class Question:
         delta: Failure probability; None for a default that suits the number of units.
         candidates: N, among how many an attacker has to find the right one: a blind guess
             succeeds with probability 1 / N.
-        poisson_sampling: Whether batches are Poisson samples. Shuffled ones gain nothing that is
-            proven here: every step counts in full, and with half of its noise.
+        poisson_sampling: Whether batches are Poisson samples. Of shuffled epochs, a record is in
+            one batch each: as many steps count, in full.
         dropout: Share of clients that may be lost in a round; it matters to noise that clients
             add together, as do the next.
         colluders: Share of clients that may tell the server their noise.

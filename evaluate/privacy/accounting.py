@@ -1,10 +1,10 @@
 """Epsilon of a training run by several accountants, and the noise that a target asks for.
 
-Everything here is about the Poisson-subsampled Gaussian mechanism, under addition or removal of
-one unit (a record, or a client). The accountants differ in how tightly they compose its steps:
-privacy loss distributions (PLD) [1] and privacy random variables (PRV) [2] are tight, Renyi
-differential privacy (RDP) [3] is loose; all three are upper bounds. Opacus's fourth, `gdp`, is a
-limit that can be too low, and is not offered.
+Everything here is about the Poisson-subsampled Gaussian mechanism, with or without one unit (a
+record, or a client): its contribution is zeroed out, or it is added or removed. The accountants
+differ in how tightly they compose its steps: privacy loss distributions (PLD) [1] and privacy
+random variables (PRV) [2] are tight, Renyi differential privacy (RDP) [3] is loose; all three are
+upper bounds. Opacus's fourth, `gdp`, is a limit that can be too low, and is not offered.
 
 References:
     [1] Doroshenko, Ghazi, Kamath, Kumar, Manurangsi. "Connect the Dots: Tighter Discrete
@@ -34,6 +34,7 @@ from leakfrontier.defenses.pld import (
     numerical_error,
     pld_epsilon,
     sampled_segment,
+    shuffled_passes,
 )
 
 Unit = Literal["record", "client"]
@@ -59,14 +60,18 @@ def record_segment(
 ) -> Segment:
     """Return steps that protect a record: q = B / n, if batches are secret Poisson samples.
 
-    Shuffled batches of a fixed size void the amplification that every accountant here assumes,
-    and another record takes the place of one that is removed: they count as q = 1 with half of
-    the noise, unless a batch is all of the examples (see `sampled_segment`).
+    Those of shuffled epochs void the amplification that every accountant here assumes, but a
+    record is in one of them per epoch: as many steps count in full (see `sampled_segment`).
     """
     if not 1 <= batch_size <= examples:
         raise ValueError(f"batch_size must be in [1, examples = {examples}], got {batch_size}")
-    rate = batch_size / examples
-    return sampled_segment(rate, noise_multiplier, steps, poisson_sampling=poisson_sampling)
+    return sampled_segment(
+        batch_size / examples,
+        noise_multiplier,
+        steps,
+        poisson_sampling=poisson_sampling,
+        passes=shuffled_passes(examples, batch_size, steps),
+    )
 
 
 def client_segment(
@@ -100,8 +105,8 @@ def epsilon(
         delta: Failure probability.
         accountant: One of `ACCOUNTANTS`.
         units: Number of records, or of clients, if known; a delta not below 1 / units warns.
-        poisson_sampling: Whether steps are Poisson samples; without, a sample rate below 1 counts
-            as 1, with half of the noise (see `sampled_segment`).
+        poisson_sampling: Whether steps are Poisson samples; without, the sample rate counts as 1
+            (see `sampled_segment`).
     """
     if units is not None and (warning := delta_warning(delta, units)):
         warnings.warn(warning, stacklevel=2)
