@@ -21,6 +21,7 @@ from leakfrontier.adversaries import (
     Reconstruction,
     Replay,
     Round,
+    Threat,
 )
 from leakfrontier.adversaries import (
     Protocol as TrainingProtocol,
@@ -395,6 +396,7 @@ class _Server:
     def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
         """Return the model that the server sends to each client."""
         world, scenario, clients = self.world, self.trial.scenario, self.defense.cohort
+        check_permitted(self.adversary, Threat(scenario.threat))
         public = world.threat(self.trial.knows_defense).public
         known = Round(world.space, world.protocol, clients, scenario.batch_size, public)
         sent = list(
@@ -459,6 +461,18 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
         outcome = trial.run(folder)
     notes = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
     return replace(outcome, note="; ".join(notes))
+
+
+def check_permitted(adversary: Adversary, most: Threat) -> None:
+    """Refuse an attack that does more than a server may.
+
+    Raises:
+        NotApplicable: If it does.
+    """
+    threats = list(Threat)
+    if threats.index(adversary.threat) > threats.index(most):
+        changed = "the architecture" if adversary.threat is Threat.ARCHITECTURE else "parameters"
+        raise NotApplicable(f"the threat model ({most.value}) forbids to change {changed}")
 
 
 def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[int]:

@@ -105,6 +105,9 @@ class Scenario(Strict):
     """Whether adversaries are told the labels."""
     public_data: bool = True
     """Whether adversaries have auxiliary data: the test split."""
+    threat: Literal["passive", "parameters", "architecture"] = "architecture"
+    """What a server may do at most: read uploads, send crafted parameters, or a crafted
+    architecture. An attack that does more is not applicable."""
     candidates: Whole = Field(default=100, ge=2)
     """Look-alikes of the same class among which a victim must be identified, the victim
     included."""
@@ -186,12 +189,20 @@ class Scenario(Strict):
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""
         config = self.model_dump(mode="json", exclude={"title"})
+        for key in ("threat", "task", "tokenizer", "length"):
+            if getattr(self, key) == type(self).model_fields[key].default:
+                del config[key]  # cells are those of before there was such a key
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
             config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
-        model = self.model.config()
-        if source := pretrained_of(self.model):
-            model["content"] = model_fingerprint(source)
-        return {**config, "model": model}
+        return {**config, "model": self._model_config()}
+
+    def _model_config(self) -> dict[str, Any]:
+        """Return the model; of one that is read from files, their content and no folder."""
+        config, source = self.model.config(), pretrained_of(self.model)
+        content = model_fingerprint(source) if source else ""
+        if content and "id" in self.model.options:
+            config["options"] = {**self.model.options, "id": Path(str(source)).name}
+        return {**config, "content": content} if content else config
 
     @property
     def reading(self) -> Reading:

@@ -20,12 +20,16 @@ MAY_IMPORT: dict[str, set[str]] = {
 COMMAND_LINE = set(
     (ROOT / "evaluate" / "commands").glob("*.py")
 )  # commands end with a page or a figure
-MACHINERY = {  # what methods share, none itself
-    *("__init__", "base", "panel", "label_inference", "matching", "optimizers"),
-    *("disaggregation", "imprint", "protocols", "relu_layer", "spaces", "sparse_recovery"),
-    *("sphere", "ats_search", "pld", "secagg_protocol"),
-    *("torchvision_ops", "transforms", "vector"),
-}
+MACHINERY = set(  # what methods share, none itself
+    """
+    __init__ base
+    ats_search pld secagg_keys secagg_masks secagg_protocol secagg_shamir torchvision_ops transforms
+    vector
+    panel protocols spaces
+    disaggregation elimination imprint label_inference matching optimizers relu_layer
+    sparse_recovery sphere
+    """.split()
+)
 
 
 def imported_modules(path: Path) -> set[str]:

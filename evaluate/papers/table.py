@@ -37,6 +37,9 @@ TrialFunction = Callable[[Setting, Setting, Dataset, Generator], Scores]
 A function at the top level of a module, or a `partial` of one: workers import it.
 """
 
+FOLDERS = {"ham": "ham10000_128", "photos": "tiny_imagenet20", "speech": "audio/fsdd"}
+"""Where datasets are that torchvision does not download, within a folder of datasets."""
+
 PATH = "evaluate/papers/table.py"
 """What all trials run, beside their own function."""
 
@@ -51,12 +54,14 @@ class Metric:
             `statistics.rate` or `statistics.mean_interval`.
         percent: Whether it prints as a percentage; values are shares all the same.
         digits: Decimals in print, if it is no percentage.
+        brief: Whether its interval is left out in print.
     """
 
     definition: str
     interval: Callable[[Sequence[float], Sequence[int]], Interval]
     percent: bool = False
     digits: int = 1
+    brief: bool = False
 
     def text(self, value: float) -> str:
         """Return a value as it is printed."""
@@ -205,7 +210,8 @@ def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
     Args:
         dataset: Its name.
         folder: A folder of images in `train/` and `test/`, or one that holds such a folder under
-            the dataset's name, or one of torchvision's downloads. None for the default download.
+            the dataset's name, or one of torchvision's downloads, or one that holds those under
+            the dataset's name. None for the default download.
     """
     if folder is None:
         return dataset, None
@@ -215,10 +221,12 @@ def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
             "images in train/ and test/, or one for torchvision's download; without --data it is "
             "downloaded"
         )
-    for images in (folder, folder / dataset, folder / dataset.replace("-", "_")):
+    names = (FOLDERS.get(dataset, dataset), dataset.replace("-", "_"))
+    for images in (folder, *(folder / name for name in names)):
         if (images / "train").is_dir():
             return str(images), None
-    return dataset, folder
+    own = folder / dataset
+    return dataset, own if own.is_dir() else folder
 
 
 def matched_psnr(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:
