@@ -16,10 +16,13 @@ from .dlfa import DLFA
 from .dlg import DLG
 from .fedleak import FedLeak
 from .fishing import Fishing
+from .grab import GRAB
 from .gradinversion import GradInversion
 from .idlg import IDLG
 from .inverting_gradients import InvertingGradients
 from .label_inference import infer_targets
+from .lamp import LAMP
+from .language_guess import LanguageGuess
 from .learning_to_invert import LearningToInvert
 from .linear_leakage import LinearLeakage
 from .loki import LOKI
@@ -58,6 +61,9 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         DLFA,
         SME,
         LearningToInvert,
+        LanguageGuess,
+        LAMP,
+        GRAB,
         RobbingTheFed,
         RobbingTheFedDirectPass,
         LOKI,
@@ -74,7 +80,9 @@ __all__ = [
     "ARES",
     "DLFA",
     "DLG",
+    "GRAB",
     "IDLG",
+    "LAMP",
     "LOKI",
     "PANEL",
     "SME",
@@ -91,6 +99,7 @@ __all__ = [
     "ImageSpace",
     "InputSpace",
     "InvertingGradients",
+    "LanguageGuess",
     "LearningToInvert",
     "LinearLeakage",
     "Loss",
