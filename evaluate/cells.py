@@ -499,6 +499,7 @@ def _labels(scenario: Scenario, defense: Method) -> dict[str, object]:
         "model": label(scenario.model),
         "protocol": label(scenario.protocol),
         "batch_size": scenario.batch_size,
+        "task": scenario.task,
         "defense": label(defense),
         "family": family(defense),
         "defense_options": options(defense),

@@ -3,7 +3,6 @@
 import copy
 from functools import cache
 
-import pytest
 import torch
 from federated import rng
 from small_language import observed, right, sentences, space_of, trained
@@ -90,8 +89,7 @@ def test_at_the_true_masks_the_update_is_the_clients() -> None:
     assert mean > 10 * known
 
 
-def test_learned_masks_bring_the_update_nearer_than_their_mean() -> None:
-    ...
+def test_learned_masks_bring_the_update_nearer_than_their_mean() -> None: ...
 
 
 @cache
