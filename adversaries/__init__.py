@@ -12,6 +12,7 @@ from .base import (
     Round,
     Threat,
 )
+from .dager import DAGER
 from .dlfa import DLFA
 from .dlg import DLG
 from .fedleak import FedLeak
@@ -71,6 +72,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         TrapWeights,
         ScaleMIA,
         ARES,
+        DAGER,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -78,6 +80,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
 __all__ = [
     "ADVERSARIES",
     "ARES",
+    "DAGER",
     "DLFA",
     "DLG",
     "GRAB",
