@@ -265,7 +265,8 @@ def _lengths(pool: TokenPool, space: TokenSpace) -> list[int]:
     return [
         place + 1
         for place in range(len(pool.tokens))
-        if len(pool.at(place)) and (space.last is None or bool((pool.at(place) == space.last).any()))
+        if len(pool.at(place))
+        and (space.last is None or bool((pool.at(place) == space.last).any()))
     ]
 
 

@@ -67,7 +67,7 @@ class GRAB(TokenMatching):
     beams: int = 8
     rounds: int = 30
     learn_masks: bool = True
-    mask_lr: float = 0.05
+    mask_lr: float = 0.2
     mask_prior: float = 0.01
 
     def __post_init__(self) -> None:

@@ -48,7 +48,6 @@ class Following(NamedTuple):
     fit: float
 
 
-
 @dataclass(frozen=True)
 class Ending:
     """A prefix at which sentences end.
@@ -271,9 +270,7 @@ def _counted(endings: Sequence[Ending], batch_size: int) -> list[Ending]:
         inner = [e for e in inner if batch_size * e.count / total >= 0.5]
         total = leaves + sum(ending.count for ending in inner)
     kept = [ending for ending in endings if ending.leaf] + inner
-    scaled = [
-        Ending(e.prefix, e.label, batch_size * e.count / total, e.fit, e.leaf) for e in kept
-    ]
+    scaled = [Ending(e.prefix, e.label, batch_size * e.count / total, e.fit, e.leaf) for e in kept]
     return sorted(scaled, key=lambda ending: (-round(ending.fit, 3), -ending.count))
 
 
