@@ -293,8 +293,10 @@ TABLES = (
             )
             for epochs, lr, size, rouge1, rouge2 in _TABLE9
         ],
-        notes="The paper does not say how many examples a client has; here 16. Its second row with E = 10, "
-        "eta = 1e-4 and B_mini = 4 has 94.5 and 93.6.",
+        notes=(
+            "The paper does not say how many examples a client has; here 16. Its second row with "
+            "E = 10, eta = 1e-4 and B_mini = 4 has 94.5 and 93.6."
+        ),
     ),
     table(
         "somp-table10",
