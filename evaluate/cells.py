@@ -524,6 +524,7 @@ def labels_of(scenario: Scenario, defense: Method) -> dict[str, object]:
         "model": label(scenario.model),
         "protocol": label(scenario.protocol),
         "batch_size": scenario.batch_size,
+        "task": scenario.task,
         "defense": label(defense),
         "family": family(defense),
         "defense_options": options(defense),

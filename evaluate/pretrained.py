@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import os
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -153,10 +155,10 @@ def _loaded(name: str, load: Callable[[], Any]) -> Any:  # noqa: ANN401 - untype
 
     before = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes are forked
     try:
-        return load()
+        with redirect_stderr(io.StringIO()):  # bars of reading and converting
+            return load()
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(

@@ -195,14 +195,20 @@ class Scenario(Strict):
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""
         config = self.model_dump(mode="json", exclude={"title", "device"}) | {"data_folder": None}
-        if self.threat == type(self).model_fields["threat"].default:
-            del config["threat"]  # cells are those of before there was such a key
+        for key in ("threat", "task", "tokenizer", "length"):
+            if getattr(self, key) == type(self).model_fields[key].default:
+                del config[key]  # cells are those of before there was such a key
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
             config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
-        model = self.model.config()
-        if source := pretrained_of(self.model):
-            model["content"] = model_fingerprint(source)
-        return {**config, "model": model}
+        return {**config, "model": self._model_config()}
+
+    def _model_config(self) -> dict[str, Any]:
+        """Return the model; of one that is read from files, their content and no folder."""
+        config, source = self.model.config(), pretrained_of(self.model)
+        content = model_fingerprint(source) if source else ""
+        if content and "id" in self.model.options:
+            config["options"] = {**self.model.options, "id": Path(str(source)).name}
+        return {**config, "content": content} if content else config
 
     @property
     def reading(self) -> Reading:

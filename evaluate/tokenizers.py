@@ -150,7 +150,8 @@ class ModelTokenizer:
     def vocabulary(self) -> tuple[str, ...]:
         """Return the text of every token, as it is within a text."""
         pieces = self.source.convert_ids_to_tokens(list(range(len(self.source))))
-        if any(str(piece).startswith("##") for piece in pieces):
+        backend = getattr(self.source, "backend_tokenizer", None)
+        if type(getattr(backend, "model", None)).__name__ == "WordPiece":
             return tuple(_word_piece(str(piece)) for piece in pieces)
         decode = self.source.convert_tokens_to_string
         # Alone, some tokenizers strip the space that a token begins with: hence the difference.

@@ -152,7 +152,7 @@ def test_what_defends_images_refuses_texts(name: str) -> None:
     space = TokenSpace((5,), VOCABULARY, VOCABULARY, PADDING, "next-token")
     agreed = defense.on_model(copy.deepcopy(build("gpt2", "next-token")))
     client = Client(agreed, NextTokenLoss(PADDING), defense, FedSGD(), space)
-    with pytest.raises(ValueError, match=r"token|image|real|continuous"):
+    with pytest.raises(ValueError, match=r"token|image|derivatives"):
         observe(client, [batch("next-token")], ThreatModel(), torch.Generator())
 
 
