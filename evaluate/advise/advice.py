@@ -186,8 +186,8 @@ def _warnings(advice: Advice) -> Iterator[str]:
         yield (
             "Without Poisson sampling nothing is gained by drawing batches: a record counts in "
             "full at each step that it is in. That is one per epoch, if a client works through "
-            "all of its examples, shuffled, before it takes any of them again; batches that are drawn "
-            "anew every round have no such bound."
+            "all of its examples, shuffled, before it takes any of them again; batches that "
+            "are drawn anew every round have no such bound."
         )
     if row is not None and row.epsilon["pld"] > REASONABLE_EPSILON:
         yield (
