@@ -14,7 +14,7 @@ from rich.console import Console
 from scipy.stats import norm
 
 from leakfrontier.defenses import ClientDP, Plan
-from leakfrontier.evaluate import run as run_module
+from leakfrontier.evaluate import engine as engine_module
 from leakfrontier.evaluate.advise import experiment as tuning
 from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting, fitting
@@ -213,8 +213,8 @@ def here(function: Any, tasks: Sequence[Any], **_: object) -> Iterator[Done[Any,
 def ask_digits(out: Path) -> Advice:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leakfrontier.evaluate.advise.recommendation.MEASURED_LADDER", (1.0, 4.0))
-        if run_module.execute is execute:
-            patch.setattr(run_module, "execute", here)
+        if engine_module.execute is execute:
+            patch.setattr(engine_module, "execute", here)
         return advise(ASKED, DIGITS, out=out, effort=SMALL)
 
 
@@ -268,7 +268,7 @@ def test_a_measured_advice_is_continued_not_repeated(
         assert not tasks
         return iter(())
 
-    monkeypatch.setattr(run_module, "execute", nothing)
+    monkeypatch.setattr(engine_module, "execute", nothing)
     assert ask_digits(out) == advice
 
 
@@ -278,7 +278,7 @@ def test_run_afresh_the_recommended_row_keeps_its_promise(
     advice, out = measured
     row = advice.recommended
     assert row is not None
-    monkeypatch.setattr(run_module, "execute", here)
+    monkeypatch.setattr(engine_module, "execute", here)
     experiment = Experiment(advice.question, DIGITS, out, SMALL)
     (afresh,) = experiment.measure([experiment.setting(row)], repetition=1)
     assert row.accuracy is not None
@@ -339,13 +339,13 @@ def test_attacks_that_crash_are_counted_and_tried_again(
     attacks = (Method(name="PriorGuess"), Method(name="PriorAware"), Method(name="LinearLeakage"))
     effort = replace(SMALL, seeds=2, adversaries=attacks)
     experiment = Experiment(replace(ASKED, rounds=1), DIGITS, tmp_path, effort)
-    monkeypatch.setattr(run_module, "execute", failing)
+    monkeypatch.setattr(engine_module, "execute", failing)
     (row,) = experiment.measure([Setting(1.0, 1.0, 0.01)])
     assert row.failed == 2
     assert row.strongest == "PriorAware"
     advice = Advice(ASKED, "digits", (row, row), row, ())
     assert any("2 attacks crashed or ran out of time" in text for text in advice.warnings)
-    monkeypatch.setattr(run_module, "execute", here)
+    monkeypatch.setattr(engine_module, "execute", here)
     (row,) = experiment.measure([Setting(1.0, 1.0, 0.01)])
     assert row.failed == 0
 
