@@ -23,7 +23,7 @@ from ..statistics import Floats
 from .canaries import HUGE, Subject, flat
 from .finding import SIGNIFICANCE, Audit, Symptom, judged
 
-NORMS = (0.5, 0.8, 1.05, 1.2, 1.4, 2.0, HUGE)
+NORMS = (0.5, 0.8, 1.1, 1.2, 1.35, 1.9, HUGE)
 """Norms of canaries' gradients, relative to what is left of a huge one."""
 
 GRADED, OFF_SIZE = 700, (1.0, 0.25, 4.0)
@@ -52,7 +52,7 @@ def clipping(
     subject = Subject(defense, model, loss, data, plan, rng, GRADED)
     if not subject.per_record:
         raise NotApplicable("canaries share an upload only where the unit is a record")
-    wanted = math.ceil(20 * subject.promise.noise_multiplier**2)
+    wanted = math.ceil(30 * subject.promise.noise_multiplier**2)
     uploads = min(max(wanted, STEPS[0]), STEPS[1])
     symptoms = []
     for off in OFF_SIZE:
