@@ -34,7 +34,7 @@ class Pretended(Tensor):
     value: Tensor
 
     @staticmethod
-    def __new__(cls, value: Tensor) -> Pretended:
+    def __new__(cls: type[Pretended], value: Tensor) -> Pretended:
         made: Pretended = Tensor._make_wrapper_subclass(
             cls,
             value.shape,
@@ -84,9 +84,7 @@ def _dispatched(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -
     if options.get("generator") is not None and (there or options.get("device") == THERE):
         raise RuntimeError(f"{function} draws on another device from a generator of the CPU")
     wanted = options.get("device")
-    if function is _aten.copy_.default:
-        there = isinstance(args[0], Pretended)
-    elif function in _MAY_MIX and function is not _aten._to_copy.default:
+    if function in _MAY_MIX - {_aten._to_copy.default}:  # where the first argument is
         there = isinstance(args[0], Pretended)
     if wanted is not None:
         there = torch.device(wanted).type == THERE.type
