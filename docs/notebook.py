@@ -1,3 +1,5 @@
+"""A defense of one's own, evaluated in a notebook."""
+
 # %% [markdown]
 # # A defense of one's own, in a notebook
 #
