@@ -11,20 +11,26 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from .ares import ARES
 from .base import Adversary
 from .dlfa import DLFA
 from .dlg import DLG
 from .fedleak import FedLeak
+from .fishing import Fishing
 from .gradinversion import GradInversion
 from .idlg import IDLG
 from .inverting_gradients import InvertingGradients
 from .learning_to_invert import LearningToInvert
 from .linear_leakage import LinearLeakage
+from .loki import LOKI
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
+from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
+from .scale_mia import ScaleMIA
 from .sme import SME
 from .spear import SPEAR
 from .spearpp import SPEARPlusPlus
+from .trap_weights import TrapWeights
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,16 @@ class Panel:
     version: str
     members: Mapping[str, Adversary]
     published: Mapping[str, Adversary]
+
+    def succeeded_by(
+        self, version: str, members: Mapping[str, Adversary], published: Mapping[str, Adversary]
+    ) -> Panel:
+        """Return the next panel: all members of this one, and those that join."""
+        return Panel(
+            version,
+            MappingProxyType({**self.members, **members}),
+            MappingProxyType({**self.published, **published}),
+        )
 
 
 class Budget(NamedTuple):
@@ -164,5 +180,83 @@ PANEL_2026_4 = Panel(
     ),
 )
 
-PANEL = PANEL_2026_4
+
+class ServerBudget(NamedTuple):
+    """What malicious servers may spend.
+
+    ScaleMIA's batches and step size are chosen for its number of epochs.
+    """
+
+    robbing_the_fed_bins: int
+    fishing: int
+    scale_mia_epochs: int
+    scale_mia_examples: int
+    scale_mia_batch_size: int
+    scale_mia_lr: float
+
+
+def _malicious_servers_2026_5(budget: ServerBudget) -> Mapping[str, Adversary]:
+    """Return the attacks that send crafted models, the strongest variant of each."""
+    return {
+        "RobbingTheFed": RobbingTheFed(
+            bins=budget.robbing_the_fed_bins,
+            query="random",
+            mode=32,
+            queries=1,
+            rows="sparse",
+            calibrated=True,
+            gain=1e-3,
+        ),
+        "RobbingTheFedDirectPass": RobbingTheFedDirectPass(calibrated=True),
+        "LOKI": LOKI(bins_per_example=4, signal=0.25, readout="brightness"),
+        "TrapWeights": TrapWeights(s="auto", sigma=0.5),
+        "ARES": ARES(
+            bins="calibrated",
+            separation="rows",
+            lift=0.0,
+            scale=1.0,
+            clearance=6.0,
+            iterations=400,
+        ),
+        "ScaleMIA": ScaleMIA(
+            epochs=budget.scale_mia_epochs,
+            examples=budget.scale_mia_examples,
+            batch_size=budget.scale_mia_batch_size,
+            lr=budget.scale_mia_lr,
+        ),
+        "Fishing": Fishing(
+            class_multiplier=0.5,
+            feature_multiplier=300.0,
+            iterations=budget.fishing,
+            restarts=1,
+            total_variation=1e-4,
+        ),
+    }
+
+
+PANEL_2026_5 = PANEL_2026_4.succeeded_by(
+    "2026.5",
+    members=_malicious_servers_2026_5(
+        ServerBudget(
+            robbing_the_fed_bins=256,
+            fishing=150,
+            scale_mia_epochs=5,
+            scale_mia_examples=1000,
+            scale_mia_batch_size=20,
+            scale_mia_lr=0.003,
+        )
+    ),
+    published=_malicious_servers_2026_5(
+        ServerBudget(
+            robbing_the_fed_bins=1024,
+            fishing=24_000,
+            scale_mia_epochs=350,
+            scale_mia_examples=50_000,
+            scale_mia_batch_size=50,
+            scale_mia_lr=0.001,
+        )
+    ),
+)
+
+PANEL = PANEL_2026_5
 """The panel in force."""

@@ -31,6 +31,7 @@ from .imprint import (
     occupied,
     outside,
     seen_by,
+    some_weight,
     thresholds,
     window_rows,
     windows,
@@ -113,7 +114,7 @@ class RobbingTheFed(Adversary):
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
         """Return the model behind an imprint module, the same for all clients."""
         _need_values(round.space)
-        size, some = math.prod(round.space.shape), next(model.parameters())
+        size, some = math.prod(round.space.shape), some_weight(model)
         sparse = self.rows == "sparse" or (
             self.rows == "protocol" and round.protocol.local_steps(round.batch_size) > 1
         )

@@ -22,6 +22,7 @@ from leakfrontier.adversaries import (
     Reconstruction,
     Replay,
     Round,
+    Threat,
 )
 from leakfrontier.adversaries import (
     Protocol as TrainingProtocol,
@@ -404,6 +405,7 @@ class _Server:
     def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
         """Return the model that the server sends to each client."""
         world, scenario, clients = self.world, self.trial.scenario, self.defense.cohort
+        check_permitted(self.adversary, Threat(scenario.threat))
         public = world.threat(self.trial.knows_defense).public
         known = Round(world.space, world.protocol, clients, scenario.batch_size, public)
         sent = list(
@@ -472,6 +474,18 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
     return replace(outcome, note="; ".join(notes))
 
 
+def check_permitted(adversary: Adversary, most: Threat) -> None:
+    """Refuse an attack that does more than a server may.
+
+    Raises:
+        NotApplicable: If it does.
+    """
+    threats = list(Threat)
+    if threats.index(adversary.threat) > threats.index(most):
+        changed = "the architecture" if adversary.threat is Threat.ARCHITECTURE else "parameters"
+        raise NotApplicable(f"the threat model ({most.value}) forbids to change {changed}")
+
+
 def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[int]:
     """Return the rounds whose models clients may have when those of some rounds are attacked."""
     oldest = protocol.max_staleness
@@ -510,6 +524,7 @@ def labels_of(scenario: Scenario, defense: Method) -> dict[str, object]:
         "model": label(scenario.model),
         "protocol": label(scenario.protocol),
         "batch_size": scenario.batch_size,
+        "task": scenario.task,
         "defense": label(defense),
         "family": family(defense),
         "defense_options": options(defense),

@@ -65,7 +65,7 @@ class Client:
         start = {name: value.detach() for name, value in trainable(self.model).items()}
         step = _Step(self.model, self.loss, self.defense)
         if in_order:
-            batches = partial(_in_order, examples, by_epoch=by_epoch)
+            batches = partial(self._in_order, examples, by_epoch=by_epoch)
         else:
             batches = partial(self._drawn, examples, fork(rng))
         update = self.protocol.train(
@@ -78,6 +78,17 @@ class Client:
     ) -> Iterator[Batch]:
         for rows in self.defense.batches(len(examples.inputs), batch_size, epochs, rng):
             yield examples.at(rows)
+
+    def _in_order(
+        self, examples: Batch, batch_size: int, epochs: int, *, by_epoch: bool
+    ) -> Iterator[Batch]:
+        """Yield the local steps of a replay."""
+        self.defense.expect(batch_size)
+        size = len(examples.inputs) // (epochs if by_epoch else 1)
+        rows = torch.arange(size).split(batch_size)
+        for epoch in range(epochs):
+            for part in rows:
+                yield examples.at(part + epoch * size if by_epoch else part)
 
 
 def release(
@@ -134,15 +145,6 @@ class _Step(nn.Module):
     def forward(self, batch: Batch, rng: Generator) -> Update:
         trained_on = self.defense.on_batch(batch, rng)
         return self.defense.gradient(self.model, self.loss, trained_on, rng)
-
-
-def _in_order(examples: Batch, batch_size: int, epochs: int, *, by_epoch: bool) -> Iterator[Batch]:
-    """Yield the local steps of a replay."""
-    size = len(examples.inputs) // (epochs if by_epoch else 1)
-    rows = torch.arange(size).split(batch_size)
-    for epoch in range(epochs):
-        for part in rows:
-            yield examples.at(part + epoch * size if by_epoch else part)
 
 
 @dataclass(frozen=True)

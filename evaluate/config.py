@@ -28,7 +28,7 @@ from .methods import (
 from .scenario import SCENARIOS, Scenario, adversary_label, label
 from .strict_yaml import load_yaml
 
-PRESETS = ("quick", "full")
+PRESETS = ("quick", "quick-text", "full")
 
 
 class ConfigError(UserError):

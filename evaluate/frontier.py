@@ -152,7 +152,7 @@ def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
     arms = pd.concat([frame[["defense", *DEFENSE]] for frame in (attacked, trained)])
     points = describe_defenses(arms)[["defense", "name", *DEFENSE]]
     measured = ["accuracy", "accuracy_low", "accuracy_high", "relative", "seeds", "rounds"]
-    measured += ["refused", "contains", "epsilon", "delta", "refuted"]
+    measured += ["refused", "contains", "epsilon", "delta", "refuted", "perplexity"]
     points = points.merge(trained[["defense", *measured]], on="defense", how="left")
     points["epsilon"] = pd.to_numeric(points["epsilon"])
     points["refuted"] = points["refuted"].eq(True)

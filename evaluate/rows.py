@@ -133,7 +133,7 @@ class GuaranteeRow:
         epsilon: Privacy loss over the run of the client that took part most often.
         delta: The delta at which it is stated.
         unit: What is protected: `record` or `client`.
-        adjacency: `add/remove` or `replace`.
+        adjacency: One of `ADJACENCIES`.
         accountant: How epsilon was computed.
         noise_multiplier: sigma that the claim amounts to; None if the noise is not Gaussian.
         sample_rate: Probability that the unit is in a step; 1 where the adversary sees who is.

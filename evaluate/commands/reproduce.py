@@ -148,7 +148,7 @@ def _print_table(
 def _estimate(metric: Metric, interval: Interval) -> str:
     """Return an estimate, and below it the interval if there is one."""
     limits = [metric.text(limit).removesuffix(" %") for limit in (interval.low, interval.high)]
-    bounded = interval.n and isfinite(interval.low)
+    bounded = interval.n and isfinite(interval.low) and not metric.brief
     return metric.text(interval.value) + (f"\n[{','.join(limits)}]" if bounded else "")
 
 

@@ -8,13 +8,14 @@ from textwrap import wrap
 from typing import Annotated
 
 import typer
+from pandas import isna
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..config import load_config
 from ..errors import UserError
-from ..labels import final_round
+from ..labels import final_round, rows
 from ..results import Results
 from ..run import run as run_config
 from .options import (
@@ -37,6 +38,7 @@ class Preset(StrEnum):
     """Configurations that come with the package."""
 
     quick = "quick"
+    quick_text = "quick-text"
     full = "full"
 
 
@@ -113,7 +115,11 @@ def _print_summary(console: Console, results: Results) -> None:
         text = escape(f"{what} on {cell['defense']}: {reason}")
         console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
     utility = results.final_utility()
-    accuracy = utility.set_index(["scenario", "defense"])["text"]
+    accuracy = {
+        (row.scenario, row.defense): str(row.text)
+        + ("" if isna(row.perplexity) else f", perplexity {row.perplexity:.3g}")
+        for row in rows(utility)
+    }
     last = final_round(utility["rounds"])
     for (scenario, checkpoint), arms in results.worst_case().groupby(
         ["scenario", "checkpoint"], sort=False

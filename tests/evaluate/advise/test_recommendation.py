@@ -7,26 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
-from torch.nn.functional import cross_entropy
 
-from leakfrontier.defenses import ClientDP, Defense, Plan, batch_gradient
-from leakfrontier.defenses.base import Batch
+from leakfrontier.defenses import ClientDP, Plan
 from leakfrontier.evaluate import run as run_module
 from leakfrontier.evaluate.advise import experiment as tuning
 from leakfrontier.evaluate.advise.advice import Advice
-from leakfrontier.evaluate.advise.experiment import (
-    Effort,
-    Experiment,
-    Setting,
-    Trained,
-    fitting,
-    gradient_norms,
-    predicted_accuracy,
-)
+from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting, fitting
+from leakfrontier.evaluate.advise.measurements import Trained
 from leakfrontier.evaluate.advise.question import Question, Row, proven
 from leakfrontier.evaluate.advise.recommendation import advise, most_private
 from leakfrontier.evaluate.engine import Done, Failure, execute
@@ -34,7 +24,7 @@ from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.privacy.accounting import ACCOUNTANTS, Segment, Unreachable, epsilon
 from leakfrontier.evaluate.privacy.bounds import Bounds, reconstruction
 from leakfrontier.evaluate.scenario import Scenario, Training, load_world
-from leakfrontier.evaluate.statistics import Interval, accuracy_interval, clopper_pearson
+from leakfrontier.evaluate.statistics import Interval, clopper_pearson
 from leakfrontier.evaluate.store import Store
 
 
@@ -413,7 +403,7 @@ def test_the_step_size_is_the_rate_times_the_norm_under_sgd(tmp_path: Path) -> N
         assert trained.lr == pytest.approx(lr)
         assert trained.partition == "label-skew"
         assert (trained.clients, trained.clients_per_round, trained.rounds) == (3, 3, 15)
-        row = Row(1.0, {}, 0, 0, 0, max_norm=0.5, lr=trained.lr)
+        row = Row(1.0, {}, 0, 0, 0, 15, max_norm=0.5, lr=trained.lr)
         assert experiment.setting(row) == pytest.approx(setting)
 
 
@@ -431,39 +421,9 @@ def test_the_defense_follows_the_unit(tmp_path: Path) -> None:
         assert Experiment(question, DIGITS, tmp_path).defense(setting).options == expected
 
 
-@pytest.mark.parametrize("size", [1, 64])
-def test_gradient_norms_are_those_of_public_batches(size: int) -> None:
-    world = load_world(DIGITS)
-    norms = gradient_norms(world, size)
-    model = world.model(Defense(), 0)
-    for index in (0, len(norms) - 1):
-        rows = slice(index * size, (index + 1) * size)
-        batch = Batch(world.test.inputs[rows], world.test.targets[rows])
-        gradient = batch_gradient(model, cross_entropy, batch)
-        exact = torch.cat([g.flatten() for g in gradient.values()]).norm()
-        assert norms[index].item() == pytest.approx(float(exact.detach()), rel=1e-4)
-
-
-def test_one_more_run_is_predicted_not_the_mean() -> None:
-    correct = [820, 800, 790, 810, 830]
-    predicted, mean = (f(correct, [1000] * 5) for f in (predicted_accuracy, accuracy_interval))
-    half = 2.776 * 0.0158114 * math.sqrt(1.2)  # Student's t with four degrees of freedom
-    assert predicted.value == mean.value == pytest.approx(0.81)
-    assert predicted.low == pytest.approx(0.81 - half, abs=1e-4)
-    assert predicted.high == pytest.approx(0.81 + half, abs=1e-4)
-    assert predicted.low < mean.low
-    assert predicted_accuracy([8], [10]) == accuracy_interval([8], [10])
-    many = [predicted_accuracy(draw[:5], [10**6] * 5) for draw in DRAWN]
-    inside = [one.low <= draw[5] / 1e6 <= one.high for one, draw in zip(many, DRAWN, strict=True)]
-    assert 0.93 < sum(inside) / len(inside) < 0.97
-
-
-DRAWN = np.random.default_rng(0).normal(8e5, 2e4, (2000, 6)).astype(int).tolist()
-
-
 def rows_of(accuracies: list[tuple[float, float]]) -> list[Row]:
     return [
-        Row(sigma, {"pld": 4 / sigma}, 0.1, 0.1, 0.1, 1.0, 0.1, Interval(value, low, 1.0, 5))
+        Row(sigma, {"pld": 4 / sigma}, 0.1, 0.1, 0.1, 15, 1.0, 0.1, Interval(value, low, 1.0, 5))
         for sigma, (value, low) in enumerate(accuracies, start=1)
     ]
 
