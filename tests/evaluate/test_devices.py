@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from pretended import THERE, pretended_device
+from pydantic import JsonValue
 from small_panel import OF_WEIGHTS, SMALL
 
 from leakfrontier.evaluate import cells
@@ -75,10 +76,22 @@ def attacked(scenario: Scenario, defense: Method, adversary: Method) -> AttackTr
     )
 
 
+SHORT: dict[str, dict[str, JsonValue]] = {
+    **{name: {"iterations": 3} for name in ("InvertingGradients", "SME", "DLG", "IDLG", "DLFA")},
+    **{name: {"iterations": 3} for name in ("GradInversion", "FedLeak")},
+    "LearningToInvert": {"uploads": 60},
+}
+
+
+def short(name: str) -> Method:
+    """Return an attack of the panel with a few iterations of its inner loop."""
+    return Method(name=name, options={**SMALL[name].options, **SHORT.get(name, {})})
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_attacks_run_on_another_device(name: str) -> None:
     scenario = AVERAGING if name in OF_WEIGHTS else SCENARIO
-    here, there = both(attacked(scenario, Method(name="none"), SMALL[name]))
+    here, there = both(attacked(scenario, Method(name="none"), short(name)))
     assert [row.outcome for row in here.attacks] == [row.outcome for row in there.attacks]
     assert {row.outcome for row in there.attacks} == {"scored"}
     assert there == here
@@ -98,7 +111,7 @@ def test_what_mixes_devices_fails() -> None:
         far, near = torch.ones(3, device=THERE), torch.ones(3)
         with pytest.raises(RuntimeError, match="mixes tensors"):
             far + near
-        with pytest.raises(TypeError):
+        with pytest.raises(RuntimeError):
             far.numpy()
         assert (far.cpu() + near).tolist() == [2, 2, 2]
 

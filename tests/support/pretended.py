@@ -114,6 +114,12 @@ class _Made(TorchFunctionMode):
         options = dict(kwargs or {})
         if function in (torch.tensor, torch.as_tensor) and options.get("device") == THERE:
             return function(*args, **{**options, "device": "cpu"}).to(THERE)
+        if function is Tensor.tolist and isinstance(args[0], Pretended):
+            return args[0].value.tolist()
+        if function is Tensor.__getitem__ and isinstance(args[1], list):
+            return args[0][torch.tensor(args[1], device="cpu")]  # else made beyond our reach
+        if function is Tensor.numpy and options.get("force") and isinstance(args[0], Pretended):
+            return args[0].value.detach().numpy()
         if function is Tensor.new_tensor and isinstance(args[0], Pretended):
             return torch.tensor(args[1], dtype=args[0].dtype, device="cpu").to(THERE)
         return function(*args, **options)
