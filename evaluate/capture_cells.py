@@ -36,6 +36,7 @@ from .captured import Capture, load_capture
 from .cells import ReplayTrial, attack_labels, labels_of, reconstruct, undefended
 from .client import Client, ThreatModel, Upload, make_replay, observation_of, send
 from .data import fingerprint, load_dataset
+from .devices import Device, current_device
 from .examination import EXAMINED_ROUNDS, examine, mending_of
 from .identity import ATTACK, factories, source
 from .mending import AS_GIVEN, Mending
@@ -70,6 +71,7 @@ class CaptureTrial:
         scored: Whether there is a truth, and data to draw look-alikes from.
         candidates: Look-alikes of a victim, the victim included.
         data_folder: Where downloaded data is kept.
+        device: Where tensors live.
         seed: Repetition: draws of the adversary and of look-alikes.
         pictures: How many uploads are kept for the gallery.
     """
@@ -83,6 +85,7 @@ class CaptureTrial:
     scored: bool
     candidates: int = 100
     data_folder: Path | None = None
+    device: Device = "cpu"
     seed: int = 0
     pictures: int = 6
 
@@ -103,6 +106,7 @@ class CaptureTrial:
             knows_targets=about.labels is not None,
             public_data=about.dataset is not None,
             candidates=self.candidates,
+            device=self.device,
         )
         return scenario.model_copy(update={"dataset": self.dataset_name})
 
@@ -182,7 +186,7 @@ class CaptureTrial:
         captures = [load_capture(path, trust_code=True, **given) for path in self.captures]
         if tuple(one.content for one in captures) != self.contents:
             raise ValueError("a capture has changed since the attack began: start it again")
-        return captures
+        return [one.to(current_device()) for one in captures]
 
 
 _FIELDS = ("knows_defense", "control", "scored", "candidates", "seed", "pictures")
@@ -213,7 +217,8 @@ def world_of(
         )
     modality = modality_of(space, data.vocabulary)
     train, test = (
-        Batch(modality.inputs(part.inputs), part.targets) for part in (data.train, data.test)
+        Batch(modality.inputs(part.inputs), part.targets).to(current_device())
+        for part in (data.train, data.test)
     )
     victims = []
     for one in captures:

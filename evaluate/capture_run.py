@@ -17,6 +17,7 @@ from .capture_cells import CaptureTrial, world_of
 from .captured import Capture, find_captures, load_capture
 from .cells import undefended
 from .data import forget_fingerprints
+from .devices import Device, resolved
 from .engine import LOCAL, Engine
 from .errors import given_by_user
 from .methods import Method, build_adversary, placed
@@ -38,6 +39,7 @@ def attack_captures(
     candidates: int = 100,
     data_folder: Path | None = None,
     trust_code: bool = False,
+    device: Device = "cpu",
     workers: int | None = None,
     engine: Engine = LOCAL,
     retry_failed: bool = False,
@@ -57,12 +59,16 @@ def attack_captures(
         candidates: Look-alikes among which a victim must be identified, the victim included.
         data_folder: Where downloaded data is kept.
         trust_code: Whether Python files that captures bring along may be executed.
+        device: Where tensors live.
         workers: Processes; by default as many as the engine has room for.
         engine: Where cells run.
         retry_failed: Whether cells that ended in an error are run again.
         console: Where progress is shown.
     """
     forget_fingerprints()
+    if engine is LOCAL:
+        with given_by_user():
+            resolved(device)
     if dataset is not None:
         found = placed(dataset, Path())
         dataset = found if Path(found).exists() else dataset
@@ -72,7 +78,7 @@ def attack_captures(
     ]
     scored = all(one.truth is not None and one.about.dataset is not None for one in captures)
     trials = [
-        replace(trial, candidates=candidates, data_folder=data_folder)
+        replace(trial, candidates=candidates, data_folder=data_folder, device=device)
         for trial in _plan(captures, _members(adversaries), scored)
     ]
     _check_worlds(trials, captures)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -35,6 +36,8 @@ from .data import DATASETS
 from .methods import Method, own_code, placed_name
 from .plugins import digest_of
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Capture:
@@ -45,17 +48,25 @@ class Capture:
         about: How the update came about; the paths of files are absolute.
         update: What was uploaded.
         truth: The private examples, if they are at hand.
+        device: Where its tensors are.
     """
 
     folder: Path
     about: Description
     update: Update
     truth: Batch | None
+    device: torch.device = CPU
 
     @cached_property
     def model(self) -> nn.Module:
         """Return the model that the client was sent."""
-        return _built(self.folder, self.about)
+        return _built(self.folder, self.about).to(self.device)
+
+    def to(self, device: torch.device) -> Capture:
+        """Return the capture with its tensors on a device."""
+        update = {name: value.to(device) for name, value in self.update.items()}
+        truth = None if self.truth is None else self.truth.to(device)
+        return replace(self, update=update, truth=truth, device=device)
 
     @property
     def weights(self) -> str:

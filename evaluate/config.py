@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from leakfrontier.adversaries import PANEL
 
+from .devices import Device
 from .errors import UserError
 from .methods import (
     Method,
@@ -101,6 +102,11 @@ class RunConfig(Strict):
         if self.adversaries != "panel":
             return f"custom ({PANEL.version})"
         return PANEL.version + (", published budgets" if self.budget == "published" else "")
+
+    def on_device(self, device: Device) -> RunConfig:
+        """Return the same run on another device."""
+        moved = (one.model_copy(update={"device": device}) for one in self.scenarios)
+        return self.model_copy(update={"scenarios": tuple(moved)})
 
     def members(self) -> list[Method]:
         """Return the adversaries, with all their hyper-parameters."""

@@ -96,14 +96,19 @@ class _Placed(TorchFunctionMode):
             drawn = torch.empty_like(args[0], device="cpu")
             function(drawn, *args[1:], **options)
             return args[0].copy_(drawn)
-        if function in _DRAWN and not options.get("device"):
+        if function in _DRAWN and self._is_here(options.get("device")):
             args, options = _on_cpu(args), {name: _on_cpu(v) for name, v in options.items()}
+            options.pop("device", None)
             if function in _device_constructors():
                 options["device"] = "cpu"
             return function(*args, **options).to(self._device)
         if function in _device_constructors() and options.get("device") is None:
             options["device"] = self._device
         return function(*args, **options)
+
+    def _is_here(self, device: object) -> bool:
+        """Return whether a device is none, or this one."""
+        return device is None or torch.device(str(device)).type == self._device.type
 
 
 def _on_cpu(value: Any) -> Any:  # noqa: ANN401 - any argument

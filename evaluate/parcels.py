@@ -23,6 +23,7 @@ from .data import DATASETS, DOWNLOADS, downloads, example_files, fingerprint
 from .methods import Method, build_protocol
 from .papers.table import TableTrial, find_data
 from .plugins import content_of, file_of, local_files
+from .pretrained import fingerprint as model_fingerprint
 from .scenario import Scenario
 
 T = TypeVar("T")
@@ -105,6 +106,9 @@ def _bundles(value: object) -> Iterator[tuple[str, tuple[Bundle, str]]]:
         file = file_of(value.name)
         if file is not None and file.is_file():
             yield value.name.rpartition(":")[0], (_code(file), file.name)
+        place = str(value.options.get("id", ""))  # of a model of transformers, in a folder
+        if value.name == "hf" and Path(place).expanduser().exists():
+            yield place, _pretrained(Path(place).expanduser(), place)
     if isinstance(value, Scenario):
         yield from _data(value.dataset, value.data_folder)
     if isinstance(value, TableTrial):
@@ -129,6 +133,13 @@ def _code(file: Path) -> Bundle:
     return Bundle(f"code-{content_of(file)}", files)
 
 
+def _pretrained(path: Path, id: str) -> tuple[Bundle, str]:
+    """Return the files of a model, in a folder or in one file."""
+    files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
+    bundle = Bundle(f"model-{model_fingerprint(id)}", {f"{path.name}/{f.name}": f for f in files})
+    return bundle, f"{path.name}/{path.name}" if path.is_file() else path.name
+
+
 def _data(dataset: str, folder: Path | None) -> Iterator[tuple[str, tuple[Bundle, str]]]:
     """Yield data by path, or what was downloaded; what comes with the package is there."""
     if dataset not in DATASETS:
@@ -150,6 +161,8 @@ def _examples(dataset: str, name: str) -> Bundle:
 
 def _parts(value: object) -> dict[str, Any]:
     """Return what an object is made of, where it may name files."""
+    if isinstance(value, dict):
+        return value
     if isinstance(value, tuple):
         return {str(index): part for index, part in enumerate(value)}
     if isinstance(value, BaseModel):
@@ -177,6 +190,8 @@ def _moved(value: T, places: Mapping[str, str]) -> T:
         return value
     if isinstance(value, tuple):
         return type(value)(moved.values())
+    if isinstance(value, dict):
+        return moved  # type: ignore[return-value]
     if isinstance(value, BaseModel):
         return value.model_copy(update=changed)
     found = replace(value, **changed)  # type: ignore[type-var]

@@ -24,7 +24,6 @@ from .cells import AttackTrial
 from .client import Client, observe, release
 from .config import ConfigError, RunConfig
 from .contract import Checked, check_guarantee
-from .devices import on_device
 from .engine import Failure, cores, execute
 from .errors import UserError
 from .methods import Method, own_code
@@ -185,11 +184,6 @@ def _explained(error: Exception, task: Trying) -> str:
 
 
 def _try(task: Trying) -> list[str]:
-    with on_device(task.scenario.device):
-        return _try_there(task)
-
-
-def _try_there(task: Trying) -> list[str]:
     world = load_world(task.scenario)
     if task.kind == "scenario":
         candidate_count(world)

@@ -15,7 +15,9 @@ from .cascade import Schedule, Step, Victim
 from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial, undefended
 from .config import ConfigError, RunConfig, load_config
 from .data import forget_fingerprints
+from .devices import resolved
 from .engine import LOCAL, Done, Engine, Failure
+from .errors import given_by_user
 from .methods import Method, build_adversary
 from .probe import probe
 from .progress import Progress
@@ -62,6 +64,10 @@ def run(
     """
     forget_fingerprints()
     console = Console() if console is None else console
+    if engine is LOCAL:  # other machines may have what this one lacks
+        for scenario in config.scenarios:
+            with given_by_user():
+                resolved(scenario.device)
     notes = probe(config, workers)
     for note in notes:
         console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)

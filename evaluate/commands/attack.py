@@ -14,6 +14,7 @@ from ..methods import LOADING, Method, check_loading, own_code
 from .options import (
     Address,
     Data,
+    DeviceOption,
     EngineName,
     EngineOption,
     Workers,
@@ -49,6 +50,7 @@ def attack(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; runs/attack/NAME by default.")
     ] = None,
+    device: DeviceOption = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
     address: Address = None,
@@ -79,6 +81,7 @@ def attack(
             candidates=candidates,
             data_folder=data,
             trust_code=trust_code,
+            device="cpu" if device is None else device.value,
             workers=workers,
             engine=engine_from(engine, address),
             retry_failed=retry_failed,

@@ -15,6 +15,7 @@ from torch import nn
 from leakfrontier.defenses import Defense
 
 from ..checks import conclusion, overall
+from ..devices import DEVICES
 from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..methods import LOADING, Method, check_loading, own_code
@@ -31,6 +32,9 @@ Data = Annotated[
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")]
 
 
+DeviceName = StrEnum("DeviceName", {name: name for name in DEVICES})
+
+
 class EngineName(StrEnum):
     """Where cells run."""
 
@@ -44,6 +48,9 @@ EngineOption = Annotated[
 Address = Annotated[
     str | None,
     typer.Option(help="Of a Ray cluster, as in `auto`; one of this machine alone by default."),
+]
+DeviceOption = Annotated[
+    DeviceName | None, typer.Option("--device", help="Where tensors live; as configured, or cpu.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 DefenseText = Annotated[

@@ -20,6 +20,7 @@ from ..results import Results
 from ..run import run as run_config
 from .options import (
     Address,
+    DeviceOption,
     EngineName,
     EngineOption,
     Workers,
@@ -64,6 +65,7 @@ def run(
             "--individual", help="Run every attack on every upload, even where others succeeded."
         ),
     ] = False,
+    device: DeviceOption = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
     address: Address = None,
@@ -82,6 +84,8 @@ def run(
     )
     if individual:
         loaded = loaded.model_copy(update={"individual": True})
+    if device is not None:
+        loaded = loaded.on_device(device.value)
     folder = out or Path("runs") / Path(source).stem
     console = Console()
     print_path(console, "Results go to", folder)
