@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from .language_prior import language_prior
 from .matching import Distance, Update, absolute_error, layerwise_cosine, squared_error
 from .optimizers import Unknowns
 from .reordering import reorderings
@@ -100,7 +99,7 @@ class LAMP(TokenMatching):
 
     def reorder(self, texts: Texts, unknowns: Unknowns, rng: Generator) -> Unknowns:
         """Keep the likeliest order of each sentence, by its gradient and the language model."""
-        prior = language_prior(texts.observation) if self.language else None
+        prior = texts.language if self.language else None
         inputs = unknowns["inputs"][0].clone()
         tokens = texts.nearest(inputs)
         for sentence, free in enumerate(texts.free):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -14,6 +14,7 @@ from torch.nn.functional import normalize, pad
 
 from .base import Observation
 from .label_inference import infer_targets
+from .language_prior import language_prior
 from .matching import Update
 from .spaces import NotApplicable, TokenSpace
 from .subspace import row_space
@@ -131,6 +132,11 @@ class Texts:
     def observed(self) -> Update:
         """Return the observed update of the parameters that are compared, as a stack of one."""
         return {name: self.observation.update[name].unsqueeze(0) for name in self.names}
+
+    @cached_property
+    def language(self) -> Callable[[Tensor], Tensor] | None:
+        """Return how unlikely texts are, if the observed model is a language model."""
+        return language_prior(self.observation)
 
     @cached_property
     def _directions(self) -> Tensor:
