@@ -18,6 +18,7 @@ Logits = Callable[[Tensor], Tensor]
 """From tokens (n, length) to the logits of the token after each: (n, length, vocabulary)."""
 
 _SENTENCES_AT_ONCE = 16
+_KNOWING = 0.9  # of the surprise of one to whom all tokens are alike
 _PUBLIC = 16  # texts that a language model is tried on
 
 
@@ -77,7 +78,7 @@ def language_prior(observation: Observation) -> Callable[[Tensor], Tensor] | Non
     """Return how unlikely the observed model finds texts; None if it is no language model.
 
     That is the mean cross-entropy of the tokens after the first, from tokens (n, length) to (n,).
-    A model that finds public texts no likelier than if all tokens were alike knows no language.
+    A model that finds public texts hardly likelier than if all tokens were alike knows no language.
     """
     try:
         logits = next_token_logits(observation)
@@ -87,7 +88,7 @@ def language_prior(observation: Observation) -> Callable[[Tensor], Tensor] | Non
     surprise = _surprise(logits, space)
     if observation.public is not None:
         texts = observation.public.inputs[:_PUBLIC]
-        if not float(surprise(texts).mean()) < math.log(space.vocabulary):
+        if not float(surprise(texts).mean()) < _KNOWING * math.log(space.vocabulary):
             return None
     return surprise
 
