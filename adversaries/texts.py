@@ -284,8 +284,9 @@ def _positions(observation: Observation, transformer: Transformer) -> int | None
     """Return how many positions have a gradient; None where they are not learned."""
     most, words = transformer.space.shape[0], _embedding(transformer)
     for module in transformer.network.modules():
-        learned = isinstance(module, nn.Embedding) and module is not words
-        if learned and module.num_embeddings >= most:
+        if not isinstance(module, nn.Embedding) or module is words:
+            continue
+        if module.num_embeddings >= most:
             name = _parameter(observation, module)
             if name is not None:
                 sizes = observation.update[name].norm(dim=1)
