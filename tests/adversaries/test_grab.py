@@ -20,7 +20,7 @@ from leakfrontier.adversaries.texts import Texts
 from leakfrontier.defenses import Batch
 from leakfrontier.evaluate.client import ThreatModel
 
-BUDGET: dict[str, Any] = {"iterations": 60, "starts": 60, "orders": 60, "reorder_every": 10}
+BUDGET: dict[str, Any] = {"iterations": 30, "starts": 150, "orders": 100, "reorder_every": 10}
 THREAT = ThreatModel(public=PublicData(*sentences(200, 7)))
 KNOWN = ThreatModel(knows_targets=True)
 RATE = 0.1
