@@ -98,7 +98,7 @@ def draw_sentences(logits: Logits, known: Tensor, allowed: Tensor, rng: Generato
     even = torch.ones(len(known), len(allowed))
     for place in range(known.shape[1]):
         parts = tokens[:, :place].split(_SENTENCES_AT_ONCE) if place else []
-        chances = [logits(part)[:, -1, allowed].softmax(-1) for part in parts]
+        chances = [logits(part)[:, -1, allowed].softmax(-1).cpu() for part in parts]
         drawn = torch.multinomial(torch.cat(chances) if place else even, 1, generator=rng)
         free = known[:, place] < 0
         tokens[free, place] = allowed[drawn.squeeze(1)][free]

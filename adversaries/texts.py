@@ -79,8 +79,8 @@ class Texts:
                 f"tokens, got {tuple(lengths)}"
             )
         next_token = space.task == "next-token"
-        known, real = _places(space, torch.tensor(lengths))
-        allowed = torch.ones(len(table), dtype=torch.bool)
+        known, real = _places(space, torch.tensor(lengths, device=table.device))
+        allowed = torch.ones(len(table), dtype=torch.bool, device=table.device)
         allowed[[t for t in (*space.special, space.padding) if t is not None]] = False
         if use_embedding or next_token:
             allowed &= _seen(observation, transformer, 2 * sum(lengths))
@@ -103,7 +103,7 @@ class Texts:
         transformer = find_transformer(observation)
         space, table = transformer.space, transformer.embedding
         known, real = _places(space, space.real(tokens).sum(1), tokens.shape[1])
-        every = torch.arange(len(table))
+        every = torch.arange(len(table), device=table.device)
         names = _names(observation, transformer, blocks)
         return cls(observation, space, table, known, real, every, targets, names)
 
@@ -212,7 +212,7 @@ def _block(name: str) -> int:
 def _places(space: TokenSpace, lengths: Tensor, width: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the tokens that are known beforehand, and which places are no padding."""
     width = width or int(lengths.max())
-    real = torch.arange(width) < lengths.unsqueeze(1)
+    real = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
     known = torch.where(real, -1, space.padding or 0)
     if space.first is not None:
         known[:, 0] = space.first
@@ -239,7 +239,7 @@ def _seen(observation: Observation, transformer: Transformer, most: int) -> Tens
         raise NotApplicable("the embeddings, whose gradient shows the tokens, are not uploaded")
     sizes = observation.update[name][: transformer.space.vocabulary].norm(dim=1)
     largest = sizes.topk(min(most, len(sizes)))
-    seen = torch.zeros(len(sizes), dtype=torch.bool)
+    seen = torch.zeros_like(sizes, dtype=torch.bool)
     seen[largest.indices[largest.values > 0]] = True
     return seen
 

@@ -121,7 +121,7 @@ class TokenMatching(Adversary):
             evaluation(partial(self._replay_stack, texts), self.distance(), texts.observed),
             self.unknowns(texts, inputs.unsqueeze(0)),
             self._projection(texts, rng),
-            lambda like: torch.randn(like.shape, generator=rng),
+            lambda like: torch.randn(like.shape, generator=rng).to(like),
         )
         return self.finish(texts, best, rng)
 
@@ -190,7 +190,7 @@ class TokenMatching(Adversary):
         if texts.targets is None:
             texts = self._labelled(texts, rng)
         shape = (self.starts, *texts.known.shape, texts.table.shape[1])
-        noise = normalize(torch.randn(shape, generator=rng), dim=-1)
+        noise = normalize(torch.randn(shape, generator=rng), dim=-1).to(texts.table)
         inputs = self._best(texts, texts.settled(texts.size * noise))
         return texts, self._best(texts, self._shuffled(texts, inputs, rng))
 

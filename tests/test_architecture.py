@@ -20,16 +20,15 @@ MAY_IMPORT: dict[str, set[str]] = {
 COMMAND_LINE = set(
     (ROOT / "evaluate" / "commands").glob("*.py")
 )  # commands end with a page or a figure
-MACHINERY = set(  # what methods share, none itself
-    """
-    __init__ base
-    ats_search pld secagg_keys secagg_masks secagg_protocol secagg_shamir torchvision_ops transforms
-    vector
-    panel protocols spaces
-    disaggregation elimination imprint label_inference matching optimizers relu_layer
-    sparse_recovery sphere
-    """.split()
-)
+MACHINERY = {  # what methods share, none itself
+    *("__init__", "base", "panel", "protocols", "spaces"),
+    *("ats_search", "pld", "torchvision_ops", "transforms", "vector"),
+    *("secagg_keys", "secagg_masks", "secagg_protocol", "secagg_shamir"),
+    *("label_inference", "matching", "optimizers"),
+    *("disaggregation", "relu_layer", "sphere"),
+    *("elimination", "imprint", "sparse_recovery"),
+    *("language_prior", "reordering", "texts", "token_matching"),
+}
 
 
 def imported_modules(path: Path) -> set[str]:
