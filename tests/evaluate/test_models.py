@@ -133,7 +133,7 @@ def test_says_what_is_allowed(name: str, options: dict[str, object], message: st
     [
         (VECTORS, r"inputs of shape \(20,\); use mlp or"),
         (SOUND, r"sound of shape \(1, 1000\); use conv1d, mlp or"),
-        (TEXT, "sequences of 6 tokens; use token_mlp or"),
+        (TEXT, "sequences of 6 tokens; use token_mlp, gpt2"),
     ],
 )
 def test_convolutions_need_images(name: str, space: InputSpace, advice: str) -> None:
