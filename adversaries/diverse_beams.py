@@ -138,7 +138,9 @@ def _repeats(prefixes: Tensor, tokens: Tensor) -> Tensor:
     for row, prefix in enumerate(prefixes.tolist()):
         last = prefix[-2:]
         after = [
-            prefix[place + 2] for place in range(len(prefix) - 2) if prefix[place : place + 2] == last
+            prefix[place + 2]
+            for place in range(len(prefix) - 2)
+            if prefix[place : place + 2] == last
         ]
         if after:
             repeated[row] = torch.isin(tokens, torch.tensor(after, device=tokens.device))

@@ -144,7 +144,9 @@ def _inner(atom: Sequence[Part], gradients: Sequence[Tensor]) -> Tensor:
 
 def _product(one: Sequence[Part], other: Sequence[Part]) -> Tensor:
     parts = [
-        ((a.inputs.double() @ b.inputs.double().T) * (a.slopes.double() @ b.slopes.double().T)).sum()
+        (
+            (a.inputs.double() @ b.inputs.double().T) * (a.slopes.double() @ b.slopes.double().T)
+        ).sum()
         for a, b in zip(one, other, strict=True)
     ]
     return torch.stack(parts).sum()

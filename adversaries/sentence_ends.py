@@ -48,7 +48,6 @@ class Following(NamedTuple):
     fit: float
 
 
-
 @dataclass(frozen=True)
 class Ending:
     """A prefix at which sentences end.
@@ -265,15 +264,13 @@ def _counted(endings: Sequence[Ending], batch_size: int) -> list[Ending]:
     leaves = sum(ending.count for ending in endings if ending.leaf)
     if not leaves > 0:
         return [ending for ending in endings if ending.leaf]
-    inner = [e for e in endings if not e.leaf and e.fit > 0.5 and e.count > 0]
+    inner = [e for e in endings if not e.leaf and e.fit > 0.9 and e.count > 0]
     total = leaves + sum(ending.count for ending in inner)
     for _ in range(3):  # weights that are no whole sentence are errors, and no part of the batch
         inner = [e for e in inner if batch_size * e.count / total >= 0.5]
         total = leaves + sum(ending.count for ending in inner)
     kept = [ending for ending in endings if ending.leaf] + inner
-    scaled = [
-        Ending(e.prefix, e.label, batch_size * e.count / total, e.fit, e.leaf) for e in kept
-    ]
+    scaled = [Ending(e.prefix, e.label, batch_size * e.count / total, e.fit, e.leaf) for e in kept]
     return sorted(scaled, key=lambda ending: (-round(ending.fit, 3), -ending.count))
 
 
