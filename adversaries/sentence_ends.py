@@ -96,7 +96,7 @@ def find_endings(
         for node in nodes:
             if len(node) > 1:
                 known[node[:-1]][node[-1]] = Following(0.0, 1.0)
-    leaves = {node for node in nodes if not known[node]}
+    leaves = {*nodes} - {node[:-1] for node in nodes}
     pending = nodes
     for _ in range(_LABELS):  # beside known ones, each prefix gets one label at a time
         places = [nodes.index(node) for node in pending]

@@ -39,7 +39,7 @@ class LinearLayer:
 
     @property
     def transposed(self) -> bool:
-        """Return whether the weight is (inputs, outputs), as in GPT-2, and not (outputs, inputs)."""
+        """Return whether the weight is (inputs, outputs), as in GPT-2."""
         return not isinstance(self.module, nn.Linear)
 
     @property
