@@ -55,9 +55,9 @@ class SOMP(Adversary):
       everything as soon as there are as many tokens as these. We project the block's input onto
       the row space of the head's gradient.
     - All heads stacked, with keys and values, are DAGER's test, and stronger than any part of
-      them while there are fewer tokens than the model is wide: `stacked` geometry uses it then,
-      and keeps exactly the continuations that it allows. Where that space is full or noisy, and
-      always with `headwise` geometry, head-wise scores rank tokens.
+      them while there are fewer tokens than the model is wide. Stage II keeps exactly the
+      continuations that it allows; stage I uses it instead of scores with `stacked` geometry.
+      Where the space is full or noisy, scores rank tokens and sentences.
     - Informative heads are those with the largest gradients. The tokens for a position are those
       of the pool; position 0 has no query gradient, so that the stacked test's tokens join them.
     - The feed-forward scores compare normalised inputs with parts of its first layer's gradient.
@@ -77,7 +77,7 @@ class SOMP(Adversary):
       1; they count repeated sentences.
 
     Attributes:
-        geometry: `stacked` or `headwise`.
+        geometry: Of stage I: `stacked` or `headwise`.
         pool: Tokens that are kept; None for Table 5.
         width: Beams of a group; None for Table 5.
         groups: Groups of beams; None for Table 5.
@@ -149,7 +149,7 @@ class SOMP(Adversary):
             self.diversity,
             self.repetition,
         )
-        exact = self.geometry == "stacked" and not second.saturated and not second.noise
+        exact = not second.saturated and not second.noise
         limit = Limit.of(view, second, pool, rng, causal=True)
         if exact:
             distance: Callable[[Tensor], Tensor] = second.distance
@@ -197,7 +197,7 @@ class SOMP(Adversary):
                 kept = torch.cat([sure.at(place), kept[~torch.isin(kept, sure.at(place))]])
             tokens.append(kept)
             distances.append(far.mean(0)[kept, place].double())
-        return TokenPool(tokens, distances, max(float(d.min()) for d in distances))
+        return TokenPool(tokens, distances, 0.0 if sure is None else sure.level)
 
     def _clusters(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Return the best sentence of each cluster."""

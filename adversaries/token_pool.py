@@ -70,6 +70,8 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
         vectors = view.at_position(token[chosen], place, view.first.module)
         exact[chosen] = space.distance(vectors)
     limit = threshold(exact, most=count - 1, floor=ROUNDING)
+    if not limit > 0:
+        return _striking(energy, most)
     return _by_position(token, position, exact, exact < limit, energy.shape[1])
 
 

@@ -64,7 +64,7 @@ def seen_by_server(
     last: int | None = None,
 ) -> Observation:
     loss: Callable[..., torch.Tensor] = NextTokenLoss(0) if task == "next-token" else cross_entropy
-    targets = tokens if task == "next-token" else torch.arange(len(tokens)) % 2
+    targets = tokens if task == "next-token" else torch.arange(len(tokens)) // 2 % 2
     client = Client(model, loss, defense or Defense(), protocol or FedSGD(), space(task, last))
     threat = ThreatModel()
     (upload,) = observe(client, [Batch(tokens, targets)], threat, torch.Generator().manual_seed(1))
