@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -34,28 +33,20 @@ def test_texts_are_found_in_a_folder_of_datasets(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of texts for a small model that reads words."""
-    lines = [
-        json.dumps({"text": f"the {a} {b} a {c}", "label": 0})
-        for a in ("cat", "dog", "hen")
-        for b in ("saw", "met")
-        for c in ("fox", "cow", "pig")
-    ]
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
-    small = Method(name="gpt2", options={"layers": 2, "width": 32, "heads": 2})
-    monkeypatch.setattr(somp, "MODELS", {"small": small})
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tables' model be a small one that reads words."""
+    model = Method(name="gpt2", options={"layers": 2, "width": 96, "heads": 4})
+    monkeypatch.setattr(somp, "MODELS", {"small": model})
     monkeypatch.setattr(somp, "Scenario", lambda **o: Scenario(**{**o, "tokenizer": "words"}))
-    return tmp_path
 
 
 @pytest.mark.parametrize("more", [{}, {"sigma": 10.0}, {"E": 2, "eta": 1e-4, "B_mini": 1}])
-def test_a_trial(texts: Path, more: dict[str, float]) -> None:
+@pytest.mark.usefixtures("small")
+def test_a_trial(more: dict[str, float]) -> None:
     problem = {"dataset": "cola", "B": 2, **more}
     method = {"attack": "PriorGuess" if "sigma" in more else "DAGER", "model": "small"}
     rng = torch.Generator().manual_seed(0)
-    scores = somp.text_trial(problem, method, load_dataset(str(texts)), rng)
+    scores = somp.text_trial(problem, method, load_dataset("messages"), rng)
     assert len(scores["rouge1"]) == 2
     assert scores["seconds"][0] >= 0
     if not more:
