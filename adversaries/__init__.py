@@ -34,6 +34,7 @@ from .protocols import FedAvg, FedBuff, FedSGD, Protocol
 from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
 from .scale_mia import ScaleMIA
 from .sme import SME
+from .somp import SOMP
 from .spaces import (
     ContinuousSpace,
     ImageSpace,
@@ -73,6 +74,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         ScaleMIA,
         ARES,
         DAGER,
+        SOMP,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -89,6 +91,7 @@ __all__ = [
     "LOKI",
     "PANEL",
     "SME",
+    "SOMP",
     "SPEAR",
     "Adversary",
     "Candidates",

@@ -39,7 +39,7 @@ class LinearLayer:
 
     @property
     def transposed(self) -> bool:
-        """Return whether the weight is (inputs, outputs), as in GPT-2, and not (outputs, inputs)."""
+        """Return whether the weight is (inputs, outputs), as in GPT-2."""
         return not isinstance(self.module, nn.Linear)
 
     @property
@@ -316,13 +316,13 @@ def find_transformer(observation: Observation) -> Transformer:
         raise NotApplicable("the inputs are no tokens")
     transformers = sys.modules.get("transformers")  # without it, no model is one of its own
     found = [
-        (name, module)
-        for name, module in observation.model.named_modules()
+        module
+        for module in observation.model.modules()
         if transformers is not None and isinstance(module, transformers.PreTrainedModel)
     ]
     if not found:
         raise NotApplicable("the model is no transformers model, whose embeddings are known")
-    prefix, whole = found[0]
+    whole = found[0]
     network = cast(nn.Module, whole.base_model)
     blocks = [
         module
