@@ -1,0 +1,367 @@
+"""The way back through a model, from what a linear layer was given to the example.
+
+What R-GAP and R-CONV share. Known of a layer's output are its values and the slope of the loss,
+each up to an error. Behind an activation whose derivative is a function of its output, they are
+the layer's z and dL/dz, hence constraints on its input (`constraints`). Errors are carried along:
+rows of a system are divided by their standard deviations, and a layer's residual says whether its
+system is consistent: where it is not, the recursion broke.
+
+References:
+    [1] Zhu, Blaschko. "R-GAP: Recursive Gradient Attack on Privacy." ICLR 2021.
+        https://arxiv.org/abs/2010.07733
+    [2] Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities
+        through Analytical Gradient Inversion Attacks." Computing 107:156, 2025.
+        https://doi.org/10.1007/s00607-025-01508-w
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .base import Observation
+from .constraints import (
+    Convolution,
+    Counts,
+    GradientFactor,
+    WeightFactor,
+    band_size,
+    conjugate_gradients,
+    count,
+    gradient_matrix,
+)
+from .layer_chain import Activation, Layer
+from .spaces import NotApplicable
+
+Use = Literal["both", "either"]
+"""Whether weight and gradient constraints are solved together, or gradient constraints wherever
+they are enough and weight constraints elsewhere."""
+
+_IDENTITY = Activation("identity", torch.ones_like, lambda x: x)
+_PIXELS = 4096
+"""Largest channel for which K is factored."""
+_BAND = 2.5e8
+"""Most floats of the band of W^T W."""
+_DENSE = 2000
+"""Most unknowns for which a system is made as a dense matrix."""
+_ITERATIONS = 300
+"""Most iterations of conjugate gradients."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a layer's input was found.
+
+    Attributes:
+        layer: The layer's name.
+        constraints: Which were used: `weight`, `gradient` or `both`.
+        residual: Part of the constraints' norm that the input does not explain.
+        deviation: Estimated standard deviation of an entry of the input.
+    """
+
+    layer: str
+    constraints: str
+    residual: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a layer's output, or of the next layer's input.
+
+    Attributes:
+        values: What the activation gave, flat.
+        slopes: dL/dvalues, flat.
+        deviation: Standard deviation of an entry of the values.
+    """
+
+    values: Tensor
+    slopes: Tensor
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of some layers, and how well they are known.
+
+    Attributes:
+        values: By parameter name, in double precision.
+        precision: Relative rounding error of an entry.
+        noise: Standard deviation of an entry beyond that.
+    """
+
+    values: Mapping[str, Tensor]
+    precision: float
+    noise: float = 0.0
+
+    def of(self, layer: Layer, name: str) -> Tensor:
+        """Return the gradient of one of a layer's parameters."""
+        return self.values[layer.parameter(name)]
+
+
+def gradients_of(observation: Observation, layers: Sequence[Layer]) -> Gradients:
+    """Return the gradients of an upload.
+
+    Raises:
+        NotApplicable: If the upload is no gradient of one client, or lacks a layer.
+    """
+    if observation.protocol.clients > 1:
+        raise NotApplicable("only the sum of several clients' updates is seen")
+    if observation.local_steps > 1:
+        raise NotApplicable("several local steps: the update is no gradient at known weights")
+    names = [layer.parameter("weight") for layer in layers]
+    names += [layer.parameter("bias") for layer in layers if layer.bias is not None]
+    missing = [name for name in names if name not in observation.update]
+    if missing:
+        raise NotApplicable(f"{missing[0]!r} is frozen: nothing of it is uploaded")
+    values = {name: observation.as_gradient(name).double() for name in names}
+    return Gradients(values, torch.finfo(observation.update[names[0]].dtype).eps)
+
+
+def start(layer: Layer, gradients: Gradients) -> tuple[Known, float] | None:
+    """Return what a linear layer with a bias was given [2, Eq. 6 and 9], and the noise of it.
+
+    All rows of dL/dW are multiples of the input, by dL/db: what is left is noise.
+
+    Returns:
+        What is known, and the standard deviation of a gradient's entries; None if dL/db is zero.
+    """
+    weight, bias = gradients.of(layer, "weight"), gradients.of(layer, "bias")
+    power = bias.square().sum()
+    if not power > 0 or not weight.isfinite().all() or not power.isfinite():
+        return None
+    values = bias @ weight / power
+    rest = weight - torch.outer(bias, values)
+    degrees = max(1, (len(bias) - 1) * len(values))
+    noise = float((rest.square().sum() / degrees).sqrt())
+    rounding = gradients.precision * float(values.square().mean().sqrt())
+    slopes = bias @ layer.weight.detach().double()
+    return Known(values, slopes, noise / math.sqrt(float(power)) + rounding), noise
+
+
+def back(
+    layers: Sequence[Layer], known: Known, gradients: Gradients, use: Use = "both"
+) -> tuple[Tensor, tuple[Step, ...]]:
+    """Go back through layers, last to first; return the first one's input, and each step.
+
+    Args:
+        layers: Layers in the order in which they run.
+        known: What is known of what the last one gave.
+        gradients: Their gradients.
+        use: Which constraints are used.
+
+    Raises:
+        NotApplicable: If a layer has too few constraints.
+    """
+    steps: list[Step] = []
+    for layer in reversed(layers):
+        solve = _linear if layer.is_linear else _convolution
+        known, step = solve(layer, known, gradients, use)
+        steps.append(step)
+    return known.values, tuple(reversed(steps))
+
+
+def _linear(layer: Layer, known: Known, gradients: Gradients, use: Use) -> tuple[Known, Step]:
+    """Return what a linear layer was given: dL/dW = k x^T."""
+    activation = layer.activation or _IDENTITY
+    slopes = known.slopes * activation.slope(_clean(known, activation))
+    gradient, power = gradients.of(layer, "weight"), slopes.square().sum()
+    if not power > 0:
+        raise NotApplicable(f"the gradient vanishes at layer {layer.name!r}")
+    values = slopes @ gradient / power
+    rest = gradient - torch.outer(slopes, values)
+    degrees = max(1, (len(slopes) - 1) * len(values))
+    deviation = float((rest.square().sum() / degrees / power).sqrt())
+    deviation += gradients.precision * float(values.square().mean().sqrt())
+    step = Step(layer.name, "gradient", float(rest.norm() / gradient.norm()), deviation)
+    return Known(values, slopes @ layer.weight.detach().double(), deviation), step
+
+
+def _convolution(layer: Layer, known: Known, gradients: Gradients, use: Use) -> tuple[Known, Step]:
+    system = _System(layer, known, gradients)
+    inputs, used, deviation = system.solve(use)
+    residual = system.residual(inputs, used)
+    slopes = system.convolution.back(system.slopes)
+    step = Step(layer.name, used, residual, deviation)
+    return Known(inputs.flatten(), slopes.flatten(), deviation), step
+
+
+def _clean(known: Known, activation: Activation) -> Tensor:
+    """Return values in which what may be zero is zero, if that is where an activation ends."""
+    if not activation.partial:
+        return known.values
+    least = max(4 * known.deviation, 1e-12 * float(known.values.abs().max()))
+    return torch.where(known.values > least, known.values, 0.0)
+
+
+class _System:
+    """The constraints on one convolution's input, each row divided by its deviation."""
+
+    def __init__(self, layer: Layer, known: Known, gradients: Gradients) -> None:
+        if layer.groups > 1:
+            raise NotApplicable(f"layer {layer.name!r} is a grouped convolution")
+        self.layer, self.convolution = layer, Convolution(layer)
+        activation = layer.activation or _IDENTITY
+        values = _clean(known, activation)
+        slope = activation.slope(values)
+        shape = (1, *layer.output_shape)
+        self.slopes = (known.slopes * slope).view(shape)
+        self.gradient = gradients.of(layer, "weight")
+        if self.gradient.ndim == 3:
+            self.gradient = self.gradient.unsqueeze(2)
+        self.gradient_weights = self._gradient_weights(
+            gradients, (activation.curvature(values) * known.deviation).view(shape)
+        )
+        outputs = activation.inverse(values)
+        precision = gradients.precision * (outputs.abs() + _size(outputs))
+        weights = slope / (known.deviation + slope * precision).clamp(min=_TINY)
+        weights = weights.where(outputs.isfinite(), 0.0)
+        bias = 0.0 if layer.bias is None else layer.bias.detach().double().view(-1, 1, 1)
+        self.outputs = outputs.nan_to_num(0.0, 0.0, 0.0).view(shape) - bias
+        self.weights = weights.view(shape)
+        exact = count(layer)
+        self.counts = Counts(
+            exact.unknowns, int((weights > 0).sum()), exact.gradient, exact.gradient_rank
+        )
+
+    def _gradient_weights(self, gradients: Gradients, changes: Tensor) -> Tensor:
+        """Return how much a filter's rows count: errors of k are relative to the gradient."""
+        sizes = self.gradient.flatten(1).square().mean(1).sqrt()
+        norms = self.slopes.flatten(2).norm(dim=2)[0]
+        relative = (self.slopes * changes).flatten(2).norm(dim=2)[0] / norms.clamp(min=_TINY)
+        errors = (sizes * (gradients.precision + relative)).square() + gradients.noise**2
+        weights = torch.where(norms > 0, 1 / errors.sqrt().clamp(min=_TINY), 0.0)
+        return weights.view(-1, 1, 1, 1)
+
+    def solve(self, use: Use) -> tuple[Tensor, str, float]:
+        """Return the input, which constraints it is from, and its deviation."""
+        counts, layer = self.counts, self.layer
+        if not counts.enough:
+            raise NotApplicable(
+                f"layer {layer.name!r} has too few constraints: {counts.weight} by its outputs "
+                f"and {counts.gradient} by its gradient, of which {counts.gradient_rank} can be "
+                f"independent, for {counts.unknowns} unknowns"
+            )
+        by_gradient = self._gradient_factor()
+        if by_gradient is not None:
+            inputs = by_gradient.solve(self._gradient_values()).view(1, *layer.input_shape)
+            helps = self._information() * by_gradient.deviation**2 > 1
+            if use == "either" or not helps:
+                return inputs, "gradient", by_gradient.deviation
+        by_weight = self._weight_factor()
+        if use == "either" and by_weight is not None:
+            start = by_weight.precondition(self.convolution.back(self.weights**2 * self.outputs))
+            inputs = self._refined(by_weight, start, use_gradient=False)
+            return inputs, "weight", by_weight.deviation
+        if by_weight is not None and (
+            by_gradient is None or by_weight.deviation < by_gradient.deviation
+        ):
+            start = by_weight.precondition(self.convolution.back(self.weights**2 * self.outputs))
+            return self._refined(by_weight, start), "both", by_weight.deviation
+        if by_gradient is not None:
+            return self._refined(by_gradient, inputs), "both", by_gradient.deviation
+        return self._without_factor()
+
+    def residual(self, inputs: Tensor, used: str) -> float:
+        """Return the part of the constraints' norm that an input does not explain."""
+        values = self._values(weight=used != "gradient", gradient=used != "weight")
+        made = self._apply(inputs, weight=used != "gradient", gradient=used != "weight")
+        return float((made - values).norm() / values.norm().clamp(min=_TINY))
+
+    def _gradient_factor(self) -> GradientFactor | None:
+        pixels = math.prod(self.layer.input_shape[1:])
+        rows = self.gradient[:, 0].numel()
+        if rows < pixels or pixels > _PIXELS:
+            return None
+        matrix = gradient_matrix(self.layer, self.slopes[0])
+        weights = self.gradient_weights.expand(-1, 1, *self.gradient.shape[2:]).reshape(-1, 1)
+        return GradientFactor.of(matrix * weights)
+
+    def _gradient_values(self) -> Tensor:
+        """Return the right-hand sides of the gradient constraints, a column per channel."""
+        values = self.gradient * self.gradient_weights
+        return values.permute(0, 2, 3, 1).flatten(0, 2)
+
+    def _weight_factor(self) -> WeightFactor | None:
+        size, reach = band_size(self.layer)
+        if not self.counts.by_weight or size * reach > _BAND:
+            return None
+        return WeightFactor.of(self.convolution, self.weights[0])
+
+    def _information(self) -> float:
+        """Return the mean of the diagonal of W^T D^2 W."""
+        powers = self.convolution.weight.square().sum((1, 2, 3)).view(1, -1, 1, 1)
+        return float((self.weights.square() * powers).sum()) / self.counts.unknowns
+
+    def _apply(self, inputs: Tensor, *, weight: bool = True, gradient: bool = True) -> Tensor:
+        rows = []
+        if weight:
+            rows.append((self.weights * self.convolution.outputs(inputs)).flatten(1))
+        if gradient:
+            made = self.convolution.weight_gradient(inputs, self.slopes)
+            rows.append((self.gradient_weights * made).view(1, -1))
+        return torch.cat(rows, 1)
+
+    def _values(self, *, weight: bool = True, gradient: bool = True) -> Tensor:
+        rows = [(self.weights * self.outputs).flatten(1)] if weight else []
+        if gradient:
+            rows.append((self.gradient_weights * self.gradient).view(1, -1))
+        return torch.cat(rows, 1)
+
+    def _adjoint(self, rows: Tensor, *, weight: bool = True, gradient: bool = True) -> Tensor:
+        first = self.weights.numel() if weight else 0
+        total = rows.new_zeros(1, *self.layer.input_shape)
+        if weight:
+            total = self.convolution.back(self.weights * rows[:, :first].view_as(self.weights))
+        if gradient:
+            weighted = self.gradient_weights * rows[0, first:].view_as(self.gradient)
+            total = total + self.convolution.weight_gradient_back(weighted, self.slopes)
+        return total
+
+    def _refined(
+        self, factor: GradientFactor | WeightFactor, start: Tensor, *, use_gradient: bool = True
+    ) -> Tensor:
+        return conjugate_gradients(
+            lambda x: self._apply(x, gradient=use_gradient),
+            lambda r: self._adjoint(r, gradient=use_gradient),
+            self._values(gradient=use_gradient),
+            factor.precondition,
+            start,
+            _ITERATIONS,
+        )
+
+    def _without_factor(self) -> tuple[Tensor, str, float]:
+        """Return the input where neither kind of constraints is enough alone."""
+        start = torch.zeros(1, *self.layer.input_shape, dtype=torch.float64)
+        unknowns = start.numel()
+        if unknowns > _DENSE:
+            diagonal = self._information()
+            inputs = conjugate_gradients(
+                self._apply, self._adjoint, self._values(), lambda s: s / diagonal, start, 1000
+            )
+            return inputs, "both", 1.0
+        unit = torch.eye(unknowns, dtype=torch.float64).view(-1, *start.shape)
+        matrix = torch.stack([self._apply(one)[0] for one in unit], dim=1)
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        rank = int((values > 1e-13 * values[0]).sum())
+        if rank < unknowns:
+            raise NotApplicable(
+                f"the constraints of layer {self.layer.name!r} have rank {rank} for {unknowns} "
+                "unknowns"
+            )
+        inputs = right.T @ ((left.T @ self._values()[0]) / values)
+        deviation = float((1 / values.square()).mean().sqrt())
+        return inputs.view_as(start), "both", deviation
+
+
+_TINY = 1e-300
+
+
+def _size(values: Tensor) -> float:
+    finite = values[values.isfinite()]
+    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
