@@ -43,6 +43,8 @@ _AT_ONCE = 2**24
 """Most floats of an intermediate result."""
 _NEGLIGIBLE = 1e-4
 """Square of a step, in standard deviations of an unknown, that is not worth taking."""
+_SHIFTS = (0.0, 1e-14, 1e-12)
+"""What is added to the diagonal of W^T W, relative to it, until it has a Cholesky factor."""
 _SINGULAR = 1e-13
 """Reciprocal condition number below which a matrix counts as singular."""
 
@@ -211,11 +213,16 @@ class GradientFactor:
         return full.T.reshape(values.shape)
 
     @cached_property
-    def deviation(self) -> float:
-        """Return the root mean square of a pixel's standard deviation, of rows with 1."""
+    def deviations(self) -> Tensor:
+        """Return each pixel's standard deviation, if that of rows is 1."""
         unit = torch.eye(len(self.triangle), dtype=self.triangle.dtype)
-        inverse = torch.linalg.solve_triangular(self.triangle, unit, upper=True)
-        return float(inverse.square().sum().div(len(self.triangle)).sqrt())
+        inverse: Tensor = torch.linalg.solve_triangular(self.triangle, unit, upper=True)
+        return inverse.norm(dim=1)
+
+    @property
+    def deviation(self) -> float:
+        """Return their root mean square."""
+        return float(self.deviations.square().mean().sqrt())
 
 
 @dataclass(frozen=True)
@@ -239,16 +246,17 @@ class WeightFactor:
             weights: D, of the shape of an output.
         """
         band = _normal_band(convolution, weights.square())
+        if not (band[0] > 0).all():
+            return None
         diagonal = band[0].copy()
-        if not (diagonal > 0).all():
-            return None
-        try:
-            factor = cholesky_banded(band, overwrite_ab=True, lower=True, check_finite=False)
-        except LinAlgError:
-            return None
-        if not (factor[0] ** 2 > 1e-15 * diagonal).all():
-            return None
-        return cls(factor, convolution.layer.input_shape)  # type: ignore[arg-type]
+        for shift in _SHIFTS:
+            band[0] = diagonal * (1 + shift)
+            try:
+                factor = cholesky_banded(band, lower=True, check_finite=False)
+            except LinAlgError:
+                continue
+            return cls(factor, convolution.layer.input_shape)  # type: ignore[arg-type]
+        return None
 
     def precondition(self, values: Tensor) -> Tensor:
         """Return (W^T D^2 W)^-1 applied to each example."""
@@ -260,7 +268,7 @@ class WeightFactor:
 
     @cached_property
     def deviation(self) -> float:
-        """Return the root mean square of an entry's standard deviation, of rows with 1."""
+        """Return the root mean square of unknowns' standard deviations, if that of rows is 1."""
         rng = torch.Generator().manual_seed(0)
         probes = torch.randint(2, (4, *self.shape), generator=rng).double() * 2 - 1
         return float((probes * self.precondition(probes)).mean().clamp(min=0).sqrt())
@@ -321,6 +329,7 @@ def conjugate_gradients(
     precondition: Map,
     start: Tensor,
     iterations: int,
+    accuracy: float = 1e-14,
 ) -> Tensor:
     """Return least squares of a stack of systems with one matrix, from a first guess.
 
@@ -332,6 +341,7 @@ def conjugate_gradients(
         start: First guess.
         iterations: Most iterations. It stops where a step is far below the standard deviations
             of unknowns, those of all rows being 1.
+        accuracy: Size of a step, relative to the guess, at which it stops as well.
     """
 
     def dot(left: Tensor, right: Tensor) -> Tensor:
@@ -344,12 +354,17 @@ def conjugate_gradients(
     slope = adjoint(rest)
     direction = ahead = precondition(slope)
     size, enough = dot(slope, ahead), _NEGLIGIBLE * start[0].numel()
+    small = 0
     for _ in range(iterations):
-        if not (size > enough).any():
+        if small > 2 or not (size > enough).any():
             break
         moved = apply(direction)
         step = size / dot(moved, moved).clamp(min=torch.finfo(size.dtype).tiny)
         guess = guess + each(step) * direction
+        reached = step.abs() * direction.flatten(1).norm(dim=1) < accuracy * guess.flatten(1).norm(
+            dim=1
+        )
+        small = small + 1 if reached.all() else 0
         rest = rest - step.unsqueeze(1) * moved
         slope = adjoint(rest)
         ahead = precondition(slope)

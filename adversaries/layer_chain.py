@@ -40,6 +40,7 @@ class Activation:
         partial: Whether other outputs say nothing but a bound on z.
         curvature: |A''(z) / A'(z)^2|, from x: how much an error of x changes the slope's
             logarithm.
+        kinked: Whether the slope has one value for negative and another for positive outputs.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Activation:
     inverse: Callable[[Tensor], Tensor]
     curvature: Callable[[Tensor], Tensor] = torch.zeros_like
     partial: bool = False
+    kinked: bool = False
 
 
 def _sigmoid() -> Activation:
@@ -104,6 +106,7 @@ def _leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> Activati
         "leaky_relu",
         lambda x: torch.ones_like(x).where(x >= 0, negative_slope),
         lambda x: torch.where(x < 0, x / negative_slope, x),
+        kinked=True,
     )
 
 
@@ -120,7 +123,7 @@ def _elu(alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Ac
 
 
 def _relu(inplace: bool = False) -> Activation:
-    return Activation("relu", lambda x: (x > 0).to(x), lambda x: x, partial=True)
+    return Activation("relu", lambda x: (x > 0).to(x), lambda x: x, partial=True, kinked=True)
 
 
 ACTIVATIONS: dict[str, Callable[..., Activation]] = {

@@ -51,6 +51,8 @@ _DENSE = 2000
 """Most unknowns for which a system is made as a dense matrix."""
 _ITERATIONS = 300
 """Most iterations of conjugate gradients."""
+_FINAL, _PASSING = 1e-10, 1e-14
+"""Relative accuracy of the example, and of values from which others follow."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,12 @@ class Known:
     Attributes:
         values: What the activation gave, flat.
         slopes: dL/dvalues, flat.
-        deviation: Standard deviation of an entry of the values.
+        deviation: Standard deviation of the values: of each, or of all.
     """
 
     values: Tensor
     slopes: Tensor
-    deviation: float
+    deviation: Tensor
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def start(layer: Layer, gradients: Gradients) -> tuple[Known, float] | None:
     noise = float((rest.square().sum() / degrees).sqrt())
     rounding = gradients.precision * float(values.square().mean().sqrt())
     slopes = bias @ layer.weight.detach().double()
-    return Known(values, slopes, noise / math.sqrt(float(power)) + rounding), noise
+    deviation = torch.tensor(noise / math.sqrt(float(power)) + rounding, dtype=torch.float64)
+    return Known(values, slopes, deviation), noise
 
 
 def back(
@@ -160,66 +163,111 @@ def back(
     """
     steps: list[Step] = []
     for layer in reversed(layers):
-        solve = _linear if layer.is_linear else _convolution
-        known, step = solve(layer, known, gradients, use)
+        if layer.is_linear:
+            known, step = _linear(layer, known, gradients)
+        else:
+            final = max(_FINAL, 0.1 * gradients.precision)
+            accuracy = final if layer is layers[0] else _PASSING
+            known, step = _convolution(layer, known, gradients, use, accuracy)
         steps.append(step)
     return known.values, tuple(reversed(steps))
 
 
-def _linear(layer: Layer, known: Known, gradients: Gradients, use: Use) -> tuple[Known, Step]:
+def _linear(layer: Layer, known: Known, gradients: Gradients) -> tuple[Known, Step]:
     """Return what a linear layer was given: dL/dW = k x^T."""
-    activation = layer.activation or _IDENTITY
-    slopes = known.slopes * activation.slope(_clean(known, activation))
+    slopes = known.slopes * _slope(layer, known, gradients)
     gradient, power = gradients.of(layer, "weight"), slopes.square().sum()
     if not power > 0:
         raise NotApplicable(f"the gradient vanishes at layer {layer.name!r}")
     values = slopes @ gradient / power
     rest = gradient - torch.outer(slopes, values)
     degrees = max(1, (len(slopes) - 1) * len(values))
-    deviation = float((rest.square().sum() / degrees / power).sqrt())
-    deviation += gradients.precision * float(values.square().mean().sqrt())
-    step = Step(layer.name, "gradient", float(rest.norm() / gradient.norm()), deviation)
+    deviation = (rest.square().sum() / degrees / power).sqrt()
+    deviation = deviation + gradients.precision * values.square().mean().sqrt()
+    step = Step(layer.name, "gradient", float(rest.norm() / gradient.norm()), float(deviation))
     return Known(values, slopes @ layer.weight.detach().double(), deviation), step
 
 
-def _convolution(layer: Layer, known: Known, gradients: Gradients, use: Use) -> tuple[Known, Step]:
-    system = _System(layer, known, gradients)
+def _convolution(
+    layer: Layer, known: Known, gradients: Gradients, use: Use, accuracy: float
+) -> tuple[Known, Step]:
+    system = _System(layer, known, gradients, accuracy)
     inputs, used, deviation = system.solve(use)
     residual = system.residual(inputs, used)
     slopes = system.convolution.back(system.slopes)
-    step = Step(layer.name, used, residual, deviation)
+    step = Step(layer.name, used, residual, float(deviation.square().mean().sqrt()))
     return Known(inputs.flatten(), slopes.flatten(), deviation), step
 
 
-def _clean(known: Known, activation: Activation) -> Tensor:
-    """Return values in which what may be zero is zero, if that is where an activation ends."""
-    if not activation.partial:
-        return known.values
-    least = max(4 * known.deviation, 1e-12 * float(known.values.abs().max()))
-    return torch.where(known.values > least, known.values, 0.0)
+def _slope(layer: Layer, known: Known, gradients: Gradients) -> Tensor:
+    """Return A'(z); where an output may be on either side of a kink, dL/db decides.
+
+    A filter's bias gradient is the sum of its slopes: if it is not, the output whose other side
+    makes up for it is on that side.
+    """
+    activation = layer.activation or _IDENTITY
+    least = 4 * known.deviation + 1e-12 * known.values.abs().max()
+    values = known.values.where(known.values > least, 0.0) if activation.partial else known.values
+    slope = activation.slope(values)
+    if not activation.kinked or layer.bias is None:
+        return slope
+    filters = len(layer.weight)
+    swing = activation.slope(torch.ones(1)) - activation.slope(-torch.ones(1))
+    turned = torch.where(slope == 1, -swing.to(slope), swing.to(slope)) * known.slopes
+    unsure = known.values.abs() < 1000 * (least + gradients.precision * _size(known.values))
+    turned = turned.where(unsure, torch.inf).view(filters, -1)
+    made = (known.slopes * slope).view(filters, -1)
+    missing = gradients.of(layer, "bias") - made.sum(1)
+    visible = 100 * gradients.precision * made.abs().sum(1) + 4 * gradients.noise
+    slope = slope.view(filters, -1).clone()
+    for row in (missing.abs() > visible).nonzero().flatten().tolist():
+        places = _making_up(turned[row], missing[row])
+        slope[row, places] += torch.where(slope[row, places] == 1, -swing, swing).to(slope)
+    return slope.flatten()
+
+
+def _making_up(changes: Tensor, missing: Tensor) -> list[int]:
+    """Return one or two places whose changes make up for what is missing; none if there are none.
+
+    Args:
+        changes: By place; infinite where there can be none.
+        missing: Their sum.
+    """
+    places = changes.isfinite().nonzero().flatten()[:200]
+    single = (changes[places] - missing).abs()
+    if len(places) and single.min() < 0.01 * missing.abs():
+        return [int(places[single.argmin()])]
+    if len(places) < 2:
+        return []
+    first, second = torch.triu_indices(len(places), len(places), 1)
+    pairs = (changes[places[first]] + changes[places[second]] - missing).abs()
+    best = pairs.argmin()
+    close = pairs[best] < 0.001 * missing.abs()
+    return [int(places[first[best]]), int(places[second[best]])] if close else []
 
 
 class _System:
     """The constraints on one convolution's input, each row divided by its deviation."""
 
-    def __init__(self, layer: Layer, known: Known, gradients: Gradients) -> None:
+    def __init__(
+        self, layer: Layer, known: Known, gradients: Gradients, accuracy: float
+    ) -> None:
         if layer.groups > 1:
             raise NotApplicable(f"layer {layer.name!r} is a grouped convolution")
-        self.layer, self.convolution = layer, Convolution(layer)
+        self.layer, self.convolution, self.accuracy = layer, Convolution(layer), accuracy
         activation = layer.activation or _IDENTITY
-        values = _clean(known, activation)
-        slope = activation.slope(values)
-        shape = (1, *layer.output_shape)
+        shape, values = (1, *layer.output_shape), known.values
+        deviation = known.deviation.expand_as(values)
+        slope = _slope(layer, known, gradients)
         self.slopes = (known.slopes * slope).view(shape)
         self.gradient = gradients.of(layer, "weight")
         if self.gradient.ndim == 3:
             self.gradient = self.gradient.unsqueeze(2)
-        self.gradient_weights = self._gradient_weights(
-            gradients, (activation.curvature(values) * known.deviation).view(shape)
-        )
+        changes = activation.curvature(values) * deviation
+        self.gradient_weights = self._gradient_weights(gradients, changes.view(shape))
         outputs = activation.inverse(values)
         precision = gradients.precision * (outputs.abs() + _size(outputs))
-        weights = slope / (known.deviation + slope * precision).clamp(min=_TINY)
+        weights = slope / (deviation + slope * precision).clamp(min=_TINY)
         weights = weights.where(outputs.isfinite(), 0.0)
         bias = 0.0 if layer.bias is None else layer.bias.detach().double().view(-1, 1, 1)
         self.outputs = outputs.nan_to_num(0.0, 0.0, 0.0).view(shape) - bias
@@ -238,8 +286,8 @@ class _System:
         weights = torch.where(norms > 0, 1 / errors.sqrt().clamp(min=_TINY), 0.0)
         return weights.view(-1, 1, 1, 1)
 
-    def solve(self, use: Use) -> tuple[Tensor, str, float]:
-        """Return the input, which constraints it is from, and its deviation."""
+    def solve(self, use: Use) -> tuple[Tensor, str, Tensor]:
+        """Return the input, which constraints it is from, and its deviations."""
         counts, layer = self.counts, self.layer
         if not counts.enough:
             raise NotApplicable(
@@ -250,21 +298,20 @@ class _System:
         by_gradient = self._gradient_factor()
         if by_gradient is not None:
             inputs = by_gradient.solve(self._gradient_values()).view(1, *layer.input_shape)
-            helps = self._information() * by_gradient.deviation**2 > 1
-            if use == "either" or not helps:
-                return inputs, "gradient", by_gradient.deviation
+            deviations = by_gradient.deviations.repeat(layer.input_shape[0])
+            if use == "either" or self._information() * by_gradient.deviation**2 < 1:
+                return inputs, "gradient", deviations
         by_weight = self._weight_factor()
-        if use == "either" and by_weight is not None:
-            start = by_weight.precondition(self.convolution.back(self.weights**2 * self.outputs))
-            inputs = self._refined(by_weight, start, use_gradient=False)
-            return inputs, "weight", by_weight.deviation
         if by_weight is not None and (
             by_gradient is None or by_weight.deviation < by_gradient.deviation
         ):
+            both = use == "both"
             start = by_weight.precondition(self.convolution.back(self.weights**2 * self.outputs))
-            return self._refined(by_weight, start), "both", by_weight.deviation
+            inputs = self._refined(by_weight, start, use_gradient=both)
+            deviation = torch.tensor(by_weight.deviation, dtype=torch.float64)
+            return inputs, "both" if both else "weight", deviation
         if by_gradient is not None:
-            return self._refined(by_gradient, inputs), "both", by_gradient.deviation
+            return self._refined(by_gradient, inputs), "both", deviations
         return self._without_factor()
 
     def residual(self, inputs: Tensor, used: str) -> float:
@@ -333,9 +380,10 @@ class _System:
             factor.precondition,
             start,
             _ITERATIONS,
+            self.accuracy,
         )
 
-    def _without_factor(self) -> tuple[Tensor, str, float]:
+    def _without_factor(self) -> tuple[Tensor, str, Tensor]:
         """Return the input where neither kind of constraints is enough alone."""
         start = torch.zeros(1, *self.layer.input_shape, dtype=torch.float64)
         unknowns = start.numel()
@@ -344,7 +392,7 @@ class _System:
             inputs = conjugate_gradients(
                 self._apply, self._adjoint, self._values(), lambda s: s / diagonal, start, 1000
             )
-            return inputs, "both", 1.0
+            return inputs, "both", torch.tensor(1.0, dtype=torch.float64)
         unit = torch.eye(unknowns, dtype=torch.float64).view(-1, *start.shape)
         matrix = torch.stack([self._apply(one)[0] for one in unit], dim=1)
         left, values, right = torch.linalg.svd(matrix, full_matrices=False)
@@ -355,8 +403,8 @@ class _System:
                 "unknowns"
             )
         inputs = right.T @ ((left.T @ self._values()[0]) / values)
-        deviation = float((1 / values.square()).mean().sqrt())
-        return inputs.view_as(start), "both", deviation
+        deviations = (right / values.unsqueeze(1)).norm(dim=0)
+        return inputs.view_as(start), "both", deviations
 
 
 _TINY = 1e-300
