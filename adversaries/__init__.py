@@ -27,6 +27,7 @@ from .panel import PANEL, Panel
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
 from .protocols import FedAvg, FedBuff, FedSGD, Protocol
+from .rconv import RCONV
 from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
 from .scale_mia import ScaleMIA
 from .sme import SME
@@ -65,6 +66,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         TrapWeights,
         ScaleMIA,
         ARES,
+        RCONV,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -77,6 +79,7 @@ __all__ = [
     "IDLG",
     "LOKI",
     "PANEL",
+    "RCONV",
     "SME",
     "SPEAR",
     "Adversary",

@@ -174,6 +174,29 @@ def gradient_matrix(layer: Layer, slopes: Tensor) -> Tensor:
     return inner.reshape(filters * rows * columns, height * width)
 
 
+def weight_matrix(layer: Layer) -> Tensor:
+    """Return W as a dense matrix: rows are outputs, columns are inputs.
+
+    Args:
+        layer: A convolution of one group.
+    """
+    weight = layer.weight.detach().double()
+    matrix = weight.new_zeros(*layer.output_shape, *layer.input_shape)
+    places = torch.tensor(np.indices(layer.output_shape[1:]).reshape(2, -1))
+    for row, column in product(range(weight.shape[2]), range(weight.shape[3])):
+        tap = (row, column)
+        sources = [
+            places[axis] * layer.stride[axis] - layer.padding[axis] + tap[axis] * layer.dilation[axis]
+            for axis in range(2)
+        ]
+        inside = torch.ones(places.shape[1], dtype=torch.bool)
+        for source, size in zip(sources, layer.input_shape[1:], strict=True):
+            inside &= (source >= 0) & (source < size)
+        (i, j), (y, x) = (pair[:, inside] for pair in (places, torch.stack(sources)))
+        matrix[:, i, j, :, y, x] = weight[:, :, row, column]
+    return matrix.view(math.prod(layer.output_shape), -1)
+
+
 @dataclass(frozen=True)
 class GradientFactor:
     """K of one channel, with rows divided by their deviations, as QR.

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .base import Observation
+from .base import Observation, Reconstruction
 from .constraints import (
     Convolution,
     Counts,
@@ -34,6 +34,7 @@ from .constraints import (
     conjugate_gradients,
     count,
     gradient_matrix,
+    weight_matrix,
 )
 from .layer_chain import Activation, Layer
 from .spaces import NotApplicable
@@ -171,6 +172,103 @@ def back(
             known, step = _convolution(layer, known, gradients, use, accuracy)
         steps.append(step)
     return known.values, tuple(reversed(steps))
+
+
+def invert(
+    observation: Observation, layers: Sequence[Layer], use: Use = "both"
+) -> Reconstruction:
+    """Return the one example behind an upload, from the input of a linear layer with a bias.
+
+    Args:
+        observation: The upload.
+        layers: The layers up to that one.
+        use: Which constraints are used.
+    """
+    gradients = gradients_of(observation, layers)
+    begun = start(layers[-1], gradients)
+    like = observation.update[layers[-1].parameter("weight")]
+    shape = (1, *observation.space.shape)
+    if begun is None:
+        return Reconstruction(torch.zeros(shape).to(like), confidence=torch.zeros(1))
+    known, noise = begun
+    return explained(observation, layers[:-1], known, replace(gradients, noise=noise), use)
+
+
+def explained(
+    observation: Observation, layers: Sequence[Layer], known: Known, gradients: Gradients, use: Use
+) -> Reconstruction:
+    """Return the example from what is known of the last of some layers' output."""
+    values, steps = back(layers, known, gradients, use)
+    inputs = values.view(1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
+    residuals = {step.layer: step.residual for step in steps}
+    worst = max(residuals.values(), default=0.0)
+    like = observation.update[next(iter(observation.update))]
+    return Reconstruction(
+        observation.space.clamp(inputs).to(like),
+        confidence=torch.tensor([max(0.0, 1 - worst) if math.isfinite(worst) else 0.0]),
+        residuals=residuals,
+    )
+
+
+def back_by_weights(
+    layers: Sequence[Layer], values: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    """Go back through convolutions by weight constraints alone, for a stack of examples [2, Eq. 17].
+
+    Args:
+        layers: Convolutions in the order in which they run.
+        values: What the last of them gave, flat.
+
+    Returns:
+        The first one's inputs, and the residual of each layer.
+
+    Raises:
+        NotApplicable: If a layer's outputs do not determine its inputs.
+    """
+    residuals: dict[str, float] = {}
+    for layer in reversed(layers):
+        activation, counts = layer.activation or _IDENTITY, count(layer)
+        if activation.partial:
+            raise NotApplicable(
+                f"the activation of layer {layer.name!r}, {activation.name}, has no inverse: a "
+                "batch is recovered by weight constraints alone"
+            )
+        if layer.groups > 1 or not counts.by_weight:
+            raise NotApplicable(
+                f"a batch is recovered by weight constraints alone, and layer {layer.name!r} has "
+                f"{counts.weight} of them for {counts.unknowns} unknowns"
+            )
+        bias = 0.0 if layer.bias is None else layer.bias.detach().double().view(-1, 1, 1)
+        outputs = activation.inverse(values.view(-1, *layer.output_shape)) - bias
+        values = _by_weights(layer, outputs)
+        rest = Convolution(layer).outputs(values) - outputs
+        residuals[layer.name] = float(rest.norm() / outputs.norm().clamp(min=_TINY))
+    return values.flatten(1), residuals
+
+
+def _by_weights(layer: Layer, outputs: Tensor) -> Tensor:
+    """Return a convolution's inputs for a stack of its outputs without the bias."""
+    shape = (len(outputs), *layer.input_shape)
+    if max(math.prod(layer.input_shape), math.prod(layer.output_shape)) <= _PIXELS:
+        matrix, columns = weight_matrix(layer), outputs.flatten(1).T
+        if matrix.shape[0] == matrix.shape[1]:
+            return torch.linalg.solve(matrix, columns).T.reshape(shape)
+        return torch.linalg.lstsq(matrix, columns).solution.T.reshape(shape)
+    convolution = Convolution(layer)
+    size, reach = band_size(layer)
+    ones = torch.ones(layer.output_shape, dtype=torch.float64)
+    factor = WeightFactor.of(convolution, ones) if size * reach <= _BAND else None
+    if factor is None:
+        raise NotApplicable(f"the weight constraints of layer {layer.name!r} are too many")
+    return conjugate_gradients(
+        lambda x: convolution.outputs(x).flatten(1),
+        lambda rows: convolution.back(rows.view_as(outputs)),
+        outputs.flatten(1),
+        factor.precondition,
+        factor.precondition(convolution.back(outputs)),
+        20,
+        _PASSING,
+    )
 
 
 def _linear(layer: Layer, known: Known, gradients: Gradients) -> tuple[Known, Step]:
