@@ -28,6 +28,7 @@ from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
 from .protocols import FedAvg, FedBuff, FedSGD, Protocol
 from .rconv import RCONV
+from .rgap import RGAP
 from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
 from .scale_mia import ScaleMIA
 from .sme import SME
@@ -66,6 +67,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         TrapWeights,
         ScaleMIA,
         ARES,
+        RGAP,
         RCONV,
     )
 }
@@ -80,6 +82,7 @@ __all__ = [
     "LOKI",
     "PANEL",
     "RCONV",
+    "RGAP",
     "SME",
     "SPEAR",
     "Adversary",

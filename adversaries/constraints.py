@@ -326,9 +326,12 @@ def _normal_band(
     )  # of their first tap
     channel = np.arange(channels)
     for part in np.array_split(np.arange(len(ys)), -(-len(ys) * flat.shape[1] ** 2 // _AT_ONCE)):
-        scaled = weights.flatten(1).T[part].unsqueeze(2) * flat
-        added = torch.matmul(scaled.mT, flat).numpy()  # by output, and twice tap and channel
-        added = added.reshape(len(part), len(taps), channels, len(taps), channels)
+        if (weights == weights.flatten()[0]).all():
+            products = (weights.flatten()[0] * flat.T @ flat).expand(len(part), -1, -1)
+        else:
+            scaled = weights.flatten(1).T[part].unsqueeze(2) * flat
+            products = torch.matmul(scaled.mT, flat)
+        added = products.view(len(part), len(taps), channels, len(taps), channels).numpy()
         for (first, (u, v)), (second, (r, s)) in product(enumerate(taps), enumerate(taps)):
             down, right = (r - u) * layer.dilation[0], (s - v) * layer.dilation[1]
             offset = (down * width + right) * channels

@@ -10,7 +10,7 @@ from torch import Generator
 
 from .base import Adversary, Observation, Reconstruction
 from .layer_chain import Layer, chain
-from .recursion import Use, back_by_weights, gradients_of, invert
+from .recursion import Use, WeightInverse, gradients_of, invert
 from .softmax_head import Head, separate
 from .spaces import NotApplicable
 
@@ -70,9 +70,11 @@ class RCONV(Adversary):
         return self._batch(observation, layers)
 
     def _batch(self, observation: Observation, layers: Sequence[Layer]) -> Reconstruction:
-        head = layers[-1]
+        """Return the examples of a batch; a confidence of 1 says that an example is a single one."""
+        head, inverses = layers[-1], [WeightInverse(layer) for layer in layers[:-1]]
         gradients = gradients_of(observation, layers)
         assert head.bias is not None
+        last = inverses[-1] if inverses and inverses[-1].redundant else None
         batch = Head(
             head.weight.detach().double(),
             head.bias.detach().double(),
@@ -80,12 +82,17 @@ class RCONV(Adversary):
             observation.batch_size * gradients.of(head, "bias"),
             observation.loss,
             gradients.precision,
+            None if last is None else lambda vectors: last(vectors)[1],
         )
-        peel = self.separation == "peeling"
-        vectors, certain = separate(batch, observation.batch_size, peel=peel)
-        if not len(vectors):
+        values, certain = separate(
+            batch, observation.batch_size, peel=self.separation == "peeling"
+        )
+        if not len(values):
             raise NotApplicable("the gradient of the last layer is zero")
-        inputs, residuals = back_by_weights(layers[:-1], vectors)
-        inputs = inputs.view(-1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
+        residuals: dict[str, float] = {}
+        for inverse in reversed(inverses):
+            values, rest = inverse(values)
+            residuals[inverse.layer.name] = float(rest[certain].max()) if certain.any() else 1.0
+        inputs = values.view(-1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
         inputs = observation.space.clamp(inputs).to(observation.update[head.parameter("weight")])
         return Reconstruction(inputs, confidence=certain.to(inputs), residuals=residuals)

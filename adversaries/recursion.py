@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -39,9 +40,9 @@ from .constraints import (
 from .layer_chain import Activation, Layer
 from .spaces import NotApplicable
 
-Use = Literal["both", "either"]
-"""Whether weight and gradient constraints are solved together, or gradient constraints wherever
-they are enough and weight constraints elsewhere."""
+Use = Literal["both", "blocks", "either"]
+"""Whether weight and gradient constraints are solved together, each row by how well it is known or
+each block as a whole; or gradient constraints wherever they are enough, weight ones elsewhere."""
 
 _IDENTITY = Activation("identity", torch.ones_like, lambda x: x)
 _PIXELS = 4096
@@ -210,65 +211,64 @@ def explained(
     )
 
 
-def back_by_weights(
-    layers: Sequence[Layer], values: Tensor
-) -> tuple[Tensor, dict[str, float]]:
-    """Go back through convolutions by weight constraints alone, for a stack of examples [2, Eq. 17].
-
-    Args:
-        layers: Convolutions in the order in which they run.
-        values: What the last of them gave, flat.
-
-    Returns:
-        The first one's inputs, and the residual of each layer.
+class WeightInverse:
+    """A convolution's inputs from its outputs, by weight constraints alone; factored once.
 
     Raises:
-        NotApplicable: If a layer's outputs do not determine its inputs.
+        NotApplicable: If its outputs do not determine its inputs.
     """
-    residuals: dict[str, float] = {}
-    for layer in reversed(layers):
-        activation, counts = layer.activation or _IDENTITY, count(layer)
-        if activation.partial:
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer, self.convolution = layer, Convolution(layer)
+        self.activation, counts = layer.activation or _IDENTITY, count(layer)
+        if self.activation.partial:
             raise NotApplicable(
-                f"the activation of layer {layer.name!r}, {activation.name}, has no inverse: a "
-                "batch is recovered by weight constraints alone"
+                f"the activation of layer {layer.name!r}, {self.activation.name}, has no inverse: "
+                "a batch is recovered by weight constraints alone"
             )
         if layer.groups > 1 or not counts.by_weight:
             raise NotApplicable(
                 f"a batch is recovered by weight constraints alone, and layer {layer.name!r} has "
                 f"{counts.weight} of them for {counts.unknowns} unknowns"
             )
-        bias = 0.0 if layer.bias is None else layer.bias.detach().double().view(-1, 1, 1)
-        outputs = activation.inverse(values.view(-1, *layer.output_shape)) - bias
-        values = _by_weights(layer, outputs)
-        rest = Convolution(layer).outputs(values) - outputs
-        residuals[layer.name] = float(rest.norm() / outputs.norm().clamp(min=_TINY))
-    return values.flatten(1), residuals
+        self.redundant = counts.weight > counts.unknowns
 
+    @cached_property
+    def _lu(self) -> tuple[Tensor, Tensor] | None:
+        if self.redundant or math.prod(self.layer.input_shape) > _PIXELS:
+            return None
+        factors, pivots = torch.linalg.lu_factor(weight_matrix(self.layer))
+        return factors, pivots
 
-def _by_weights(layer: Layer, outputs: Tensor) -> Tensor:
-    """Return a convolution's inputs for a stack of its outputs without the bias."""
-    shape = (len(outputs), *layer.input_shape)
-    if max(math.prod(layer.input_shape), math.prod(layer.output_shape)) <= _PIXELS:
-        matrix, columns = weight_matrix(layer), outputs.flatten(1).T
-        if matrix.shape[0] == matrix.shape[1]:
-            return torch.linalg.solve(matrix, columns).T.reshape(shape)
-        return torch.linalg.lstsq(matrix, columns).solution.T.reshape(shape)
-    convolution = Convolution(layer)
-    size, reach = band_size(layer)
-    ones = torch.ones(layer.output_shape, dtype=torch.float64)
-    factor = WeightFactor.of(convolution, ones) if size * reach <= _BAND else None
-    if factor is None:
-        raise NotApplicable(f"the weight constraints of layer {layer.name!r} are too many")
-    return conjugate_gradients(
-        lambda x: convolution.outputs(x).flatten(1),
-        lambda rows: convolution.back(rows.view_as(outputs)),
-        outputs.flatten(1),
-        factor.precondition,
-        factor.precondition(convolution.back(outputs)),
-        20,
-        _PASSING,
-    )
+    @cached_property
+    def _factor(self) -> WeightFactor:
+        size, reach = band_size(self.layer)
+        ones = torch.ones(self.layer.output_shape, dtype=torch.float64)
+        factor = WeightFactor.of(self.convolution, ones) if size * reach <= _BAND else None
+        if factor is None:
+            raise NotApplicable(f"the weights of layer {self.layer.name!r} are singular, or many")
+        return factor
+
+    def __call__(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs for what activations gave, and each one's residual; both flat."""
+        bias = self.layer.bias
+        shift = 0.0 if bias is None else bias.detach().double().view(-1, 1, 1)
+        outputs = self.activation.inverse(values.view(-1, *self.layer.output_shape)) - shift
+        if self._lu is not None:
+            solved: Tensor = torch.linalg.lu_solve(*self._lu, outputs.flatten(1).T)
+            inputs = solved.T.reshape(-1, *self.layer.input_shape)
+        else:
+            inputs = conjugate_gradients(
+                lambda x: self.convolution.outputs(x).flatten(1),
+                lambda rows: self.convolution.back(rows.view_as(outputs)),
+                outputs.flatten(1),
+                self._factor.precondition,
+                self._factor.precondition(self.convolution.back(outputs)),
+                5,
+                _PASSING,
+            )
+        rest = (self.convolution.outputs(inputs) - outputs).flatten(1).norm(dim=1)
+        return inputs.flatten(1), rest / outputs.flatten(1).norm(dim=1).clamp(min=_TINY)
 
 
 def _linear(layer: Layer, known: Known, gradients: Gradients) -> tuple[Known, Step]:
@@ -290,6 +290,8 @@ def _convolution(
     layer: Layer, known: Known, gradients: Gradients, use: Use, accuracy: float
 ) -> tuple[Known, Step]:
     system = _System(layer, known, gradients, accuracy)
+    if use == "blocks":
+        system.balance()
     inputs, used, deviation = system.solve(use)
     residual = system.residual(inputs, used)
     slopes = system.convolution.back(system.slopes)
@@ -384,6 +386,16 @@ class _System:
         weights = torch.where(norms > 0, 1 / errors.sqrt().clamp(min=_TINY), 0.0)
         return weights.view(-1, 1, 1, 1)
 
+    def balance(self) -> None:
+        """Let all rows of a block count the same, and both blocks as much."""
+        size = float((self.slopes.square().sum() / self.slopes.numel()).sqrt())
+        self.weights = (self.weights > 0).to(self.weights) / self.convolution.weight.norm()
+        self.gradient_weights = torch.full_like(self.gradient_weights, 1 / max(size, _TINY))
+        self.gradient_weights /= math.sqrt(self.slopes[0, 0].numel())
+        self.scale = float(self._values().norm().clamp(min=_TINY)) * self.accuracy
+        self.weights /= self.scale
+        self.gradient_weights /= self.scale
+
     def solve(self, use: Use) -> tuple[Tensor, str, Tensor]:
         """Return the input, which constraints it is from, and its deviations."""
         counts, layer = self.counts, self.layer
@@ -403,7 +415,7 @@ class _System:
         if by_weight is not None and (
             by_gradient is None or by_weight.deviation < by_gradient.deviation
         ):
-            both = use == "both"
+            both = use != "either"
             start = by_weight.precondition(self.convolution.back(self.weights**2 * self.outputs))
             inputs = self._refined(by_weight, start, use_gradient=both)
             deviation = torch.tensor(by_weight.deviation, dtype=torch.float64)

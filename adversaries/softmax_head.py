@@ -4,7 +4,7 @@ A last layer with logits W x + b has dL/dW = sum_k s_k x_k^T and dL/db = sum_k s
 the slope of example k's loss in its logits: softmax less label, for cross-entropy. A class that a
 single example moves has a row of dL/dW that is a multiple of its x [1, Eq. 23]; of others it is a
 mean. Whether a row is of one example can be told: the slope that x itself would have must be the
-row's own. What was found is subtracted, which leaves others alone in their rows.
+row's own, and x must be something that the layers before can give. What was found is subtracted, which leaves others alone in their rows.
 
 References:
     [1] Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities
@@ -23,12 +23,23 @@ _SAME = 1e-3
 """Relative distance within which two vectors are one example's."""
 _AGREEMENT = 1e-3
 """Relative distance of a row's bias gradient from the slope of the example that it gives."""
+_EXPLAINED = 1e-6
+"""Part of a vector that the layers before need not explain."""
 _LOST = 1e-9
 """Part of what was subtracted from a row, below which what is left is rounding."""
 
 
 class Head:
     """The last layer's gradient, summed over a batch, less what was found of it.
+
+    Args:
+        weight: W.
+        bias: b.
+        weight_gradient: dL/dW, summed over the examples.
+        bias_gradient: dL/db, likewise.
+        loss: Mean loss of a batch of logits.
+        precision: Relative rounding error of the gradients.
+        residual: From vectors to the part of each that the layers before cannot give.
 
     Attributes:
         found: Vectors that single examples gave.
@@ -43,11 +54,13 @@ class Head:
         bias_gradient: Tensor,
         loss: Callable[[Tensor, Tensor], Tensor],
         precision: float,
+        residual: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.weight, self.bias, self.loss = weight, bias, loss
         self.rows, self.totals = weight_gradient.clone(), bias_gradient.clone()
         self.taken = precision * bias_gradient.abs()
         self.tolerance = max(_AGREEMENT, 1e4 * precision)
+        self.residual, self.explained = residual, max(_EXPLAINED, 1e4 * precision)
         self.found = weight.new_zeros(0, weight.shape[1])
         self.labels: list[int] = []
 
@@ -74,7 +87,15 @@ class Head:
         other = (classes + 1) % len(self.bias)  # any label but the class itself
         labels = torch.where(totals < 0, classes, other)
         own = self.slopes(vectors, labels).gather(1, classes.unsqueeze(1)).squeeze(1)
-        return (own - totals).abs() <= self.tolerance * totals.abs()
+        return self._possible((own - totals).abs() <= self.tolerance * totals.abs(), vectors)
+
+    def _possible(self, likely: Tensor, vectors: Tensor) -> Tensor:
+        """Return which likely vectors the layers before can give."""
+        if self.residual is None or not likely.any():
+            return likely
+        likely = likely.clone()
+        likely[likely.clone()] = self.residual(vectors[likely]) < self.explained
+        return likely
 
     def known(self, vectors: Tensor) -> Tensor:
         """Return which vectors were found already."""
@@ -108,15 +129,15 @@ class Head:
         rest = self.totals[likely] - own
         rows = self.rows[likely] - own.unsqueeze(1) * vector
         gone = rows.norm(dim=1) < self.tolerance * vector.norm() * own.abs()
-        vectors = rows / rest.unsqueeze(1)
-        left = self.slopes(vectors.nan_to_num(0.0, 0.0, 0.0), likely)
-        left = left.gather(1, likely.unsqueeze(1)).squeeze(1)
-        explained = gone | ((left - rest).abs() <= self.tolerance * rest.abs())
+        vectors = (rows / rest.unsqueeze(1)).nan_to_num(0.0, 0.0, 0.0)
+        left = self.slopes(vectors, likely).gather(1, likely.unsqueeze(1)).squeeze(1)
+        single = self._possible((left - rest).abs() <= self.tolerance * rest.abs(), vectors)
+        explained = gone | single
         return int(likely[explained][0]) if explained.any() else -1
 
 
 def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, Tensor]:
-    """Return the vectors of a batch's examples, and which of them are of a single one for sure.
+    """Return the vectors of a batch's examples that are single ones for sure, or else mixtures.
 
     Args:
         head: The last layer's gradient; what is found is subtracted from it.
@@ -129,14 +150,11 @@ def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, T
         _find(head, examples, peel=peel)
         if len(head.found) in (before, examples):
             break
-    vectors, certain = head.found, torch.ones(len(head.found), dtype=torch.bool)
-    if len(vectors) < examples:  # mixtures are better than nothing
-        classes, others = head.candidates()
-        order = head.totals[classes].argsort()  # labels first
-        others = others[order][~head.known(others[order])][: examples - len(vectors)]
-        vectors = torch.cat([vectors, others])
-        certain = torch.cat([certain, torch.zeros(len(others), dtype=torch.bool)])
-    return vectors, certain
+    if len(head.found):  # mixtures beside them would only blur the matching of guesses
+        return head.found, torch.ones(len(head.found), dtype=torch.bool)
+    classes, vectors = head.candidates()
+    vectors = vectors[head.totals[classes].argsort()][:examples]  # rows of labels first
+    return vectors, torch.zeros(len(vectors), dtype=torch.bool)
 
 
 def _find(head: Head, examples: int, *, peel: bool) -> None:
