@@ -17,6 +17,7 @@ from leakfrontier.defenses import (
     trainable,
 )
 
+from .papers.rconv_networks import NETWORKS
 from .plugins import load_attribute
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -202,6 +203,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "conv1d": conv1d,
     "token_mlp": token_mlp,
+    **NETWORKS,
 }
 """Every model by name, as `factory(space, **options)`. Add a line here to add a model."""
 
