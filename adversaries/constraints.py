@@ -58,17 +58,19 @@ class Counts:
         weight: |W|, entries of the output; 0 if the activation behind is not invertible.
         gradient: Entries of dL/dW.
         gradient_rank: Most of them that can be independent: the same matrix for every channel.
+        covered: Entries of the input that any output depends on.
     """
 
     unknowns: int
     weight: int
     gradient: int
     gradient_rank: int
+    covered: int
 
     @property
     def rank(self) -> int:
         """Return the largest rank that both together can have."""
-        return min(self.unknowns, self.weight + self.gradient_rank)
+        return min(self.covered, self.weight + self.gradient_rank)
 
     @property
     def by_gradient(self) -> bool:
@@ -78,7 +80,7 @@ class Counts:
     @property
     def by_weight(self) -> bool:
         """Return whether weight constraints alone can be enough."""
-        return self.weight >= self.unknowns
+        return min(self.covered, self.weight) >= self.unknowns
 
     @property
     def enough(self) -> bool:
@@ -93,12 +95,14 @@ def count(layer: Layer) -> Counts:
     taps, places = rows * columns, math.prod(layer.output_shape[1:])
     activation = layer.activation
     known = 0 if activation is not None and activation.partial else filters * places
-    independent = min(taps * min(filters // layer.groups, places), _covered(layer))
+    covered = _covered(layer)
+    independent = min(taps * min(filters // layer.groups, places), covered)
     return Counts(
         channels * height * width,
         known,
         layer.weight.numel(),
         channels * independent,
+        channels * covered,
     )
 
 

@@ -28,7 +28,6 @@ from torch import Tensor
 from .base import Observation, Reconstruction
 from .constraints import (
     Convolution,
-    Counts,
     GradientFactor,
     WeightFactor,
     band_size,
@@ -196,7 +195,13 @@ def invert(
 
 
 def explained(
-    observation: Observation, layers: Sequence[Layer], known: Known, gradients: Gradients, use: Use
+    observation: Observation,
+    layers: Sequence[Layer],
+    known: Known,
+    gradients: Gradients,
+    use: Use,
+    *,
+    clamp: bool = True,
 ) -> Reconstruction:
     """Return the example from what is known of the last of some layers' output."""
     values, steps = back(layers, known, gradients, use)
@@ -205,7 +210,7 @@ def explained(
     worst = max(residuals.values(), default=0.0)
     like = observation.update[next(iter(observation.update))]
     return Reconstruction(
-        observation.space.clamp(inputs).to(like),
+        (observation.space.clamp(inputs) if clamp else inputs).to(like),
         confidence=torch.tensor([max(0.0, 1 - worst) if math.isfinite(worst) else 0.0]),
         residuals=residuals,
     )
@@ -372,10 +377,7 @@ class _System:
         bias = 0.0 if layer.bias is None else layer.bias.detach().double().view(-1, 1, 1)
         self.outputs = outputs.nan_to_num(0.0, 0.0, 0.0).view(shape) - bias
         self.weights = weights.view(shape)
-        exact = count(layer)
-        self.counts = Counts(
-            exact.unknowns, int((weights > 0).sum()), exact.gradient, exact.gradient_rank
-        )
+        self.counts = replace(count(layer), weight=int((weights > 0).sum()))
 
     def _gradient_weights(self, gradients: Gradients, changes: Tensor) -> Tensor:
         """Return how much a filter's rows count: errors of k are relative to the gradient."""
@@ -409,7 +411,8 @@ class _System:
         if by_gradient is not None:
             inputs = by_gradient.solve(self._gradient_values()).view(1, *layer.input_shape)
             deviations = by_gradient.deviations.repeat(layer.input_shape[0])
-            if use == "either" or self._information() * by_gradient.deviation**2 < 1:
+            helps = self._information() * by_gradient.deviation**2 > 1
+            if use == "either" or (use == "both" and not helps):
                 return inputs, "gradient", deviations
         by_weight = self._weight_factor()
         if by_weight is not None and (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -12,8 +12,8 @@ from torch import Generator, Tensor
 from .base import Adversary, Observation, Reconstruction
 from .constraints import count
 from .layer_chain import Layer, chain
-from .recursion import Known, Use, explained, gradients_of, invert
-from .spaces import NotApplicable
+from .recursion import Gradients, Known, Use, back, explained, gradients_of, invert
+from .spaces import InputSpace, NotApplicable
 
 _SCALES = 4000
 """Points at which the scalar equation is looked at."""
@@ -24,8 +24,9 @@ class RGAP(Adversary):
     """Go back through a network by weight and gradient constraints, layer by layer [1].
 
     Without a bias, the last layer's gradient k x^T is known up to the scale of k, which a scalar
-    equation fixes: the slope of the loss at the logits W x must be k. Wrong and right predictions
-    may have several roots; each is followed, and the one whose layers fit best is kept. The paper
+    equation fixes: the slope of the loss at the logits W x must be k. The label is not needed: with a
+    wrong one, x has the wrong sign, and the constraints of the layer before do not go together. Of
+    several roots, which scale the example, the one is kept whose pixels lie in range. The paper
     solves the equation for one logit and the logistic loss, here it is the observation's own loss,
     for any number of classes. With a bias, dL/db is the scale.
 
@@ -68,22 +69,38 @@ class RGAP(Adversary):
         if layers[-1].activation is not None:
             raise NotApplicable("without a bias, the recursion starts from logits, not activations")
         gradients = gradients_of(observation, layers)
-        best: Reconstruction | None = None
-        for known in _starts(observation, layers[-1], gradients.of(layers[-1], "weight")):
-            guess = explained(observation, layers[:-1], known, gradients, use)
-            if best is None or _misfit(guess) < _misfit(best):
-                best = guess
-        if best is None:
+        starts = _starts(observation, layers[-1], gradients.of(layers[-1], "weight"))
+        if not starts:
             raise NotApplicable("no scale of the last layer's gradient fits the loss")
-        return best
+        if len(layers) > 1:
+            misfits = [_misfit(layers[-2], known, gradients) for known in starts]
+            best = max(10 * min(misfits), 1e-6)
+            starts = [k for k, misfit in zip(starts, misfits, strict=True) if misfit <= best]
+        guesses = [
+            explained(observation, layers[:-1], known, gradients, use, clamp=False)
+            for known in starts
+        ]
+        chosen = min(guesses, key=lambda guess: _implausible(observation.space, guess.inputs))
+        return replace(chosen, inputs=observation.space.clamp(chosen.inputs))
 
 
 def _has_bias(layer: Layer) -> bool:
     return layer.is_linear and layer.bias is not None
 
 
-def _misfit(guess: Reconstruction) -> float:
-    return max((guess.residuals or {}).values(), default=0.0)
+def _misfit(layer: Layer, known: Known, gradients: Gradients) -> float:
+    """Return how badly weight and gradient constraints of a layer go together."""
+    _, (step,) = back([layer], known, gradients, "blocks")
+    return step.residual
+
+
+def _implausible(space: InputSpace, inputs: Tensor) -> tuple[bool, float]:
+    """Return an order: what is in the data's range first, and of that what fills it best.
+
+    Without biases, a network is homogeneous: roots differ by the scale of the example alone.
+    """
+    outside = float((inputs - space.clamp(inputs)).norm() / inputs.norm().clamp(min=1e-30))
+    return outside > 0.05, outside if outside > 0.05 else -float(inputs.norm())
 
 
 def _starts(observation: Observation, head: Layer, gradient: Tensor) -> list[Known]:
@@ -108,7 +125,8 @@ def _starts(observation: Observation, head: Layer, gradient: Tensor) -> list[Kno
         for sign in (1.0, -1.0):
             scales = sign * grid
             errors = _mismatch(observation, logits, direction, scales, label)
-            inner = (errors[1:-1] <= errors[:-2]) & (errors[1:-1] <= errors[2:])
+            inner = (errors[1:-1] < errors[:-2]) & (errors[1:-1] <= errors[2:])
+            inner &= errors[1:-1] < 0.2
             for place in (inner.nonzero().flatten() + 1).tolist():
                 scale, error = _refined(
                     observation, logits, direction, scales[place - 1 : place + 2], label

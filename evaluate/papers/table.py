@@ -218,7 +218,9 @@ def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
     for images in (folder, folder / dataset, folder / dataset.replace("-", "_")):
         if (images / "train").is_dir():
             return str(images), None
-    return dataset, folder
+    if (folder / dataset / "test").is_dir():  # nothing to train on: held out of it are a fifth
+        return str(folder / dataset / "test"), None
+    return dataset, folder / dataset if (folder / dataset).is_dir() else folder
 
 
 def matched_psnr(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import dlg_ig, sme, spearpp
+from . import dlg_ig, rconv, sme, spearpp
 from .table import Table
 
 TABLES: Mapping[str, Table] = {
-    table.name: table for table in (*spearpp.TABLES, *sme.TABLES, *dlg_ig.TABLES)
+    table.name: table
+    for table in (*spearpp.TABLES, *sme.TABLES, *dlg_ig.TABLES, *rconv.TABLES)
 }
 """Every table by name."""
