@@ -190,7 +190,9 @@ def weight_matrix(layer: Layer) -> Tensor:
     for row, column in product(range(weight.shape[2]), range(weight.shape[3])):
         tap = (row, column)
         sources = [
-            places[axis] * layer.stride[axis] - layer.padding[axis] + tap[axis] * layer.dilation[axis]
+            places[axis] * layer.stride[axis]
+            - layer.padding[axis]
+            + tap[axis] * layer.dilation[axis]
             for axis in range(2)
         ]
         inside = torch.ones(places.shape[1], dtype=torch.bool)

@@ -84,9 +84,7 @@ class RCONV(Adversary):
             gradients.precision,
             None if last is None else lambda vectors: last(vectors)[1],
         )
-        values, certain = separate(
-            batch, observation.batch_size, peel=self.separation == "peeling"
-        )
+        values, certain = separate(batch, observation.batch_size, peel=self.separation == "peeling")
         if not len(values):
             raise NotApplicable("the gradient of the last layer is zero")
         residuals: dict[str, float] = {}

@@ -174,9 +174,7 @@ def back(
     return known.values, tuple(reversed(steps))
 
 
-def invert(
-    observation: Observation, layers: Sequence[Layer], use: Use = "both"
-) -> Reconstruction:
+def invert(observation: Observation, layers: Sequence[Layer], use: Use = "both") -> Reconstruction:
     """Return the one example behind an upload, from the input of a linear layer with a bias.
 
     Args:
@@ -354,9 +352,7 @@ def _making_up(changes: Tensor, missing: Tensor) -> list[int]:
 class _System:
     """The constraints on one convolution's input, each row divided by its deviation."""
 
-    def __init__(
-        self, layer: Layer, known: Known, gradients: Gradients, accuracy: float
-    ) -> None:
+    def __init__(self, layer: Layer, known: Known, gradients: Gradients, accuracy: float) -> None:
         if layer.groups > 1:
             raise NotApplicable(f"layer {layer.name!r} is a grouped convolution")
         self.layer, self.convolution, self.accuracy = layer, Convolution(layer), accuracy

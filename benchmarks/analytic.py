@@ -27,8 +27,8 @@ from torch import Tensor
 
 from leakfrontier.adversaries import RCONV, RGAP, Adversary, NotApplicable
 from leakfrontier.defenses import (
-    DPSGD,
     ATS,
+    DPSGD,
     Defense,
     Noise,
     Quantization,
@@ -84,7 +84,9 @@ def defenses(folder: Path) -> None:
         values = [psnr(RCONV(), problem, data, seed, defense) for seed in range(IMAGES)]
         median = statistics.median(values)
         rows.append({"family": family, "strength": strength, "psnr": median})
-        print(f"{family} {strength:g}: median {median:.1f} dB, {min(values):.1f} to {max(values):.1f}")
+        print(
+            f"{family} {strength:g}: median {median:.1f} dB, {min(values):.1f} to {max(values):.1f}"
+        )
     frame = pd.DataFrame(rows)
     frame.to_csv(DOCS / "analytic_defenses.csv", index=False)
     shown = frame[frame["strength"] > 0]
@@ -125,7 +127,9 @@ def analyse() -> None:
         found = analyse_model(build(name, space), space.shape, name)
         verdict = "resists" if found.resists else "does not resist"
         seconds = time.process_time() - begun
-        print(f"{name}: {len(found.layers)} steps, {verdict} ({found.verdicts[0].reason}), {seconds:.2f} s")
+        print(
+            f"{name}: {len(found.layers)} steps, {verdict} ({found.verdicts[0].reason}), {seconds:.2f} s"
+        )
     print(f"all: {time.process_time() - whole:.1f} s")
 
 

@@ -248,9 +248,7 @@ def _rank(layer: Layer, counts: Counts) -> int | None:
     return int(torch.linalg.matrix_rank(rows.T @ rows, hermitian=True, rtol=1e-10))
 
 
-def _verdict(
-    attack: str, threat: str, check: Callable[[Path], str], path: Path
-) -> Verdict:
+def _verdict(attack: str, threat: str, check: Callable[[Path], str], path: Path) -> Verdict:
     try:
         return Verdict(attack, threat, True, check(path))
     except NotApplicable as reason:

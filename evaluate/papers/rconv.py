@@ -132,9 +132,7 @@ _PSNR = {
 }
 
 
-def _row(
-    attack: str, psnr255: float | None, *, trials: int = 10, **problem: object
-) -> Row:
+def _row(attack: str, psnr255: float | None, *, trials: int = 10, **problem: object) -> Row:
     paper = {} if psnr255 is None else {"psnr": psnr255 - PEAK, "psnr255": psnr255}
     return Row(problem, paper, {"attack": attack}, trials=trials)
 

@@ -93,9 +93,7 @@ def cnn6(space: InputSpace, activation: str = "leaky_relu", bias: bool = False) 
         layers.append(nn.Conv2d(channels, filters, kernel, stride, padding, bias=bias))
         layers.append(ACTIVATIONS[activation]())
         channels = filters
-        height, width = (
-            (size + 2 * padding - kernel) // stride + 1 for size in (height, width)
-        )
+        height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
     head = nn.Linear(channels * height * width, space.classes, bias=bias)
     return nn.Sequential(*layers, nn.Flatten(), head)
 

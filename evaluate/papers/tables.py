@@ -12,7 +12,6 @@ from . import dlg_ig, rconv, sme, spearpp
 from .table import Table
 
 TABLES: Mapping[str, Table] = {
-    table.name: table
-    for table in (*spearpp.TABLES, *sme.TABLES, *dlg_ig.TABLES, *rconv.TABLES)
+    table.name: table for table in (*spearpp.TABLES, *sme.TABLES, *dlg_ig.TABLES, *rconv.TABLES)
 }
 """Every table by name."""

@@ -56,9 +56,7 @@ def test_matrices_and_adjoints_are_those_of_the_convolution(geometry: tuple[int,
     torch.testing.assert_close(
         left, (convolution.weight_gradient_back(other, slopes) * inputs).sum()
     )
-    torch.testing.assert_close(
-        (outputs * slopes).sum(), (convolution.back(slopes) * inputs).sum()
-    )
+    torch.testing.assert_close((outputs * slopes).sum(), (convolution.back(slopes) * inputs).sum())
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -80,7 +78,8 @@ def test_gradient_constraints_of_enough_filters_determine_every_channel() -> Non
     layer = layer_of((3, 7, 4, 5, 1, 2, 1))
     slopes, inputs = drawn(1, *layer.output_shape), drawn(1, *layer.input_shape)
     factor = GradientFactor.of(gradient_matrix(layer, slopes[0]))
-    assert factor is not None and count(layer).by_gradient
+    assert factor is not None
+    assert count(layer).by_gradient
     gradient = Convolution(layer).weight_gradient(inputs, slopes)
     found = factor.solve(gradient.permute(0, 2, 3, 1).flatten(0, 2))
     torch.testing.assert_close(found.view_as(inputs), inputs)
@@ -91,15 +90,19 @@ def test_counts_are_those_of_the_paper() -> None:
     """CNN6: weight and gradient constraints against unknowns, as R-GAP counts them."""
     first = count(layer_of((3, 32, 12, 4, 2, 2, 1)))
     assert (first.weight, first.gradient, first.unknowns) == (3468, 576, 3072)
-    assert first.by_weight and not first.by_gradient
+    assert first.by_weight
+    assert not first.by_gradient
     second = count(layer_of((12, 17, 36, 3, 2, 1, 1)))
     assert (second.weight, second.gradient, second.unknowns) == (2916, 3888, 3468)
-    assert second.by_gradient and not second.by_weight
+    assert second.by_gradient
+    assert not second.by_weight
     few = count(layer_of((12, 17, 20, 3, 2, 1, 1)))
-    assert (few.weight, few.gradient) == (1620, 2160) and few.enough
+    assert (few.weight, few.gradient) == (1620, 2160)
+    assert few.enough
     assert count(layer_of((3, 32, 12, 4, 2, 2, 1), nn.ReLU())).weight == 0
     unseen = count(layer_of((1, 9, 50, 1, 2, 0, 1)))
-    assert unseen.gradient_rank == 25 and not unseen.enough
+    assert unseen.gradient_rank == 25
+    assert not unseen.enough
 
 
 def test_conjugate_gradients_solve_stacks() -> None:

@@ -41,10 +41,13 @@ def test_a_chain_knows_geometry_and_activations() -> None:
     )
     first, second, head = chain(model, SPACE)
     assert (first.stride, first.padding, first.output_shape) == ((2, 1), (0, 0), (4, 3, 4))
-    assert first.bias is None and first.activation is not None and second.activation is not None
+    assert first.bias is None
+    assert first.activation is not None
+    assert second.activation is not None
     assert (second.padding, second.activation.name) == ((1, 1), "relu")
     assert float(first.activation.slope(torch.tensor([-1.0]))) == pytest.approx(0.3)
-    assert head.is_linear and head.parameter("weight") == "5.weight"
+    assert head.is_linear
+    assert head.parameter("weight") == "5.weight"
 
 
 @pytest.mark.parametrize(

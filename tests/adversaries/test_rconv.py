@@ -54,9 +54,7 @@ def seen(
     loss = logistic if classes == 1 else cross_entropy
     images = smooth(examples).to(precision)
     labels = torch.arange(examples) % max(classes, 2)
-    client = Client(
-        model.to(precision), loss, defense or Defense(), protocol or FedSGD(), space
-    )
+    client = Client(model.to(precision), loss, defense or Defense(), protocol or FedSGD(), space)
     (upload,) = observe(client, [Batch(images, labels)], ThreatModel(), rng(2))
     return upload.observation, images
 
@@ -93,10 +91,13 @@ def test_residuals_say_where_noise_broke_it() -> None:
     noisy, truth = seen(defense=Noise(scale=1e-3))
     clean = RCONV().reconstruct(exact, rng()).residuals
     broken = RCONV().reconstruct(noisy, rng())
-    assert clean is not None and broken.residuals is not None
-    assert set(clean) == {"0", "2", "4", "6"} and max(clean.values()) < 1e-8
+    assert clean is not None
+    assert broken.residuals is not None
+    assert set(clean) == {"0", "2", "4", "6"}
+    assert max(clean.values()) < 1e-8
     assert max(broken.residuals.values()) > 1e-3
-    assert broken.inputs.isfinite().all() and float(metrics.psnr(broken.inputs, truth)[0]) < 40
+    assert broken.inputs.isfinite().all()
+    assert float(metrics.psnr(broken.inputs, truth)[0]) < 40
 
 
 def test_a_perceptron_gives_its_input_away() -> None:
@@ -109,7 +110,9 @@ def test_weights_and_gradients_together_where_neither_is_enough() -> None:
         nn.Conv2d(3, 10, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(640, 10)
     )
     counts = count(chain(model, ImageSpace(SHAPE, 10))[0])
-    assert counts.enough and not counts.by_weight and not counts.by_gradient
+    assert counts.enough
+    assert not counts.by_weight
+    assert not counts.by_gradient
     assert attacked(*seen(model=model)) > 60
 
 
@@ -142,7 +145,9 @@ def test_a_gradient_of_nothing_gives_nothing() -> None:
     for value in observation.update.values():
         value.zero_()
     guess = RCONV().reconstruct(observation, rng())
-    assert not guess.inputs.any() and guess.confidence is not None and not guess.confidence.any()
+    assert not guess.inputs.any()
+    assert guess.confidence is not None
+    assert not guess.confidence.any()
 
 
 def test_options_are_checked() -> None:
@@ -174,7 +179,8 @@ def batch_network(classes: int) -> nn.Module:
 def test_a_batch_with_distinct_labels_is_recovered() -> None:
     observation, truth = seen(examples=8, classes=20, model=batch_network(20))
     guess = RCONV().reconstruct(observation, rng())
-    assert guess.confidence is not None and guess.confidence.sum() == len(guess.inputs) >= 7
+    assert guess.confidence is not None
+    assert guess.confidence.sum() == len(guess.inputs) >= 7
     matched = guess.inputs[metrics.match(guess.inputs, truth)]
     assert (metrics.psnr(matched, truth) > 60).sum() == len(guess.inputs)
 
@@ -184,7 +190,8 @@ def test_peeling_finds_more_than_rows() -> None:
     rows = RCONV(separation="rows").reconstruct(observation, rng())
     peeled = RCONV().reconstruct(observation, rng())
     assert len(peeled.inputs) > len(rows.inputs)
-    assert peeled.confidence is not None and peeled.confidence.all()
+    assert peeled.confidence is not None
+    assert peeled.confidence.all()
 
 
 @pytest.mark.parametrize("balance", ["blocks", "rows"])
@@ -200,7 +207,7 @@ def test_rgap_solves_the_equation_of_any_loss() -> None:
 
 def test_rank_analysis_finds_the_bottleneck() -> None:
     space = ImageSpace((3, 32, 32), 1)
-    layers = [step for step in trace(build_model("cnn6", space, rng()), space.shape)]
+    layers = list(trace(build_model("cnn6", space, rng()), space.shape))
     ranks = rank_analysis([layer for layer in layers if hasattr(layer, "weight")])
     assert set(ranks.values()) == {0}
     narrow = trace(nn.Sequential(nn.Conv2d(3, 4, 3, stride=2)), (3, 32, 32))

@@ -31,7 +31,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: convolutional(20, nn.ReLU()),
     "narrow": lambda: convolutional(4, nn.ReLU()),
     "pooled": lambda: convolutional(16, nn.LeakyReLU(0.2), pool=True),
-    "perceptron": lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 30), nn.ReLU(), nn.Linear(30, 10)),
+    "perceptron": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 30), nn.ReLU(), nn.Linear(30, 10)
+    ),
 }
 ATTACKS: dict[str, Adversary] = {"RCONV": RCONV(), "RGAP": RGAP(), "LinearLeakage": LinearLeakage()}
 
@@ -84,7 +86,8 @@ def test_torchvision_by_name_without_values(name: str, reason: str) -> None:
     model = build(name, space)
     assert next(model.parameters()).device.type == "meta"
     found = analyse(model, space.shape, name)
-    assert found.resists and reason in found.verdicts[0].reason
+    assert found.resists
+    assert reason in found.verdicts[0].reason
 
 
 def test_hugging_face_by_kind() -> None:
@@ -100,13 +103,20 @@ def test_what_is_unknown_is_refused() -> None:
 def test_the_command(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     drawing = tmp_path / "layers.svg"
     code, output, _ = command("analyse", "lenet", "--shape", "1,28,28", "--drawing", drawing)
-    assert code == 0 and "does not resist" in output and "<svg" in drawing.read_text()
+    assert code == 0
+    assert "does not resist" in output
+    assert "<svg" in drawing.read_text()
     code, output, _ = command("analyse", "{name: lenet, activation: relu}", "--json")
     found = json.loads(output)
-    assert code == 0 and found["layers"][0]["gradient"] == 900 and found["resists"]
+    assert code == 0
+    assert found["layers"][0]["gradient"] == 900
+    assert found["resists"]
     code, _, errors = command("analyse", "lenet", "--shape", "3,x")
-    assert code == 2 and "whole numbers" in errors
+    assert code == 2
+    assert "whole numbers" in errors
     code, _, errors = command("analyse", "alexnet", "--shape", "3,8,8")
-    assert code == 2 and "another --shape" in errors
+    assert code == 2
+    assert "another --shape" in errors
     code, _, errors = command("analyse", "lenet", "--drawing", tmp_path / "layers.txt")
-    assert code == 2 and ".svg or .png" in errors
+    assert code == 2
+    assert ".svg or .png" in errors
