@@ -10,7 +10,8 @@ from torch import Generator
 
 from .base import Adversary, Observation, Reconstruction
 from .layer_chain import Layer, chain
-from .recursion import Use, WeightInverse, gradients_of, invert
+from .layer_system import Use, WeightInverse
+from .recursion import gradients_of, invert
 from .softmax_head import Head, separate
 from .spaces import NotApplicable
 
@@ -70,7 +71,7 @@ class RCONV(Adversary):
         return self._batch(observation, layers)
 
     def _batch(self, observation: Observation, layers: Sequence[Layer]) -> Reconstruction:
-        """Return the examples of a batch; a confidence of 1 says that an example is a single one."""
+        """Return the examples of a batch; those with a confidence of 1 are single ones."""
         head, inverses = layers[-1], [WeightInverse(layer) for layer in layers[:-1]]
         gradients = gradients_of(observation, layers)
         assert head.bias is not None

@@ -12,7 +12,8 @@ from torch import Generator, Tensor
 from .base import Adversary, Observation, Reconstruction
 from .constraints import count
 from .layer_chain import Layer, chain
-from .recursion import Gradients, Known, Use, back, explained, gradients_of, invert
+from .layer_system import Gradients, Known, Use
+from .recursion import back, explained, gradients_of, invert
 from .spaces import InputSpace, NotApplicable
 
 _SCALES = 4000
@@ -24,9 +25,9 @@ class RGAP(Adversary):
     """Go back through a network by weight and gradient constraints, layer by layer [1].
 
     Without a bias, the last layer's gradient k x^T is known up to the scale of k, which a scalar
-    equation fixes: the slope of the loss at the logits W x must be k. The label is not needed: with a
-    wrong one, x has the wrong sign, and the constraints of the layer before do not go together. Of
-    several roots, which scale the example, the one is kept whose pixels lie in range. The paper
+    equation fixes: the slope of the loss at the logits W x must be k. The label is not needed: with
+    a wrong one, x has the wrong sign, and the constraints of the layer before do not go together.
+    Of several roots, which scale the example, the one is kept whose pixels lie in range. The paper
     solves the equation for one logit and the logistic loss, here it is the observation's own loss,
     for any number of classes. With a bias, dL/db is the scale.
 

@@ -4,7 +4,8 @@ A last layer with logits W x + b has dL/dW = sum_k s_k x_k^T and dL/db = sum_k s
 the slope of example k's loss in its logits: softmax less label, for cross-entropy. A class that a
 single example moves has a row of dL/dW that is a multiple of its x [1, Eq. 23]; of others it is a
 mean. Whether a row is of one example can be told: the slope that x itself would have must be the
-row's own, and x must be something that the layers before can give. What was found is subtracted, which leaves others alone in their rows.
+row's own, and x must be something that the layers before can give. What was found is subtracted,
+which leaves others alone in their rows.
 
 References:
     [1] Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities

@@ -128,7 +128,8 @@ def analyse() -> None:
         verdict = "resists" if found.resists else "does not resist"
         seconds = time.process_time() - begun
         print(
-            f"{name}: {len(found.layers)} steps, {verdict} ({found.verdicts[0].reason}), {seconds:.2f} s"
+            f"{name}: {len(found.layers)} steps, {verdict} ({found.verdicts[0].reason}), "
+            f"{seconds:.2f} s"
         )
     print(f"all: {time.process_time() - whole:.1f} s")
 

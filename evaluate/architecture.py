@@ -240,7 +240,6 @@ def _rank(layer: Layer, counts: Counts) -> int | None:
     rng = torch.Generator().manual_seed(0)
     drawn = torch.randn(layer.weight.shape, generator=rng, dtype=torch.float64, device="cpu")
     slopes = torch.randn(layer.output_shape, generator=rng, dtype=torch.float64, device="cpu")
-    drawn = drawn.unsqueeze(2) if drawn.ndim == 3 else drawn
     like = replace(layer, weight=drawn)
     rows = torch.block_diag(*[gradient_matrix(like, slopes)] * layer.input_shape[0])
     if counts.weight:

@@ -23,7 +23,7 @@ COMMAND_LINE = set(
 MACHINERY = {  # what methods share, none itself
     *("__init__", "base", "panel", "label_inference", "matching", "optimizers"),
     *("disaggregation", "imprint", "protocols", "relu_layer", "spaces", "sparse_recovery"),
-    *("constraints", "layer_chain", "recursion", "softmax_head"),
+    *("activations", "constraints", "layer_chain", "layer_system", "recursion", "softmax_head"),
     *("sphere", "ats_search", "pld", "secagg_protocol"),
     *("torchvision_ops", "transforms", "vector"),
 }

@@ -80,8 +80,9 @@ def cnn6_x(space: InputSpace, activation: str = "relu", early: str = "leaky_relu
 
 
 def cnn6(space: InputSpace, activation: str = "leaky_relu", bias: bool = False) -> nn.Module:
-    """Return CNN6, the network of R-GAP, at torch's own initialisation; its published task is
-    binary, with one logit: `classes` of the space is 1.
+    """Return CNN6, the network of R-GAP, at torch's own initialisation.
+
+    Its published task is binary, with one logit: `classes` of the space is 1.
     """
     _check(activation)
     channels, height, width = space.shape

@@ -3,7 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from leakfrontier.adversaries import ImageSpace, NotApplicable, TokenSpace
-from leakfrontier.adversaries.layer_chain import ACTIVATIONS, Layer, Obstacle, chain, trace
+from leakfrontier.adversaries.activations import ACTIVATIONS
+from leakfrontier.adversaries.layer_chain import Layer, Obstacle, chain, trace
 
 SPACE = ImageSpace((3, 8, 8), 10)
 

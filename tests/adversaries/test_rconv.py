@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Literal
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from leakfrontier.adversaries import (
     NotApplicable,
     Observation,
     Protocol,
+    WaveSpace,
 )
 from leakfrontier.adversaries.constraints import count
 from leakfrontier.adversaries.layer_chain import chain, trace
@@ -46,7 +47,7 @@ def seen(
     defense: Defense | None = None,
     protocol: Protocol | None = None,
     model: nn.Module | None = None,
-    **options: Any,
+    **options: str,
 ) -> tuple[Observation, Tensor]:
     space = ImageSpace(SHAPE, classes)
     if model is None:
@@ -116,12 +117,25 @@ def test_weights_and_gradients_together_where_neither_is_enough() -> None:
     assert attacked(*seen(model=model)) > 60
 
 
+def test_sound_is_recovered_too() -> None:
+    space = WaveSpace((1, 128), 10)
+    model = nn.Sequential(
+        nn.Conv1d(1, 8, 9, stride=4, padding=4), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(256, 10)
+    ).double()
+    wave = torch.rand(1, 1, 128, generator=rng(), dtype=torch.float64)
+    client = Client(model, cross_entropy, Defense(), FedSGD(), space)
+    (upload,) = observe(client, [Batch(wave, torch.tensor([1]))], ThreatModel(), rng(2))
+    guess = RCONV().reconstruct(upload.observation, rng())
+    assert guess.inputs.shape == wave.shape
+    assert float((guess.inputs - wave).abs().max()) < 1e-6
+
+
 def test_too_few_constraints_are_counted() -> None:
     space = ImageSpace(SHAPE, 10)
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(392, 10))
     assert model(torch.zeros(1, *space.shape)).shape == (1, 10)
     observation, _ = seen(model=model)
-    with pytest.raises(NotApplicable, match="54 by its gradient.* for 768 unknowns"):
+    with pytest.raises(NotApplicable, match=r"54 by its gradient.* for 768 unknowns"):
         RCONV().reconstruct(observation, rng())
 
 
@@ -195,7 +209,7 @@ def test_peeling_finds_more_than_rows() -> None:
 
 
 @pytest.mark.parametrize("balance", ["blocks", "rows"])
-def test_rgap_needs_no_bias(balance: Any) -> None:
+def test_rgap_needs_no_bias(balance: Literal["blocks", "rows"]) -> None:
     observation, truth = seen("cnn6", classes=1)
     assert attacked(observation, truth, RGAP(balance=balance)) > 60
 
