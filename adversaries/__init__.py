@@ -12,14 +12,18 @@ from .base import (
     Round,
     Threat,
 )
+from .dager import DAGER
 from .dlfa import DLFA
 from .dlg import DLG
 from .fedleak import FedLeak
 from .fishing import Fishing
+from .grab import GRAB
 from .gradinversion import GradInversion
 from .idlg import IDLG
 from .inverting_gradients import InvertingGradients
 from .label_inference import infer_targets
+from .lamp import LAMP
+from .language_guess import LanguageGuess
 from .learning_to_invert import LearningToInvert
 from .linear_leakage import LinearLeakage
 from .loki import LOKI
@@ -58,6 +62,9 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         DLFA,
         SME,
         LearningToInvert,
+        LanguageGuess,
+        LAMP,
+        GRAB,
         RobbingTheFed,
         RobbingTheFedDirectPass,
         LOKI,
@@ -65,6 +72,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         TrapWeights,
         ScaleMIA,
         ARES,
+        DAGER,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -72,9 +80,12 @@ ADVERSARIES: dict[str, type[Adversary]] = {
 __all__ = [
     "ADVERSARIES",
     "ARES",
+    "DAGER",
     "DLFA",
     "DLG",
+    "GRAB",
     "IDLG",
+    "LAMP",
     "LOKI",
     "PANEL",
     "SME",
@@ -91,6 +102,7 @@ __all__ = [
     "ImageSpace",
     "InputSpace",
     "InvertingGradients",
+    "LanguageGuess",
     "LearningToInvert",
     "LinearLeakage",
     "Loss",

@@ -14,7 +14,7 @@ from leakfrontier.evaluate.modality import Images, Modality, Text, Waves, modali
 
 IMAGES = modality_of(ImageSpace((1, 8, 8), 3, mean=(0.4,), std=(0.2,)))
 WAVES = modality_of(WaveSpace((1, 40), 3, mean=(0.5,), std=(0.02,), rate=8000))
-VOCABULARY = ("[PAD]", "[UNK]", *"abcdefgh")
+VOCABULARY = ("[PAD]", "[UNK]", *(f" {letter}" for letter in "abcdefgh"))
 TEXT = modality_of(TokenSpace((6,), 3, vocabulary=len(VOCABULARY), padding=0), VOCABULARY)
 ALL = [IMAGES, WAVES, TEXT]
 
@@ -33,7 +33,7 @@ def values(modality: Modality, count: int, seed: int = 0) -> Tensor:
 METRICS = {
     Images: {"psnr", "ssim"},
     Waves: {"psnr", "snr"},
-    Text: {"token_accuracy", "exact"},
+    Text: {"token_accuracy", "exact", "rouge1", "rouge2", "rougeL"},
 }
 
 
@@ -152,7 +152,7 @@ def test_examples_are_shown() -> None:
     rate, samples = wavfile.read(io.BytesIO(WAVES.render(torch.full((1, 40), 0.75))))
     assert (rate, samples.tolist()) == (8000, [2**14] * 40)
     shown = TEXT.render(torch.tensor([2, 0, 4, -1, 0, 0]))
-    assert json.loads(shown) == ["a", "[PAD]", "c", "\N{WHITE SQUARE}"]  # the end is left out
+    assert json.loads(shown) == [" a", "[PAD]", " c", "\N{WHITE SQUARE}"]  # the end is left out
     assert json.loads(TEXT.render(torch.zeros(6, dtype=torch.long))) == []
 
 
