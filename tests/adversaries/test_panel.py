@@ -52,6 +52,13 @@ PINNED = {
     "ARES": (0.0052, 1.1480, 0.0000),
     "ScaleMIA": (-0.0031, 0.9500, 0.4625),
     "Fishing": (0.0312, 1.1826, 0.0376),
+    "RGAP": (-0.1012, 1.1982, 0.0000),
+    "RCONV": (-0.1012, 1.1982, 0.0000),
+    "DAGER": (12.5556, 16.6817, 0.0000),
+    "SOMP": (12.5556, 16.6817, 0.0000),
+    "LanguageGuess": (33.0000, 19.5000, 31.2872),
+    "LAMP": (12.6667, 16.6132, 0.3333),
+    "GRAB": (12.6667, 16.6132, 0.3333),
 }
 """Mean and standard deviation of what members reconstruct, and its distance from the truth.
 
