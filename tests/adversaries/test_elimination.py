@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from federated import SPACE, batch, make_client, rng, seeded
 from torch import Tensor, nn
@@ -38,10 +36,10 @@ def found(observation: Observation) -> Tensor:
     return eliminated(observation, model, "1", head)
 
 
-def nearest(guesses: Tensor, truth: Tensor) -> Sequence[float]:
+def nearest(guesses: Tensor, truth: Tensor) -> list[float]:
     """Return the distance of each example from the nearest guess, per value."""
     distances = torch.cdist(truth.flatten(1), guesses.flatten(1)).amin(dim=1)
-    return (distances / truth[0].numel() ** 0.5).tolist()
+    return [float(distance) / truth[0].numel() ** 0.5 for distance in distances]
 
 
 def test_examples_are_found_one_after_the_other() -> None:
@@ -73,5 +71,5 @@ def test_a_lone_example_is_the_mean_of_all_rows() -> None:
 def test_nothing_is_found_in_nothing() -> None:
     observation = seen(2)
     for value in observation.update.values():
-        value.zero_()  # type: ignore[attr-defined]
+        value.zero_()
     assert len(found(observation)) == 0
