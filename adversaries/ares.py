@@ -65,7 +65,8 @@ class ARES(Adversary):
     all that leaks is rounding.
 
     In an MLP, the first layer is Gaussian, with tail masses of its thresholds spread evenly in
-    their logarithm, from half an example of a batch to 64. Rows with a single active example
+    their logarithm, from one example of a batch to 48: with more, what is subtracted often stops
+    short of most examples. Rows with a single active example
     reveal it; it is then subtracted from all rows (see `elimination`). The
     second layer is imprinted as that of a CNN, and what it isolates of the remaining examples'
     activations is inverted; with so few equations these are likenesses at best.
@@ -203,7 +204,7 @@ class ARES(Adversary):
         first.weight.zero_()
         first.weight[own] = drawn[own]
         examples = round.batch_size
-        fewest, most = 0.5 / examples, min(64 / examples, 0.5)
+        fewest, most = (min(count / examples, 0.5) for count in (1, 48))
         masses = torch.logspace(math.log10(fewest), math.log10(most), len(drawn[own]))
         projections = (public.flatten(1) @ drawn[own].T).flatten()
         order = projections.sort().values
@@ -252,12 +253,10 @@ class ARES(Adversary):
         least = 1e-6 if observation.protocol.uploads_gradient else 1e-2  # steps leave traces
         least = max(least, 1e-4 if summed else 0.0)
         isolated = isolate(weight, bias, cumulative=not summed, least=least, examples=examples)
-        activations = weight.new_zeros(len(isolated.inputs), outputs.numel())
-        activations[:, outputs.flatten()] = self._cleared(isolated.inputs)
         low, high = _box(observation.space)
         recovered = invert(
-            layers.measurement,
-            activations.view(-1, *outputs.shape),
+            layers.measurement.of(own),
+            self._cleared(isolated.inputs).view(-1, int(own.sum()), *outputs.shape[1:]),
             low.to(weight),
             high.to(weight),
             iterations=self.iterations,

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar, Literal, TypeVar
 
 import torch
@@ -153,6 +154,8 @@ class FedAvg(Protocol):
         epochs: Passes over the client's examples.
         batch_size: Examples in one local step.
         lr: Local learning rate.
+        steps: Local steps of every client, however many examples it has, so that an upload does
+            not tell; None takes as many as `epochs` have.
         clients: Clients behind one observed upload: above 1, the server sees only their sum.
     """
 
@@ -161,6 +164,7 @@ class FedAvg(Protocol):
     epochs: int = 1
     batch_size: int = 10
     lr: float = 0.01
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,15 +173,19 @@ class FedAvg(Protocol):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be positive and finite, got {self.lr}")
+        if self.steps is not None and not self.steps >= 1:
+            raise ValueError(f"steps must be at least 1, or None, got {self.steps}")
+        if self.steps is not None and self.epochs > 1:
+            raise ValueError("give either epochs or steps: a number of steps ends at any epoch")
 
     @property
     def passes(self) -> int:
-        """Return the epochs."""
-        return self.epochs
+        """Return the epochs, or the most that a number of steps may have."""
+        return self.steps or self.epochs
 
     def local_steps(self, examples: int) -> int:
-        """Return the batches of all epochs."""
-        return self.epochs * -(-examples // self.batch_size)
+        """Return the batches of all epochs, unless their number is fixed."""
+        return self.steps or self.epochs * -(-examples // self.batch_size)
 
     def step_size(self, examples: int) -> int:
         """Return the size of a batch."""
@@ -196,7 +204,7 @@ class FedAvg(Protocol):
     ) -> Weights:
         """Take the local steps, and return the change of weights."""
         weights = start
-        for part in batches(self.batch_size, self.epochs):
+        for part in islice(batches(self.batch_size, self.passes), self.steps):
             slope = gradient(weights, part)
             weights = {name: weights[name] - self.lr * slope[name] for name in start}
         return {name: weights[name] - start[name] for name in start}
@@ -220,6 +228,7 @@ class FedBuff(FedAvg):
         epochs: Passes over the client's examples.
         batch_size: Examples in one local step.
         lr: Local learning rate.
+        steps: Local steps of every client; None takes as many as `epochs` have.
         buffer: Uploads that make a step of the server, K.
         oldest: The largest staleness.
         delays: Distribution of tau: `uniform` on 0 to `oldest`, or `half-normal` as the paper

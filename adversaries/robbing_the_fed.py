@@ -147,7 +147,7 @@ class RobbingTheFed(Adversary):
         family = laplace_quantiles if self.query == "fourier" else normal_quantiles
         if not self.calibrated or round.public is None:
             return family(0.0, 1.0)
-        return fitted(round.public.inputs.flatten(1).cpu().double() @ query, family)
+        return fitted(round.public.inputs.flatten(1).to(query) @ query, family)
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return what the bins hold, at most as much as there are examples."""

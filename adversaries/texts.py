@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -14,6 +14,7 @@ from torch.nn.functional import normalize, pad
 
 from .base import Observation
 from .label_inference import infer_targets
+from .language_prior import language_prior
 from .matching import Update
 from .spaces import NotApplicable, TokenSpace
 from .subspace import row_space
@@ -131,6 +132,11 @@ class Texts:
     def observed(self) -> Update:
         """Return the observed update of the parameters that are compared, as a stack of one."""
         return {name: self.observation.update[name].unsqueeze(0) for name in self.names}
+
+    @cached_property
+    def language(self) -> Callable[[Tensor], Tensor] | None:
+        """Return how unlikely texts are, if the observed model is a language model."""
+        return language_prior(self.observation)
 
     @cached_property
     def _directions(self) -> Tensor:
@@ -278,8 +284,9 @@ def _positions(observation: Observation, transformer: Transformer) -> int | None
     """Return how many positions have a gradient; None where they are not learned."""
     most, words = transformer.space.shape[0], _embedding(transformer)
     for module in transformer.network.modules():
-        learned = isinstance(module, nn.Embedding) and module is not words
-        if learned and module.num_embeddings >= most:
+        if not isinstance(module, nn.Embedding) or module is words:
+            continue
+        if module.num_embeddings >= most:
             name = _parameter(observation, module)
             if name is not None:
                 sizes = observation.update[name].norm(dim=1)

@@ -109,7 +109,8 @@ class TokenMatching(Adversary):
     def prior(self, texts: Texts, inputs: Tensor) -> Tensor:
         """Return how unlikely the embeddings of one guess are."""
         size = inputs[texts.free].norm(dim=-1).mean()
-        return self.norm_prior * (size / texts.size - 1).square()
+        unusual: Tensor = (size / texts.size - 1).square()
+        return self.norm_prior * unusual
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the nearest tokens of the best embeddings."""

@@ -1,66 +1,146 @@
-"""Print how often audits refute DP-SGD at epsilon 4: done right, and with 0.8 of its noise.
+"""What audits find in broken defenses, and that they accuse no correct one.
 
-python benchmarks/audit.py [RUNS] [METHOD ...]     # 20 runs of every method by default
+python benchmarks/audit.py faults [RUNS] [FILE]      # the table of docs/audit_faults.md
+python benchmarks/audit.py correct [RUNS] [FIRST [LAST]]     # 100 runs of each by default
+python benchmarks/audit.py power [RUNS] [METHOD ...] # DP-SGD at epsilon 4, done right and quietly
 """
 
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
-from torch import Generator, nn
+from audited_defenses import BROKEN, CORRECT, PLAN, Centred, Mechanism, Quiet, Unchecked
+from torch import nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.defenses import DPSGD, Batch, Loss, Plan, Update
+from leakfrontier.defenses import Batch, Defense, Plan
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
 from leakfrontier.evaluate.privacy.accounting import calibrate
-from leakfrontier.evaluate.privacy.audit import AUDITS
+from leakfrontier.evaluate.privacy.audit import AUDITS, audit
+from leakfrontier.evaluate.privacy.finding import Audit
 from leakfrontier.evaluate.statistics import clopper_pearson
 
-EPSILON, PLAN = 4.0, Plan(steps=200, sample_rate=0.05, delta=1e-5)
+EPSILON, LONGER = 4.0, Plan(steps=200, sample_rate=0.05, delta=1e-5)
+CHEAP = tuple(AUDITS)[:-1]  # all but the audit of a whole training run
 
 
-@dataclass
-class Quiet(DPSGD):
-    """DP-SGD that draws 0.8 of the noise that it claims."""
-
-    _worker: DPSGD | None = field(default=None, init=False, repr=False)
-
-    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        """Return the gradient with too little noise."""
-        if self._worker is None:
-            self._worker = DPSGD(0.8 * self.noise_multiplier, self.max_grad_norm)
-        self._worker._batch_size = self._batch_size
-        return self._worker.gradient(model, loss, batch, rng)
+def digits(width: int = 8) -> tuple[nn.Module, Batch]:
+    """Return a small network and the handwritten digits."""
+    data = load_dataset("digits")
+    rng = torch.Generator().manual_seed(0)
+    model = build_model("mlp", data.space, rng, width=width)
+    return model, data.normalised[0].at(slice(200))
 
 
-def main(runs: int, methods: list[str]) -> None:
-    """Audit both, with another seed each time."""
-    digits = load_dataset("digits")
-    space = digits.space
-    model = build_model("mlp", space, torch.Generator().manual_seed(0), width=32)
-    data = Batch(space.to_inputs(digits.train.inputs), digits.train.targets)
-    sigma = calibrate(EPSILON, PLAN.sample_rate, PLAN.steps, PLAN.delta)
+def faults(runs: int, file: Path | None) -> None:
+    """Audit every broken defense; print which tests find each, in how many runs."""
+    model, data = digits()
+    lines = []
+    for name, defense in BROKEN.items():
+        own = Centred(model) if isinstance(defense, Unchecked) else model  # type: ignore[arg-type]
+        found = dict.fromkeys(AUDITS, 0)
+        words = ""
+        for seed in range(runs):
+            for method, one in findings(defense, own, data, seed, tuple(AUDITS)).items():
+                if isinstance(one, Audit) and one.violated:
+                    words = words or one.words
+                    found[method] += 1
+        marks = [f"{found[method]}/{runs}" if found[method] else "" for method in AUDITS]
+        lines.append(f"| {name} | {' | '.join(marks)} | {words or 'not found'} |")
+        print(lines[-1], flush=True)
+    if file is not None:
+        file.write_text(document(lines, runs))
+
+
+def document(lines: Sequence[str], runs: int) -> str:
+    """Return the page of faults."""
+    header = f"| fault | {' | '.join(AUDITS)} | what is said first |"
+    rule = "|---" * (len(AUDITS) + 2) + "|"
+    return "\n".join(
+        [
+            "# What audits find",
+            "",
+            f"Defenses that break a claim of DP-SGD (sigma 1, {PLAN.steps} steps at rate "
+            f"{PLAN.sample_rate:g}, delta {PLAN.delta:g}), each in one way, and in how many of "
+            f"{runs} runs each test finds it. Made by `python benchmarks/audit.py faults {runs} "
+            "docs/audit_faults.md`; the defenses are in `benchmarks/audited_defenses.py`.",
+            "",
+            header,
+            rule,
+            *lines,
+            "",
+        ]
+    )
+
+
+def correct(runs: int, names: Sequence[str]) -> None:
+    """Audit every correct defense; print whom audits accuse, which should be nobody."""
+    model, data = digits()
+    for name in names:
+        start, accused, applied = time.process_time(), [], set()
+        for seed in range(runs):
+            found = findings(CORRECT[name], model, data, seed, CHEAP)
+            applied |= {method for method, one in found.items() if isinstance(one, Audit)}
+            accused += [
+                f"{method}: {one.words}"
+                for method, one in found.items()
+                if isinstance(one, Audit) and one.violated
+            ]
+        print(
+            f"| {name} | {len(applied)} | {len(accused)} of {runs * len(applied)} | "
+            f"{'; '.join(dict.fromkeys(accused))} | {(time.process_time() - start) / runs:.1f} |",
+            flush=True,
+        )
+
+
+def findings(
+    defense: Defense, model: nn.Module, data: Batch, seed: int, methods: tuple[str, ...]
+) -> dict[str, object]:
+    """Return what audits say, with another seed each time."""
+    rng = torch.Generator().manual_seed(1000 + seed)
+    return {**audit(defense, model, cross_entropy, data, PLAN, rng, methods)}
+
+
+def power(runs: int, methods: Sequence[str]) -> None:
+    """Audit DP-SGD at epsilon 4 and with 0.8 of its noise, with another seed each time."""
+    model, data = digits(width=32)
+    sigma = calibrate(EPSILON, LONGER.sample_rate, LONGER.steps, LONGER.delta)
     size = sum(p.numel() for p in model.parameters())
-    print(f"{size:,} parameters, {len(data.targets)} examples, sigma {sigma:.3f}, {PLAN}")
+    print(f"{size:,} parameters, {len(data.targets)} examples, sigma {sigma:.3f}, {LONGER}")
     for method in methods:
-        for defense in (DPSGD(sigma), Quiet(sigma)):
-            start, findings = time.perf_counter(), []
+        for defense in (Mechanism(sigma), Quiet(sigma)):
+            start, found = time.perf_counter(), []
             for seed in range(runs):
                 rng = torch.Generator().manual_seed(seed)
-                findings.append(AUDITS[method](defense, model, cross_entropy, data, PLAN, rng))
-            bounds = torch.tensor([finding.lower_bound for finding in findings])
-            refuted = sum(finding.violated for finding in findings)
+                found.append(AUDITS[method](defense, model, cross_entropy, data, LONGER, rng, 1))
+            bounds = torch.tensor([finding.lower_bound for finding in found])
+            refuted = sum(finding.violated for finding in found)
             print(
                 f"{method}, {type(defense).__name__}: refuted in {refuted} of {runs} "
-                f"({clopper_pearson(refuted, runs)}); claimed {findings[0].claimed:.2f}, lower "
+                f"({clopper_pearson(refuted, runs)}); claimed {found[0].claimed:.2f}, lower "
                 f"bound {bounds.mean():.2f} (sd {bounds.std():.2f}), ceiling "
-                f"{findings[0].ceiling:.2f}; {(time.perf_counter() - start) / runs:.2f} s each",
+                f"{found[0].ceiling:.2f}; {(time.perf_counter() - start) / runs:.2f} s each",
                 flush=True,
             )
 
 
+def main(command: str, *arguments: str) -> None:
+    """Run one of the commands."""
+    if command == "faults":
+        file = Path(arguments[1]) if len(arguments) > 1 else None
+        faults(int(arguments[0]) if arguments else 5, file)
+    elif command == "correct":
+        numbers = [int(one) for one in arguments[1:]]
+        correct(int(arguments[0]) if arguments else 100, [*CORRECT][slice(*numbers or [None])])
+    elif command == "power":
+        power(int(arguments[0]) if arguments else 20, arguments[1:] or list(AUDITS))
+    else:
+        sys.exit(__doc__)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:] or list(AUDITS))
+    main(*(sys.argv[1:] or ["help"]))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -29,15 +30,19 @@ from leakfrontier.adversaries import (
     NotApplicable,
     PriorGuess,
     PublicData,
+    TokenSpace,
 )
 from leakfrontier.defenses import Defense
 from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.data import Dataset, load_dataset
+from leakfrontier.evaluate.data import load_dataset
+from leakfrontier.evaluate.dataset import Dataset
+from leakfrontier.evaluate.modality import Text
 from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.pretrained import Task
 from leakfrontier.evaluate.seeds import generator
 from leakfrontier.evaluate.text import Reading
 
-MODELS = {
+MODELS: dict[str, tuple[str, dict[str, Any], Task]] = {
     "gpt2": ("gpt2", {"layers": 12, "width": 768, "heads": 12}, "classification"),
     "smollm2": ("smollm2", {}, "next-token"),
     "smollm2-classifier": ("smollm2", {}, "classification"),
@@ -84,7 +89,12 @@ def _attack(name: str, iterations: int) -> Adversary:
     if name in ("PriorGuess", "LanguageGuess"):
         return {"PriorGuess": PriorGuess, "LanguageGuess": LanguageGuess}[name]()
     every = max(1, iterations // 4)
-    budget = {"iterations": iterations, "reorder_every": every, "starts": 16, "orders": 16}
+    budget: dict[str, Any] = {
+        "iterations": iterations,
+        "reorder_every": every,
+        "starts": 16,
+        "orders": 16,
+    }
     if name == "LAMP":
         return LAMP(**budget, blocks=2)
     return GRAB(**budget, blocks=2, beams=4, rounds=10)
@@ -118,9 +128,9 @@ def _scores(
     rows = torch.randperm(len(dataset.train.inputs), generator=generator("texts"))
     public, victims = dataset.train.at(rows[:PUBLIC]), dataset.train.at(rows[PUBLIC:])
     truth = victims.at(slice(index * size, (index + 1) * size))
-    granted = dataset.space.task == "classification"
+    granted = cast(TokenSpace, dataset.space).task == "classification"
     threat = ThreatModel(knows_targets=granted, public=PublicData(*public))
-    modality = dataset.modality
+    modality = cast(Text, dataset.modality)
     client = Client(network, modality.loss, Defense(), FedSGD(), dataset.space)
     (upload,) = observe(client, [truth], threat, generator("client", index))
     started = time.process_time()

@@ -2,6 +2,7 @@
 
 from .ats import ATS
 from .base import (
+    ADJACENCIES,
     Batch,
     Chain,
     Defense,
@@ -56,6 +57,7 @@ DEFENSES: dict[str, type[Defense]] = {
 """Every defense by name. Add a line here to add a defense; `none` defends nothing."""
 
 __all__ = [
+    "ADJACENCIES",
     "ATS",
     "DEFENSES",
     "DPSGD",

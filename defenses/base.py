@@ -28,6 +28,10 @@ class Batch(NamedTuple):
         """Return some of the examples."""
         return Batch(self.inputs[rows], self.targets[rows])
 
+    def to(self, device: torch.device) -> Batch:
+        """Return the same examples on a device."""
+        return Batch(self.inputs.to(device), self.targets.to(device))
+
     @classmethod
     def joined(cls, batches: Iterable[Batch]) -> Batch:
         """Return the examples of several batches, one after the other."""
@@ -47,11 +51,14 @@ class Plan:
         sample_rate: Probability that one record is in a step, by secret Poisson sampling; 1 if
             the adversary may know who is in it, or if batches are not Poisson samples.
         delta: The delta at which epsilon is stated.
+        passes: Steps that one record is in at most, if batches are those of shuffled epochs, as
+            the default `Defense.batches` draws them; None where nothing but `steps` is known.
     """
 
     steps: int
     sample_rate: float
     delta: float
+    passes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.steps >= 1:
@@ -60,6 +67,28 @@ class Plan:
             raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+        if self.passes is not None and not 1 <= self.passes <= self.steps:
+            raise ValueError(f"passes must be in [1, steps = {self.steps}], got {self.passes}")
+
+
+ADJACENCIES = {
+    "zero-out": "neighbours differ in one unit that contributes nothing; how many there are is "
+    "public",
+    "add/remove": "neighbours differ in one unit that is added or removed; how many there are is "
+    "secret",
+    "replace": "neighbours differ in one unit that is replaced by another",
+}
+"""What an epsilon is about, by the names that a `Guarantee` may use, in words for readers.
+
+A client can hide what a record says, and that it says anything at all. It cannot hide how many
+records it has while its code depends on that number: a sample rate of B / n, and epochs of
+ceil(n / B) steps, are both read off n, and a server that weighs clients by their size is told n.
+Hence our own record-level claims are of `zero-out` (Kairouz et al., "Practical and Private (Deep)
+Learning without Sampling or Shuffling", ICML 2021, https://arxiv.org/abs/2103.00039, definition
+1.1; Chua et al., "How Private are DP-SGD Implementations?", ICML 2024,
+https://arxiv.org/abs/2403.17673). The mechanisms and epsilons are those of addition and removal.
+A client as a whole is likewise seen to take part, or not: what is hidden is what it adds.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +99,7 @@ class Guarantee:
         epsilon: Privacy loss; infinite where the mechanism bounds nothing.
         delta: Failure probability.
         unit: What one neighbouring dataset lacks: `record` or `client`.
-        adjacency: `add/remove` or `replace`.
+        adjacency: One of `ADJACENCIES`.
         accountant: How epsilon was computed.
     """
 
@@ -138,6 +167,13 @@ class Defense:
         """Yield which of a client's examples each local step sees, e.g. Poisson samples."""
         for _ in range(epochs):
             yield from torch.randperm(examples, generator=rng).split(batch_size)
+
+    def expect(self, batch_size: int) -> None:
+        """Take note of how many examples steps are configured to see, however many they do.
+
+        What a private sum is divided by must not tell how many examples there were. The harness
+        calls it for local steps that are not drawn by `batches`: those of a replay.
+        """
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Return the examples that are trained on, e.g. augmented."""
@@ -259,6 +295,11 @@ class Chain(Defense):
     ) -> Iterator[Tensor]:
         """Draw as the one link that draws does."""
         return self._drawing.batches(examples, batch_size, epochs, rng)
+
+    def expect(self, batch_size: int) -> None:
+        """Tell every link."""
+        for link in self.links:
+            link.expect(batch_size)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Apply every link's `on_batch`."""

@@ -79,5 +79,5 @@ class ClientDP(Defense):
     def guarantee(self, plan: Plan) -> Guarantee:
         """Return epsilon of the Gaussian mechanism; infinite without noise."""
         return self.mechanism.guarantee(plan) or Guarantee(
-            math.inf, plan.delta, "client", "add/remove", "PLD"
+            math.inf, plan.delta, "client", "zero-out", "PLD"
         )

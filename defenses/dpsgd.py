@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update, trainable
+from .per_example import ClippedGradient, check_apart
 from .pld import gaussian_epsilon
 
 _SMALL = 2**20  # entries of all per-example gradients up to which to compute them is faster
@@ -25,10 +26,19 @@ class DPSGD(Defense):
     """Clip every example's gradient, add Gaussian noise to their sum, divide by the batch size.
 
     One Opacus optimizer per client computes every gradient, in training as in the observed
-    step; `torch.func` where Opacus cannot: a layer of one's own, or weights that are tied, used
-    twice or not at all. The upload is (sum of clipped gradients + N(0, (sigma C)^2)) / B. Local
-    batches are Poisson samples, as the accountants assume: of N examples each is in a step with
-    probability B / N, and B, not the size of the sample, divides the sum.
+    step; `torch.func` where Opacus cannot: a layer of one's own, a recurrent one, or weights that
+    are tied, used twice or not at all. The upload is (sum of clipped gradients +
+    N(0, (sigma C)^2)) / B. Local batches are Poisson samples, as the accountants assume: of N
+    examples each is in a step with probability B / N. The configured B divides the sum, be the
+    sample or all of a client's data larger or smaller: else the size of the noise would tell how
+    many examples there are.
+
+    The claim is of zero-out adjacency, N being public, because the sample rate is B / N and a
+    client that trains for epochs takes ceil(N / B) steps in each; see `ADJACENCIES`. A protocol
+    with a fixed number of local steps (`FedAvg(steps=...)`) leaves of this the sample rate alone.
+
+    Models and losses that mix the examples of a batch are refused by what they do: no clipping of
+    one example's gradient bounds what the example does to those of others.
 
     Attributes:
         noise_multiplier: sigma, the noise's standard deviation in units of `max_grad_norm`.
@@ -41,9 +51,8 @@ class DPSGD(Defense):
             computing them; `auto` is `hooks` for per-layer clipping and where all gradients
             together are small, else `ghost`.
         poisson_sampling: Whether local batches are Poisson samples; without them batches are
-            shuffled, and the guarantee has no amplification by sampling and counts half of the
-            noise: another example takes the place of one that is removed. A batch of all examples
-            keeps its noise.
+            shuffled, and an example counts in full at each step that it is in: once per epoch
+            where batches are those of epochs, else always; see `pld.sampled_segment`.
 
     References:
         [1] Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. "Deep Learning with
@@ -109,24 +118,34 @@ class DPSGD(Defense):
         self, examples: int, batch_size: int, epochs: int, rng: Generator
     ) -> Iterator[Tensor]:
         """Yield Poisson samples, as many as there would be batches."""
-        self._batch_size = min(batch_size, examples)
+        self.expect(batch_size)
         if not self.poisson_sampling:
             yield from super().batches(examples, batch_size, epochs, rng)
             return
         for _ in range(epochs * -(-examples // batch_size)):
-            chosen = torch.rand(examples, generator=rng) < self._batch_size / examples
+            chosen = torch.rand(examples, generator=rng) < batch_size / examples
             yield chosen.nonzero().flatten()
 
+    def expect(self, batch_size: int) -> None:
+        """Divide by this from now on."""
+        self._batch_size = batch_size
+
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        """Return the clipped, noised mean gradient, as Opacus's optimizer would step on it."""
+        """Return the clipped, noised mean gradient, as Opacus's optimizer would step on it.
+
+        Raises:
+            ValueError: If the model or the loss mixes the examples of a batch.
+        """
         size = self._batch_size or len(batch.inputs)
+        if not len(batch.inputs):  # on which not every model can be called
+            return _FunctionalClient(self).gradient(model, loss, batch, size, rng)
         if self._client is None:
-            suited = _suits_opacus(model, loss, batch)
+            replica = _replica(model)
+            check_apart(replica, loss, batch)
+            suited = _suits_opacus(replica, loss, batch)
             ghost = self._ghost(model, size)
             self._client = _OpacusClient(model, self, ghost) if suited else _FunctionalClient(self)
-        # Not every model can be called on no examples at all.
-        client = self._client if len(batch.inputs) else _FunctionalClient(self)
-        return client.gradient(model, loss, batch, size, rng)
+        return self._client.gradient(model, loss, batch, size, rng)
 
     def _ghost(self, model: nn.Module, batch_size: int) -> bool:
         if self.per_example != "auto":
@@ -156,14 +175,11 @@ class DPSGD(Defense):
         return -torch.stack(squares).sum() / (2 * std**2)
 
     def guarantee(self, plan: Plan) -> Guarantee:
-        """Return epsilon of the subsampled Gaussian mechanism, by privacy loss distributions.
-
-        Without Poisson sampling a sample rate below 1 counts as 1, with half of the noise.
-        """
+        """Return epsilon of the subsampled Gaussian mechanism, by privacy loss distributions."""
         epsilon = gaussian_epsilon(
             self.noise_multiplier, plan, poisson_sampling=self.poisson_sampling
         )
-        return Guarantee(epsilon, plan.delta, "record", "add/remove", "PLD")
+        return Guarantee(epsilon, plan.delta, "record", "zero-out", "PLD")
 
 
 def _mixing_layer(model: nn.Module) -> str | None:
@@ -172,41 +188,6 @@ def _mixing_layer(model: nn.Module) -> str | None:
         if isinstance(module, _BatchNorm):
             return f"layer {name!r} is a BatchNorm, which mixes the examples of a batch"
     return None
-
-
-@dataclass
-class ClippedGradient(Defense):
-    """The mean of per-example clipped gradients: what can be replayed of DP-SGD.
-
-    Differentiable, unlike Opacus's hooks, and equal to `DPSGD` without noise.
-    """
-
-    max_grad_norm: float
-    clipping: str = "flat"
-
-    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        """Return the clipped mean gradient."""
-        parameters = trainable(model)
-
-        def example_loss(parameters: Update, example: Tensor, target: Tensor) -> Tensor:
-            output = functional_call(model, parameters, (example.unsqueeze(0),))
-            return loss(output, target.unsqueeze(0))
-
-        each = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")  # dropout
-        gradients = each(parameters, *batch)
-        factors = self._factors({name: g.flatten(1).norm(dim=1) for name, g in gradients.items()})
-        return {
-            name: torch.einsum("i,i...->...", factors[name], g) / len(batch.inputs)
-            for name, g in gradients.items()
-        }
-
-    def _factors(self, norms: Update) -> Update:
-        """Return what each example's gradient is multiplied by, in Opacus's own form."""
-        if self.clipping == "per_layer":
-            bound = self.max_grad_norm / math.sqrt(len(norms))
-            return {name: (bound / (norm + 1e-6)).clamp(max=1.0) for name, norm in norms.items()}
-        together = torch.stack(list(norms.values())).norm(dim=0)
-        return dict.fromkeys(norms, (self.max_grad_norm / (together + 1e-6)).clamp(max=1.0))
 
 
 class _OpacusClient:
@@ -261,8 +242,8 @@ class _FunctionalClient:
         """Return the sum of clipped gradients with noise, over the expected batch size."""
         total = {name: torch.zeros_like(value) for name, value in trainable(model).items()}
         if len(batch.inputs):
-            mean = self.clipped.gradient(model, loss, batch, rng)
-            total = {name: len(batch.inputs) * value for name, value in mean.items()}
+            self.clipped.expect(1)
+            total = self.clipped.gradient(model, loss, batch, rng)
         return {name: (value + self._noise(value, rng)) / size for name, value in total.items()}
 
     def _noise(self, like: Tensor, rng: Generator) -> Tensor:
@@ -271,7 +252,7 @@ class _FunctionalClient:
         return torch.normal(0.0, self.std, like.shape, generator=rng, device=rng.device).to(like)
 
 
-def _suits_opacus(model: nn.Module, loss: Loss, batch: Batch) -> bool:
+def _suits_opacus(replica: nn.Module, loss: Loss, batch: Batch) -> bool:
     """Return whether Opacus finds the gradient of every example.
 
     It must know every layer that has parameters, see it called once, with the examples along the
@@ -279,7 +260,7 @@ def _suits_opacus(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     """
     from opacus import GradSampleModule  # here, because it takes seconds to import
 
-    replica, parameters = _replica(model), []
+    parameters = []
     calls: dict[nn.Module, list[int]] = {}
     for layer in replica.modules():
         own = [value for value in layer.parameters(recurse=False) if value.requires_grad]

@@ -26,11 +26,12 @@ class Noise(Defense):
     scale across models: the magnitude of updates differs by orders.
 
     Noise without clipping bounds nothing, however large it is. With the update clipped to an L2
-    norm C there is a guarantee for the client as a whole, under addition or removal of the
-    client. To tell any two updates apart is twice as easy: that guarantee is the one of half the
-    scale. The Laplace mechanism would need an L1 norm for its usual guarantee. After L2 clipping
-    it is rho-zCDP with rho = C^2 / (2 b^2), since entry j is (s_j / b)-DP for a change of s_j,
-    hence (s_j / b)^2 / 2-zCDP [3], and entries compose: as much as a Gaussian of sigma = b.
+    norm C there is a guarantee for the client as a whole, against telling its update from noise
+    alone: the server sees who takes part. To tell any two updates apart is twice as easy: that
+    guarantee is the one of half the scale. The Laplace mechanism would need an L1 norm for its
+    usual guarantee. After L2 clipping it is rho-zCDP with rho = C^2 / (2 b^2), since entry j is
+    (s_j / b)-DP for a change of s_j, hence (s_j / b)^2 / 2-zCDP [3], and entries compose: as much
+    as a Gaussian of sigma = b.
 
     Attributes:
         scale: sigma or b; 0 adds nothing.
@@ -110,7 +111,7 @@ class Noise(Defense):
         else:
             everybody = replace(plan, sample_rate=1.0)
             epsilon, accountant = gaussian_epsilon(self.scale / self.max_norm, everybody), "PLD"
-        return Guarantee(epsilon, plan.delta, "client", "add/remove", accountant)
+        return Guarantee(epsilon, plan.delta, "client", "zero-out", accountant)
 
     def _draw(self, like: Tensor, rng: Generator) -> Tensor:
         if self.distribution == "gaussian":

@@ -73,18 +73,36 @@ Schedule = tuple[Segment, ...]
 
 
 def sampled_segment(
-    sample_rate: float, noise_multiplier: float, steps: int, *, poisson_sampling: bool = True
+    sample_rate: float,
+    noise_multiplier: float,
+    steps: int,
+    *,
+    poisson_sampling: bool = True,
+    passes: int | None = None,
 ) -> Segment:
     """Return steps that see a share of all units, as accountants may count them.
 
-    Without Poisson sampling, steps have a fixed size. A unit that is removed from such a step
-    leaves its place to another one, which moves the sum by up to twice the clipping norm: the
-    noise counts half. Nor is any amplification proven for every such draw: the sample rate counts
-    as 1. A step that sees everybody has no such place, and keeps its noise.
+    Without Poisson sampling, a unit counts in full at each step that it is in: in `passes` of
+    them where batches are those of shuffled epochs, else in all. That is mu-GDP with
+    mu = sqrt(passes) / sigma, under zero-out adjacency and whatever the order of the examples:
+
+    Let D' be D with unit i contributing nothing. Given the permutations of all epochs, D and D'
+    have the same examples in the same places: i leaves its place to nobody. So the steps without
+    i are the same randomised function of what was released before them, and at each of the k
+    steps with i the sums differ by at most C. Such a step is (1 / sigma)-GDP, a step without i is
+    0-GDP, and adaptive composition gives sqrt(k) / sigma [2], with k <= passes. That bounds an
+    adversary who is told the permutations, which are drawn in the same way under D and D'; one
+    who is not can do no better. (Were i removed instead, another unit would move into its place
+    and those behind it: the sum would change by 2 C, and in more than one step.)
     """
-    if poisson_sampling or sample_rate == 1:
+    if poisson_sampling:
         return Segment(sample_rate, noise_multiplier, steps)
-    return Segment(1.0, noise_multiplier / 2, steps)
+    return Segment(1.0, noise_multiplier, steps if passes is None else passes)
+
+
+def shuffled_passes(examples: int, batch_size: int, steps: int) -> int:
+    """Return how many of the first batches of shuffled epochs an example is in at most."""
+    return -(-steps // -(-examples // batch_size))
 
 
 def gaussian_epsilon(
@@ -95,10 +113,15 @@ def gaussian_epsilon(
     Args:
         noise_multiplier: Standard deviation of the noise over the sensitivity.
         plan: Steps, sample rate and delta.
-        poisson_sampling: Whether steps are Poisson samples; see `sampled_segment`.
+        poisson_sampling: Whether steps are Poisson samples, or else those of shuffled epochs;
+            see `sampled_segment`.
     """
     segment = sampled_segment(
-        plan.sample_rate, noise_multiplier, plan.steps, poisson_sampling=poisson_sampling
+        plan.sample_rate,
+        noise_multiplier,
+        plan.steps,
+        poisson_sampling=poisson_sampling,
+        passes=plan.passes,
     )
     return pld_epsilon((segment,), plan.delta)
 

@@ -15,7 +15,15 @@ from numbers import Real
 import torch
 from torch import Generator, Tensor, nn
 
-from leakfrontier.defenses import Batch, Defense, Guarantee, Loss, Update, trainable
+from leakfrontier.defenses import (
+    ADJACENCIES,
+    Batch,
+    Defense,
+    Guarantee,
+    Loss,
+    Update,
+    trainable,
+)
 
 
 @dataclass
@@ -55,6 +63,10 @@ class Checked(Defense):
                 )
             self._rows = rows
             yield rows
+
+    def expect(self, batch_size: int) -> None:
+        """Tell the defense."""
+        self.inner.expect(batch_size)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Check the private batch and what the defense makes of it."""
@@ -274,8 +286,8 @@ def check_guarantee(name: str, claim: object) -> None:
         "delta": (lambda value: isinstance(value, Real) and 0 < float(value) < 1, "in (0, 1)"),
         "unit": (lambda value: value in ("record", "client"), "'record' or 'client'"),
         "adjacency": (
-            lambda value: value in ("add/remove", "replace"),
-            "'add/remove' or 'replace'",
+            lambda value: value in ADJACENCIES,
+            " or ".join(f"'{name}'" for name in ADJACENCIES),
         ),
         "accountant": (lambda value: isinstance(value, str), "a text"),
     }

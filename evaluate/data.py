@@ -109,6 +109,16 @@ def fingerprint(name: str) -> str:
 forget_fingerprints = fingerprint.cache_clear
 
 
+def example_files(folder: Path) -> list[Path]:
+    """Return the files below a folder that hold examples."""
+    return [Path(found.path) for found in _examples(str(folder))] if folder.is_dir() else []
+
+
+def downloads(name: str, folder: Path) -> list[Path]:
+    """Return the files that a dataset was downloaded as; nothing for those of the package."""
+    return sorted(folder.glob(ARCHIVES[name])) if name in ARCHIVES else []
+
+
 def _examples(folder: str) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -160,8 +170,8 @@ def _digits(folder: Path) -> Dataset:
     return _measured("digits", *split(Batch(inputs, targets)), classes)
 
 
-def _torchvision(name: str, reader: str, files: str, folder: Path, **options: str) -> Dataset:
-    """Return a dataset of torchvision's; `files` says what it downloads, and to where."""
+def _torchvision(name: str, reader: str, folder: Path, **options: str) -> Dataset:
+    """Return a dataset of torchvision's."""
     from torchvision import datasets  # slow to import
 
     try:
@@ -172,7 +182,7 @@ def _torchvision(name: str, reader: str, files: str, folder: Path, **options: st
     except (OSError, RuntimeError) as error:
         raise ValueError(
             f"cannot download {name}: {error}\nWithout a network, put the files there yourself: "
-            f"{folder / files}"
+            f"{folder / ARCHIVES[name]}"
         ) from error
     train, test = (
         Batch(
@@ -185,8 +195,7 @@ def _torchvision(name: str, reader: str, files: str, folder: Path, **options: st
 
 
 def _emnist_letters(folder: Path) -> Dataset:
-    files = "EMNIST/raw/gzip.zip"
-    raw = _torchvision("emnist-letters", "EMNIST", files, folder, split="letters")
+    raw = _torchvision("emnist-letters", "EMNIST", folder, split="letters")
 
     def upright(batch: Batch) -> Batch:
         # The files hold transposed images, and labels from 1.
@@ -195,16 +204,23 @@ def _emnist_letters(folder: Path) -> Dataset:
     return _measured("emnist-letters", upright(raw.train), upright(raw.test), raw.classes[1:])
 
 
+ARCHIVES = {
+    "mnist": "MNIST/raw/*-ubyte.gz",
+    "emnist-letters": "EMNIST/raw/gzip.zip",
+    "fashion-mnist": "FashionMNIST/raw/*-ubyte.gz",
+    "cifar10": "cifar-10-python.tar.gz",
+    "cifar100": "cifar-100-python.tar.gz",
+}
+"""What torchvision downloads, in the folder of downloads."""
+
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "fashion-mini": _fashion_mini,
     "digits": _digits,
-    "mnist": partial(_torchvision, "mnist", "MNIST", "MNIST/raw/*-ubyte.gz"),
+    "mnist": partial(_torchvision, "mnist", "MNIST"),
     "emnist-letters": _emnist_letters,
-    "fashion-mnist": partial(
-        _torchvision, "fashion-mnist", "FashionMNIST", "FashionMNIST/raw/*-ubyte.gz"
-    ),
-    "cifar10": partial(_torchvision, "cifar10", "CIFAR10", "cifar-10-python.tar.gz"),
-    "cifar100": partial(_torchvision, "cifar100", "CIFAR100", "cifar-100-python.tar.gz"),
+    "fashion-mnist": partial(_torchvision, "fashion-mnist", "FashionMNIST"),
+    "cifar10": partial(_torchvision, "cifar10", "CIFAR10"),
+    "cifar100": partial(_torchvision, "cifar100", "CIFAR100"),
 }
 """Every dataset by name, given the folder of downloads. Add a line here to add a dataset."""
 

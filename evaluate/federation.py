@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
 from leakfrontier.defenses import Batch, Refused, Update, trainable
 
@@ -22,6 +24,15 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 """How the server applies the mean update: plain averaging, or FedAdam (Reddi et al. 2021)."""
 
 
+class _Upload(NamedTuple):
+    """A client's update of one round, and what it counts."""
+
+    index: int
+    client: Client
+    update: Update
+    weight: float
+
+
 @dataclass
 class Federation:
     """A server, its clients and their data.
@@ -31,6 +42,9 @@ class Federation:
     version of the model it has, how many uploads make a step and what each counts is the
     protocol's to say. A client that refuses the model it is sent, at once or on sight of its batch,
     is left out of the round; where clients refuse together, there is no round.
+
+    Uploads that the server sees only together are added up in groups of the defense's `cohort`,
+    so that a trained upload is like the one that is attacked.
 
     Rounds and clients draw from generators of their own: however many numbers a defense draws,
     those who take part, their examples and the order of these are the same.
@@ -56,6 +70,7 @@ class Federation:
     rounds_of: list[int] = field(init=False, repr=False)
     refused: int = field(default=0, init=False, repr=False)
     _defenses: list[Checked] = field(init=False, repr=False)
+    _epochs: dict[int, Iterator[Tensor]] = field(default_factory=dict, init=False, repr=False)
     _versions: list[nn.Module] = field(default_factory=list, init=False, repr=False)
     _optimizer: torch.optim.Optimizer = field(init=False, repr=False)
 
@@ -91,22 +106,40 @@ class Federation:
         rngs = [fork(rng) for _ in chosen]
         uploads = [self._uploaded(*one) for one in zip(clients, shares, rngs, strict=True)]
         taking_part = [
-            (index, client, update, protocol.weight(age))
+            _Upload(index, client, update, protocol.weight(age))
             for index, client, update, age in zip(chosen, clients, uploads, stale, strict=True)
             if client is not None and update is not None
         ]
         self._remember()
         if not taking_part:
             return
-        indices, accepted, own, weights = zip(*taking_part, strict=True)
+        seen = [one for one in map(partial(self._seen, rng), self._groups(taking_part)) if one]
+        if seen:
+            updates, weights = zip(*seen, strict=True)
+            self._step(
+                [update for several in updates for update in several],
+                [weight for several in weights for weight in several],
+            )
+
+    def _groups(self, taking_part: Sequence[_Upload]) -> list[Sequence[_Upload]]:
+        """Return who is seen together: as many as the defense's cohort, the last with the rest."""
+        size, total = self.client.defense.cohort, len(taking_part)
+        starts = [*range(0, total - size + 1, size)] if size > 1 else []
+        ends = [*starts[1:], total]
+        return [taking_part[start:end] for start, end in zip(starts or [0], ends, strict=True)]
+
+    def _seen(
+        self, rng: Generator, group: Sequence[_Upload]
+    ) -> tuple[list[Update], list[float]] | None:
+        """Return what the server sees of a group, and what each upload counts; None if refused."""
         try:
-            updates = shown(accepted, own, rng)
+            updates = shown([one.client for one in group], [one.update for one in group], rng)
         except Refused:
-            self.refused += len(indices)
-            return
-        for index in indices:
-            self.rounds_of[index] += 1
-        self._step(updates, weights)
+            self.refused += len(group)
+            return None
+        for one in group:
+            self.rounds_of[one.index] += 1
+        return updates, [one.weight for one in group]
 
     def train(
         self,
@@ -126,11 +159,23 @@ class Federation:
 
     def _local_examples(self, client: int, rng: Generator) -> Batch:
         """Return a client's examples of this round."""
-        share, defense = self.shares[client], self._defenses[client]
-        size = len(share.inputs)
-        return share.at(
-            self.client.protocol.drawn(size, lambda: defense.batches(size, self.batch_size, 1, rng))
+        share = self.shares[client]
+        drawn = self.client.protocol.drawn(
+            len(share.inputs), lambda: iter([self._next_batch(client, rng)])
         )
+        return share.at(drawn)
+
+    def _next_batch(self, client: int, rng: Generator) -> Tensor:
+        """Return the next batch of a client's epoch, however many rounds an epoch takes.
+
+        So that each example is in one batch of an epoch, where these are shuffled.
+        """
+        rows = next(self._epochs.get(client, iter(())), None)
+        if rows is None:
+            size = len(self.shares[client].inputs)
+            epoch = self._defenses[client].batches(size, self.batch_size, 1, rng)
+            self._epochs[client], rows = epoch, next(epoch)
+        return rows
 
     def _received(self, index: int, staleness: int) -> Client | None:
         """Return a client with the version of the model that it has; None if it refuses it."""

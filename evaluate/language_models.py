@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from leakfrontier.adversaries import InputSpace, TokenSpace
+from leakfrontier.adversaries import ImageSpace, InputSpace, TokenSpace
 from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or transformers may fail)
 
+from .image_models import image_classifier
 from .language import LanguageModel
 from .methods import Method
 from .pretrained import SMOLLM2, load_model
@@ -51,13 +52,15 @@ def gpt2(
 
 
 def hf(space: InputSpace, id: str, pretrained: bool = True) -> nn.Module:
-    """Return a causal language model or an encoder of transformers.
+    """Return a causal language model, an encoder or an image classifier of transformers.
 
     Args:
-        space: Tokens, of the model's own tokenizer.
+        space: Tokens, of the model's own tokenizer, or images.
         id: Its id on the Hugging Face hub, its folder, or its GGUF file.
         pretrained: Whether it has its weights, or new ones.
     """
+    if isinstance(space, ImageSpace):
+        return image_classifier(space, id, pretrained)
     tokens = _tokens("hf", space)
     model = load_model(id, tokens.task, tokens.classes, pretrained=pretrained)
     return LanguageModel.for_space(model, tokens)

@@ -52,6 +52,10 @@ class Expected(Defense):
 
     inner: Defense
 
+    def expect(self, batch_size: int) -> None:
+        """Tell the defense."""
+        self.inner.expect(batch_size)
+
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Return what the defense makes of a batch."""
         with ExpectedDraws(rng):

@@ -103,7 +103,7 @@ def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - untyped
 
     source = find_source(name)
     options = {key: value for key, value in source.options.items() if key == "gguf_file"}
-    return _loaded(name, lambda: AutoTokenizer.from_pretrained(source.place, **options))
+    return loaded(name, lambda: AutoTokenizer.from_pretrained(source.place, **options))
 
 
 def load_model(name: str, task: Task, classes: int, *, pretrained: bool = True) -> nn.Module:
@@ -148,10 +148,10 @@ def _read(name: str, task: Task, classes: int, pretrained: bool) -> nn.Module:
             found = kind.from_config(config, dtype=torch.float32)
         return cast(nn.Module, found)
 
-    return _loaded(name, read)
+    return loaded(name, read)
 
 
-def _loaded(name: str, load: Callable[[], T]) -> T:
+def loaded(name: str, load: Callable[[], T]) -> T:
     """Return what transformers loads, without its progress bars, or say what is wrong."""
     from transformers.utils import logging
 

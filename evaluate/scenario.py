@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import nn
 
@@ -22,6 +23,7 @@ from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
 from .data import fingerprint, is_named, load_dataset
+from .devices import Device, current_device
 from .language_models import pretrained_of, tokenizer_of
 from .methods import (
     Method,
@@ -111,6 +113,10 @@ class Scenario(Strict):
     candidates: Whole = Field(default=100, ge=2)
     """Look-alikes of the same class among which a victim must be identified, the victim
     included."""
+    device: Device = "cpu"
+    """Where cells run: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. What is drawn
+    is the same everywhere, and results differ by rounding: the folder of a run does not tell
+    devices apart."""
     training: Training = Training()
     """How utility is measured: see its keys."""
 
@@ -188,7 +194,7 @@ class Scenario(Strict):
 
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""
-        config = self.model_dump(mode="json", exclude={"title"})
+        config = self.model_dump(mode="json", exclude={"title", "device"}) | {"data_folder": None}
         for key in ("threat", "task", "tokenizer", "length"):
             if getattr(self, key) == type(self).model_fields[key].default:
                 del config[key]  # cells are those of before there was such a key
@@ -261,6 +267,11 @@ class World:
     test: Batch
 
     @property
+    def device(self) -> torch.device:
+        """Return where the data is."""
+        return self.train.inputs.device
+
+    @property
     def space(self) -> InputSpace:
         """Return what is publicly known of the inputs."""
         return self.modality.space
@@ -294,7 +305,7 @@ class World:
             replace_batch_norm=scenario.replace_batch_norm,
             **method.options,
         )
-        return defense.on_model(model)
+        return defense.on_model(model).to(self.device)
 
     def client(self, defense: Defense, model: nn.Module) -> Client:
         """Return a client of the scenario."""
@@ -307,11 +318,12 @@ class World:
 
 
 def load_world(scenario: Scenario) -> World:
-    """Return a scenario with its data."""
+    """Return a scenario with its data, on the current device."""
     data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
     if scenario.task == "next-token" and not isinstance(data.space, TokenSpace):
         raise ValueError(f"task: next-token needs texts, {scenario.dataset} holds none")
-    return World(scenario, data.modality, *data.normalised)
+    train, test = (part.to(current_device()) for part in data.normalised)
+    return World(scenario, data.modality, train, test)
 
 
 SCENARIOS: dict[str, Scenario] = {

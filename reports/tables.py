@@ -8,7 +8,7 @@ from math import nan
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from leakfrontier.evaluate.analysis import FINISHED
 from leakfrontier.evaluate.labels import (
@@ -49,6 +49,15 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     marks: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
+        lines = (
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def stronger_servers(points: pd.DataFrame) -> list[str]:
@@ -139,7 +148,7 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
                     row.delta,
                     row.accountant,
                 ),
-                str(row.unit),
+                f"{row.unit} ({row.adjacency})",
                 f"{row.sample_rate:.3g}",
                 str(row.steps),
                 _number(row.noise_multiplier),

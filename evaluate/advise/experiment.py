@@ -31,6 +31,7 @@ from leakfrontier.defenses import Defense
 
 from ..cells import AttackTrial, TrainTrial, Trial
 from ..config import RunConfig
+from ..engine import LOCAL, Engine
 from ..methods import Method
 from ..probe import check_scenario
 from ..results import Results
@@ -88,7 +89,8 @@ class Experiment:
         out: Folder of the cells; what is there is not run again.
         effort: How much is tried.
         seed: Repetition: another one shares no seed with this.
-        workers: Processes; by default one per core.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run.
         console: Where progress is shown.
     """
 
@@ -98,6 +100,7 @@ class Experiment:
     effort: Effort = Effort()
     seed: int = 0
     workers: int | None = None
+    engine: Engine = LOCAL
     console: Console | None = None
 
     def settings(self, noise_multiplier: float) -> list[Setting]:
@@ -205,6 +208,7 @@ class Experiment:
             config=config.model_dump(mode="json"),
             time_limit=config.time_limit,
             workers=self.workers,
+            engine=self.engine,
             retry_failed=True,
             console=self.console,
         )

@@ -14,20 +14,15 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scipy.optimize import brentq
-
 from ..statistics import Interval
-from .question import DIGITS, Question, Row, rounded_up
+from .question import DIGITS, Question, Row, noise_near, rounded_up
 
 MOST_LEVERS = 5
 """The most changes that are looked at."""
-
-TOLERANCE = 1e-3
-"""How closely a lever's noise multiplier is calibrated."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,8 @@ def pull(name: str, question: Question, now: Question, row: Row) -> Lever:
     found = sigma
     if question.schedule(sigma) != now.schedule(sigma):
         risk = question.epsilon_of if question.epsilon is not None else question.bound
-        found = rounded_up(_near(_guess(question, now, sigma), question.value, risk), DIGITS)
+        guess = _guess(question, now, sigma)
+        found = rounded_up(noise_near(guess, question.value, risk), DIGITS)
     ratio = question.update_noise(found) / now.update_noise(sigma)
     return Lever(
         name,
@@ -114,23 +110,3 @@ def _guess(question: Question, now: Question, sigma: float) -> float:
     halved = old.noise_multiplier / sigma  # of shuffled batches
     exponent = min((halved * sigma) ** -2, 700.0)
     return math.log1p(scale * math.expm1(exponent)) ** -0.5 / (new.noise_multiplier / sigma)
-
-
-def _near(guess: float, target: float, risk: Callable[[float], float]) -> float:
-    """Return the least noise, to a tolerance, whose risk is at most a target: near a guess."""
-
-    def excess(log_sigma: float) -> float:
-        return math.log(min(max(risk(math.exp(log_sigma)), 1e-300), 1e300) / target)
-
-    low = high = math.log(guess)
-    step = 0.02
-    if excess(low) > 0:
-        while excess(high := high + step) > 0:
-            low, step = high, 4 * step
-    else:
-        while excess(low := low - step) <= 0:
-            high, step = low, 4 * step
-    root = float(brentq(excess, low, high, xtol=TOLERANCE / 2))
-    while excess(root) > 0:
-        root += TOLERANCE / 2
-    return math.exp(root)

@@ -14,14 +14,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
+
+from scipy.optimize import brentq
 
 from ..errors import UserError
 from ..privacy.accounting import (
     ACCOUNTANTS,
+    NOISE_RANGE,
     Schedule,
     Unit,
+    Unreachable,
     client_segment,
     default_delta,
     epsilons,
@@ -34,6 +38,9 @@ from ..statistics import Interval
 
 TARGETS = ("epsilon", "reconstruction_success", "min_accuracy")
 """What a question may ask for: exactly one of them."""
+
+TOLERANCE = 2e-4
+"""How closely a noise multiplier is calibrated, before it is rounded up."""
 
 DIGITS = 4
 """Digits of a noise multiplier, rounded up: what is printed keeps the target, too."""
@@ -55,8 +62,8 @@ class Question:
         delta: Failure probability; None for a default that suits the number of units.
         candidates: N, among how many an attacker has to find the right one: a blind guess
             succeeds with probability 1 / N.
-        poisson_sampling: Whether batches are Poisson samples. Shuffled ones gain nothing that is
-            proven here: every step counts in full, and with half of its noise.
+        poisson_sampling: Whether batches are Poisson samples. Of shuffled epochs, a record is in
+            one batch each: as many steps count, in full.
         dropout: Share of clients that may be lost in a round; it matters to noise that clients
             add together, as do the next.
         colluders: Share of clients that may tell the server their noise.
@@ -156,12 +163,9 @@ class Question:
         """Return the run with this noise, as its accountants see it."""
         if self.unit == "client":
             return (client_segment(noise_multiplier, self.rounds),)
-        # Of shuffled batches, those of the largest client count: where the smallest one's hold all
-        # of its examples, and are no draw at all, others may leave out one of theirs.
-        largest = -(-self.examples // self.clients)
         return (
             record_segment(
-                self.share if self.poisson_sampling else largest,
+                self.share,
                 self.batch_size,
                 noise_multiplier,
                 self.rounds,
@@ -186,11 +190,19 @@ class Question:
 
     def epsilon_of(self, noise_multiplier: float) -> float:
         """Return the epsilon of a noise multiplier, by PLD."""
-        return schedule_epsilon(self.schedule(noise_multiplier), self.used_delta)
+        return _epsilon(self.schedule(noise_multiplier), self.used_delta)
 
     def noise_for(self, epsilon: float) -> float:
         """Return the least noise multiplier of `DIGITS` that keeps an epsilon, by PLD."""
-        return self._least("epsilon", epsilon, self.epsilon_of)
+
+        def loose(sigma: float) -> float:
+            return schedule_epsilon(self.schedule(sigma), self.used_delta, "rdp")
+
+        try:
+            guess = least_noise("epsilon", epsilon, loose, tolerance=0.01)
+        except Unreachable:  # by RDP, which is fast, but not the last word
+            guess = least_noise("epsilon", epsilon, self.epsilon_of)
+        return rounded_up(noise_near(guess, epsilon, self.epsilon_of), DIGITS)
 
     def least_noise(self) -> float:
         """Return the least noise multiplier of `DIGITS` that keeps a target which needs no data.
@@ -202,10 +214,8 @@ class Question:
             return self.noise_for(self.epsilon)
         if self.reconstruction_success is None:
             raise UserError("an accuracy can only be kept where it can be measured: give a model")
-        return self._least("a reconstruction success of", self.reconstruction_success, self.bound)
-
-    def _least(self, what: str, target: float, risk: Callable[[float], float]) -> float:
-        return rounded_up(least_noise(what, target, risk), DIGITS)
+        target = self.reconstruction_success
+        return rounded_up(least_noise("a reconstruction success of", target, self.bound), DIGITS)
 
 
 @dataclass(frozen=True)
@@ -278,6 +288,38 @@ def proven(question: Question, noise_multiplier: float) -> Row:
         bound=question.bound(noise_multiplier),
         rounds=question.rounds,
     )
+
+
+@lru_cache(maxsize=256)
+def _epsilon(schedule: Schedule, delta: float) -> float:
+    return schedule_epsilon(schedule, delta)
+
+
+def noise_near(guess: float, target: float, risk: Callable[[float], float]) -> float:
+    """Return the least noise multiplier, to `TOLERANCE`, whose risk is at most a target.
+
+    With few evaluations if the guess is good, such as the noise of another accountant.
+    """
+    floor = math.log(NOISE_RANGE[0])
+
+    @cache
+    def excess(log_sigma: float) -> float:
+        return math.log(min(max(risk(math.exp(log_sigma)), 1e-300), 1e300) / target)
+
+    low = high = max(math.log(guess), floor)
+    step = 0.02
+    if excess(high) > 0:
+        while excess(high := high + step) > 0:
+            low, step = high, 4 * step
+    else:
+        while excess(low := max(low - step, floor)) <= 0:
+            if low == floor:
+                return NOISE_RANGE[0]
+            high, step = low, 2 * step
+    root = float(brentq(excess, low, high, xtol=TOLERANCE / 2))
+    while excess(root) > 0:
+        root += TOLERANCE / 2
+    return math.exp(root)
 
 
 def rounded_up(value: float, digits: int) -> float:

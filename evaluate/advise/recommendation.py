@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.progress import Progress
 
+from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..scenario import Scenario, load_world
 from .advice import Advice, proven_reasons
@@ -25,6 +27,9 @@ PROVEN_LADDER = tuple(2 ** (step / 2) for step in range(-2, 5))
 
 MEASURED_LADDER = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The same where each is trained and attacked."""
+
+BUDGET = 12.0
+"""CPU seconds after which proofs leave out other noise multipliers and other runs."""
 
 EPSILONS = (32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5)
 """Epsilons whose noise is tried where an accuracy is asked for, the least noise first."""
@@ -41,6 +46,7 @@ def advise(
     effort: Effort | None = None,
     seed: int = 0,
     workers: int | None = None,
+    engine: Engine = LOCAL,
     console: Console | None = None,
 ) -> Advice:
     """Answer a question about DP parameters.
@@ -53,7 +59,8 @@ def advise(
             not kept.
         effort: How much is tried.
         seed: Repetition: other seeds throughout.
-        workers: Processes; by default one per core.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run.
         console: Where progress is shown; by default nowhere.
 
     Raises:
@@ -70,6 +77,7 @@ def advise(
                 effort=effort,
                 seed=seed,
                 workers=workers,
+                engine=engine,
                 console=console,
             )
     check_sizes(question, scenario)
@@ -82,6 +90,7 @@ def advise(
         effort=effort or Effort(),
         seed=seed,
         workers=workers,
+        engine=engine,
         console=console or Console(quiet=True),
     )
     advice = _measurements(experiment)
@@ -101,23 +110,28 @@ def check_sizes(question: Question, scenario: Scenario) -> None:
 
 def _proofs(question: Question, console: Console) -> Advice:
     """Answer from accountants and bounds, showing how far it is."""
+    start = time.process_time()
+    levers: list[Lever] = []
     with _progress(console) as advance:
         sigma = question.least_noise()
         advance()
-        ladder = [rounded_up(factor * sigma, DIGITS) for factor in (0.0, *PROVEN_LADDER)]
-        rows = []
-        for one in ladder:
-            rows.append(proven(question, one))
+        recommended = proven(question, sigma)
+        rows = [recommended]
+        factors = [0.0, *sorted({*PROVEN_LADDER} - {1.0}, key=lambda one: abs(one - 1))]
+        for factor in factors:
+            rows.append(proven(question, rounded_up(factor * sigma, DIGITS)))
             advance()
-        recommended = next(row for row in rows if row.noise_multiplier == sigma)
-        levers = []
+            if time.process_time() - start > BUDGET:
+                break
         for lever in pulled_by_proof(question, recommended):
+            if time.process_time() - start > BUDGET:
+                break
             levers.append(lever)
             advance()
     return Advice(
         question,
         setting=None,
-        rows=tuple(rows),
+        rows=tuple(sorted(rows, key=lambda row: row.noise_multiplier)),
         recommended=recommended,
         reasons=tuple(proven_reasons(question, recommended)),
         levers=tuple(levers),
@@ -127,7 +141,7 @@ def _proofs(question: Question, console: Console) -> Advice:
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[], None]]:
     """Show how many of the steps of a proof are done."""
-    steps = 1 + 1 + len(PROVEN_LADDER) + MOST_LEVERS
+    steps = 1 + len(PROVEN_LADDER) + MOST_LEVERS
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("accounting", total=steps)
         yield lambda: progress.advance(task)

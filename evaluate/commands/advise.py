@@ -18,10 +18,22 @@ from ..advise.advice import Advice
 from ..advise.question import Question
 from ..advise.recommendation import advise as answer
 from ..advise.tables import bounded, number, sigma
+from ..engine import Engine
 from ..errors import UserError, given_by_user
 from ..privacy.accounting import Unreachable
 from ..scenario import Scenario, load_world
-from .options import AsJson, Data, Workers, print_path, scenario_from, writable
+from .options import (
+    Address,
+    AsJson,
+    Data,
+    EngineName,
+    EngineOption,
+    Workers,
+    engine_from,
+    print_path,
+    scenario_from,
+    writable,
+)
 
 BATCH, ROUNDS = 128, 100
 """What is asked about where only a dataset is given."""
@@ -83,6 +95,8 @@ def advise(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Repetition: other seeds.")] = 0,
     workers: Workers = None,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose DP parameters: from sizes and one target to noise, clipping norm and their price.
@@ -120,7 +134,15 @@ def advise(
         )
     folder = out or (None if scenario is None else Path("runs") / "advise")
     progress = Console(stderr=True)
-    advice = _answer(question, scenario, folder, seed=seed, workers=workers, progress=progress)
+    advice = _answer(
+        question,
+        scenario,
+        folder,
+        seed=seed,
+        workers=workers,
+        engine=engine_from(engine, address),
+        progress=progress,
+    )
     _show(advice, folder, as_json=as_json, progress=progress)
     if advice.recommended is None:
         raise typer.Exit(1)
@@ -133,13 +155,22 @@ def _answer(
     *,
     seed: int,
     workers: int | None,
+    engine: Engine,
     progress: Console,
 ) -> Advice:
     """Return the advice, which says so if the target cannot be reached."""
     if folder is not None:
         writable(folder)
     try:
-        return answer(question, scenario, out=folder, seed=seed, workers=workers, console=progress)
+        return answer(
+            question,
+            scenario,
+            out=folder,
+            seed=seed,
+            workers=workers,
+            engine=engine,
+            console=progress,
+        )
     except Unreachable as error:
         return Advice(question, setting=None, rows=(), recommended=None, reasons=(str(error),))
     except KeyboardInterrupt:

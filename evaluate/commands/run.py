@@ -18,7 +18,17 @@ from ..errors import UserError
 from ..labels import final_round, rows
 from ..results import Results
 from ..run import run as run_config
-from .options import Workers, conclude, method_from, print_path
+from .options import (
+    Address,
+    DeviceOption,
+    EngineName,
+    EngineOption,
+    Workers,
+    conclude,
+    engine_from,
+    method_from,
+    print_path,
+)
 
 TEXT_COLUMNS = 50
 """Room for two columns of rates and the lines between all of them; names get the rest."""
@@ -55,7 +65,10 @@ def run(
             "--individual", help="Run every attack on every upload, even where others succeeded."
         ),
     ] = False,
+    device: DeviceOption = None,
     workers: Workers = None,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run cells again that ended in an error.")
     ] = False,
@@ -71,12 +84,19 @@ def run(
     )
     if individual:
         loaded = loaded.model_copy(update={"individual": True})
+    if device is not None:
+        loaded = loaded.on_device(device.value)
     folder = out or Path("runs") / Path(source).stem
     console = Console()
     print_path(console, "Results go to", folder)
     try:
         results = run_config(
-            loaded, folder, workers=workers, retry_failed=retry_failed, console=console
+            loaded,
+            folder,
+            workers=workers,
+            engine=engine_from(engine, address),
+            retry_failed=retry_failed,
+            console=console,
         )
     except KeyboardInterrupt:
         console.print("Interrupted. The same command continues where it stopped.")

@@ -23,11 +23,12 @@ def rtf_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) 
 
     Args:
         problem: Number of `bins`.
-        method: The `query`, and other options of the attack.
+        method: The `query`, or several, and other options of the attack.
         data: Where the batch is drawn from; its test split is public.
         rng: Source of the batch, the weights and all other randomness.
     """
-    attack, own = RobbingTheFed(bins=problem["bins"], **method), fork(rng)
+    options = {**method, **_SEVERAL.get(method["query"], {})}
+    attack, own = RobbingTheFed(bins=problem["bins"], **options), fork(rng)
     model = build_model("resnet18", data.space, rng)
     upload = crafted_upload(attack, Setup(model, EXAMPLES), data, rng)
     return attacked(attack, upload, own)[0]
@@ -41,6 +42,7 @@ def _as_published(method: Setting) -> Setting:
     return {**_ours(method), "calibrated": False}
 
 
+_SEVERAL: Mapping[str, Setting] = {"4 random": {"query": "random", "queries": 4}}
 _CODE: Mapping[tuple[int, str], tuple[float, int]] = {  # mean PSNR, examples that are exact
     (1024, "average"): (117.4, 57),
     (1024, "random"): (130.4, 63),
@@ -61,14 +63,16 @@ TABLES = [
         rows=[
             Row({"bins": bins}, {"psnr": mean, "60 dB": exact / EXAMPLES}, {"query": query}, 5)
             for (bins, query), (mean, exact) in _CODE.items()
-        ],
+        ]
+        + [Row({"bins": 1024}, {}, {"query": "4 random"}, trials=5)],
         trial=rtf_trial,
         procedures={"ours": _ours, "paper": _as_published},
         notes=(
             f"Batches of {EXAMPLES}, normalised inputs, PSNR at peak 1. The paper's numbers are of "
             "one batch attacked by the authors' code. 'ours' has bins at quantiles of the test "
             "split's projection, 'paper' at those of N(0, 1) or a Laplace distribution. GroupNorm "
-            "in place of BatchNorm. s is processor time."
+            "in place of BatchNorm. Of 64 independent examples in 1024 bins, 60.2 are alone; four "
+            "queries of 256 bins each give an example four chances. s is processor time."
         ),
     )
 ]

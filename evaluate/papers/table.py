@@ -18,7 +18,7 @@ from leakfrontier.adversaries import InputSpace
 from leakfrontier.defenses import Batch
 
 from .. import metrics
-from ..data import Dataset, load_dataset
+from ..data import DATASETS, Dataset, fingerprint, load_dataset
 from ..errors import UserError
 from ..identity import source
 from ..rows import Cell, Outcome, Score
@@ -194,7 +194,8 @@ class TableTrial:
         """Return the cell, by which the outcome is stored."""
         names = ("table", "problem", "method", "seed", "index")
         config = {name: getattr(self, name) for name in names}
-        config["data"] = find_data(self.dataset, self.data)[0]
+        data = find_data(self.dataset, self.data)[0]
+        config["data"] = data if data in DATASETS else fingerprint(data)
         labels = {"table": self.table, "setting": self.setting, "trial": self.index}
         function = self.function.func if isinstance(self.function, partial) else self.function
         return Cell("table", config, labels, source([PATH], function))

@@ -24,13 +24,16 @@ from torch import Generator, nn
 
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Defense, Guarantee, Plan
+from leakfrontier.defenses.pld import shuffled_passes
 
 from ..rows import GuaranteeRow
 from ..scenario import World
-from .accounting import Segment, default_delta, gaussian_sigma, schedule_epsilon
-from .audit import RESIDUAL_BATCH, residual_noise
+from .accounting import Segment, default_delta, gaussian_sigma
+from .audit import QUICK, audit
 from .bounds import Bounds
-from .canaries import claim_under
+from .finding import Audit
+from .promise import claim_under, counted
+from .residual_noise import RESIDUAL_BATCH
 
 DELTAS = (1e-8, 1e-5, 1e-3)
 """Where a claim must agree with one and the same noise multiplier to be a Gaussian mechanism's."""
@@ -60,23 +63,19 @@ class Claim:
             raise ValueError(f"{self.defense} claims privacy for one step and not for {plan}")
         return found
 
-    def sample_rate(self, plan: Plan) -> float:
-        """Return what a claim counts on: the plan's, or 1 if the defense does not sample so."""
-        if self.noise_multiplier is None or plan.sample_rate == 1:
-            return 1.0
-        everybody = (Segment(1.0, self.noise_multiplier, plan.steps),)
-        amplified = self.guarantee(plan).epsilon < 0.999 * schedule_epsilon(everybody, plan.delta)
-        return plan.sample_rate if amplified else 1.0
+    def counted(self, plan: Plan) -> tuple[float, int]:
+        """Return the sample rate and the steps of a plan, as the claim counts them."""
+        return counted(self.defense, plan)
 
 
 def claim_of(defense: Defense) -> Claim | None:
     """Return what a defense claims; None if nothing, or an infinite epsilon."""
     found = [defense.guarantee(Plan(1, 1.0, delta)) for delta in DELTAS]
     claims = [claim for claim in found if claim is not None and claim.epsilon < math.inf]
-    if len(claims) < len(DELTAS):
+    if not claims:
         return None
-    sigmas = [gaussian_sigma(one.epsilon, at) for one, at in zip(claims, DELTAS, strict=True)]
-    gaussian = max(sigmas) <= 1.002 * min(sigmas)  # accountants round upwards
+    sigmas = [gaussian_sigma(one.epsilon, one.delta) for one in claims]
+    gaussian = len(claims) == len(DELTAS) and max(sigmas) <= 1.002 * min(sigmas)  # but for rounding
     return Claim(defense, claims[0].unit, min(sigmas) if gaussian else None)
 
 
@@ -90,8 +89,15 @@ def training_plan(world: World, unit: str, rounds: int) -> Plan:
     examples = len(world.train.targets)
     fewest, most = examples // training.clients, -(-examples // training.clients)
     drawn = training.batch_size if protocol.uploads_gradient else most
-    rate = 1.0 if unit == "client" else min(1.0, protocol.step_size(drawn) / fewest)
-    return Plan(rounds * _steps(world, unit, most), rate, default_delta(len(world.train.targets)))
+    delta = default_delta(examples)
+    if unit == "client":
+        return Plan(rounds, 1.0, delta)
+    size, steps = protocol.step_size(drawn), protocol.local_steps(most)
+    if protocol.uploads_gradient:  # epochs go on from round to round
+        passes = shuffled_passes(fewest, size, rounds)
+    else:
+        passes = rounds * shuffled_passes(fewest, size, protocol.local_steps(fewest))
+    return Plan(rounds * steps, min(1.0, size / fewest), delta, passes)
 
 
 def _steps(world: World, unit: str, examples: int) -> int:
@@ -112,7 +118,7 @@ def proven_bound(claim: Claim, world: World, checkpoint: int) -> Bound:
         return _epsilon_bound(claim, steps + (before.steps if before else 0))
     schedule = [Segment(1.0, sigma, steps)]
     if before:
-        schedule.append(Segment(claim.sample_rate(before), sigma, before.steps))
+        schedule.append(Segment(claim.counted(before)[0], sigma, claim.counted(before)[1]))
     return Bounds(tuple(schedule)).reconstruction
 
 
@@ -141,7 +147,7 @@ def guarantee_row(
         rng: Source of the audit's randomness.
     """
     plan = training_plan(world, claim.unit, rounds)
-    found, rate = claim.guarantee(plan), claim.sample_rate(plan)
+    found, (rate, steps) = claim.guarantee(plan), claim.counted(plan)
     row = GuaranteeRow(
         epsilon=found.epsilon,
         delta=found.delta,
@@ -150,7 +156,7 @@ def guarantee_row(
         accountant=found.accountant,
         noise_multiplier=claim.noise_multiplier,
         sample_rate=rate,
-        steps=plan.steps,
+        steps=steps,
     )
     return _audited(row, claim, plan, world, model, rng)
 
@@ -158,18 +164,20 @@ def guarantee_row(
 def _audited(
     row: GuaranteeRow, claim: Claim, plan: Plan, world: World, model: nn.Module, rng: Generator
 ) -> GuaranteeRow:
-    """Return the row with the findings of the residual-noise audit, for the whole run."""
-    examples = torch.arange(min(RESIDUAL_BATCH, len(world.train.targets)))
-    data = world.train.at(examples)
+    """Return the row with the findings of the quick audits, for the whole run."""
+    data = world.train.at(torch.arange(min(RESIDUAL_BATCH + 1, len(world.train.targets))))
     try:
-        audit = residual_noise(claim.defense, model, world.modality.loss, data, plan, rng)
-    except NotApplicable as reason:
-        return row.with_audit(f"not audited: {reason}")
+        found = audit(claim.defense, model, world.modality.loss, data, plan, rng, QUICK)
     except Exception as error:  # a user's defense that an audit cannot be made of
         return row.with_audit(f"not audited: {type(error).__name__}: {error}")
+    noise = found["residual noise"]
+    if isinstance(noise, NotApplicable):
+        return row.with_audit(f"not audited: {noise}")
+    made = [one for one in found.values() if isinstance(one, Audit)]
+    worst = min(made, key=lambda one: (not one.violated, one is not noise))
     return row.with_audit(
-        audit.verdict,
-        violated=audit.violated,
-        measured_noise=audit.measured_noise,
-        audited_epsilon=audit.lower_bound,
+        worst.verdict,
+        violated=worst.violated,
+        measured_noise=noise.measured_noise,
+        audited_epsilon=noise.lower_bound if math.isnan(worst.lower_bound) else worst.lower_bound,
     )

@@ -1,4 +1,4 @@
-"""The statistics of privacy audits in one training run: guesses, p-values and lower bounds.
+"""A privacy audit in one training run: canaries, guesses, p-values and lower bounds.
 
 References:
     [1] Steinke, Nasr, Jagielski. "Privacy Auditing with One (1) Training Run." NeurIPS 2023.
@@ -10,14 +10,24 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import bdtrc
+from torch import Generator, nn
+
+from leakfrontier.adversaries import NotApplicable
+from leakfrontier.defenses import Batch, Defense, Loss, Plan, Update, trainable
+from leakfrontier.defenses.pld import shuffled_passes
 
 from ..statistics import Flags, Floats
+from .canaries import Subject
+from .finding import Audit, compared
 
 CONFIDENCE = 0.95
 """Confidence level of the lower bounds from canaries."""
@@ -102,3 +112,81 @@ def one_run_ceiling(
         one_run_lower_bound(canaries, guesses, int(one), delta, confidence) for one in correct
     ]
     return float(np.average(bounds, weights=times))
+
+
+def one_run(
+    defense: Defense,
+    model: nn.Module,
+    loss: Loss,
+    data: Batch,
+    plan: Plan,
+    rng: Generator,
+    runs: int = 1,
+    canaries: int = CANARIES,
+    lr: float = 0.1,
+) -> Audit:
+    """Train once, each canary being in the data with probability 1/2, and guess which were [1].
+
+    All uploads are seen. A canary's score is the log-likelihood ratio of its entries, for being
+    sampled with the plan's rate against never. The tenth with the highest scores are guessed in,
+    the tenth with the lowest out, which is fixed before looking.
+
+    Args:
+        defense: As for `audit`, and so are the next five.
+        model: See `audit`.
+        loss: See `audit`.
+        data: The real examples of the training data.
+        plan: See `audit`; its sample rate is met as nearly as the batch size allows.
+        rng: See `audit`.
+        runs: See `audit`.
+        canaries: Number of canaries.
+        lr: Learning rate of the run.
+    """
+    present = torch.rand(canaries, generator=rng) < 0.5
+    examples = len(data.inputs) + int(present.sum())
+    batch_size = max(1, round(plan.sample_rate * examples))
+    passes = shuffled_passes(examples, batch_size, plan.steps)
+    plan = replace(plan, sample_rate=batch_size / examples, passes=passes)
+    subject = Subject(defense, model, loss, data, plan, rng, canaries)
+    if not subject.per_record:
+        raise NotApplicable(
+            "one run holds many canaries only where the unit is a record: use step canaries"
+        )
+    records = subject.records(torch.arange(len(data.inputs)))
+    training = Batch.joined([records, subject.canaries(present.nonzero().flatten())])
+    claim, sigma = subject.promise.claim, subject.promise.noise_multiplier / subject.reach
+    scores = np.zeros(canaries)
+    for update in _train(subject, training, batch_size, plan.steps, lr):
+        values = subject.canary_values(update, batch_size)
+        scores += log_likelihood_ratio(values, plan.sample_rate, sigma)
+    guesses, confidence = 2 * (canaries // 10), 1 - (1 - CONFIDENCE) / runs
+    correct = correct_guesses(scores[None], present.cpu().numpy()[None], guesses)[0]
+    bound = one_run_lower_bound(canaries, guesses, int(correct), claim.delta, confidence)
+    ceiling = one_run_ceiling(
+        plan.sample_rate, sigma, plan.steps, claim.delta, canaries, guesses, confidence
+    )
+    violated = bound > claim.epsilon
+    return Audit(
+        method="one run",
+        claimed=claim.epsilon,
+        lower_bound=bound,
+        ceiling=ceiling,
+        p_value=one_run_p_value(canaries, guesses, int(correct), claim.epsilon, claim.delta),
+        violated=violated,
+        words=compared(bound, claim.epsilon, ceiling, violated=violated),
+    )
+
+
+def _train(
+    subject: Subject, training: Batch, batch_size: int, steps: int, lr: float
+) -> Iterator[Update]:
+    """Yield the uploads of a training run, drawn as the defense draws them."""
+    client = replace(subject.defense)
+    drawn = client.batches(len(training.targets), batch_size, steps, subject.rng)
+    for rows in islice(drawn, steps):
+        batch = Batch(training.inputs[rows], training.targets[rows])
+        update = subject.upload(client, batch, subject.probe.loss)
+        with torch.no_grad():
+            for name, parameter in trainable(subject.probe.model).items():
+                parameter.sub_(lr * update[f"model.{name}"])
+        yield update

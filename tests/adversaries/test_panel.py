@@ -42,13 +42,13 @@ PINNED = {
     "GradInversion": (-0.0475, 0.6671, 0.5811),
     "FedLeak": (-0.0716, 0.6844, 0.9531),
     "DLFA": (0.0437, 0.7407, 1.0583),
-    "RobbingTheFed": (0.0010, 1.1126, 0.0667),
+    "RobbingTheFed": (0.0012, 1.1120, 0.0683),
     "RobbingTheFedDirectPass": (0.4956, 0.6383, 0.8137),
-    "LOKI": (0.0052, 1.1480, 0.0000),
+    "LOKI": (0.0200, 1.1913, 0.0867),
     "TrapWeights": (0.4956, 0.6383, 0.8137),
     "ARES": (0.0052, 1.1480, 0.0000),
     "ScaleMIA": (-0.0031, 0.9500, 0.4625),
-    "Fishing": (0.0282, 1.1384, 0.0102),
+    "Fishing": (0.0312, 1.1826, 0.0376),
 }
 """Mean and standard deviation of what members reconstruct, and its distance from the truth.
 

@@ -1,0 +1,227 @@
+"""How far one unit moves an upload, against the noise that hides it.
+
+Both tests are of two worlds, with a unit and without it. In units of the standard deviation that
+uploads show, the worlds' means must not be further apart than the promised noise allows: mu = 1 /
+sigma. That is told from fresh uploads, along directions that were fixed before. More noise, of
+whatever kind, makes the distance smaller; nobody's replay is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Generator, Tensor, nn
+
+from leakfrontier.adversaries import NotApplicable
+from leakfrontier.defenses import Batch, Defense, Loss, Plan
+
+from ..statistics import Floats
+from .canaries import HUGE, Subject, flat
+from .finding import SIGNIFICANCE, Audit, Symptom, judged
+
+NORMS = (0.5, 0.8, 1.1, 1.2, 1.35, 1.9, HUGE)
+"""Norms of canaries' gradients, relative to what is left of a huge one."""
+
+GRADED, OFF_SIZE = 700, (1.0, 0.25, 4.0)
+"""Canaries, half of which are in; the configured batch size over the actual one."""
+
+EXTREME = 100.0
+"""Factor of an input that is unlike all others: a claim is for every example."""
+
+STEPS = (8, 40)
+"""Least and most uploads for each."""
+
+PILOTS, WORLDS = 2, (16, 96)
+"""Pairs of uploads that fix a direction; least and most uploads of each world."""
+
+
+def clipping(
+    defense: Defense,
+    model: nn.Module,
+    loss: Loss,
+    data: Batch,
+    plan: Plan,
+    rng: Generator,
+    runs: int = 1,
+) -> Audit:
+    """Test by canaries of many norms, in batches of the configured size and of others."""
+    subject = Subject(defense, model, loss, data, plan, rng, GRADED)
+    if not subject.per_record:
+        raise NotApplicable("canaries share an upload only where the unit is a record")
+    wanted = math.ceil(30 * subject.promise.noise_multiplier**2)
+    uploads = min(max(wanted, STEPS[0]), STEPS[1])
+    symptoms = []
+    for off in OFF_SIZE:
+        count = uploads if off == 1 else STEPS[0]
+        values, present = _graded_uploads(subject, off, count)
+        for index, norm in enumerate(NORMS):
+            if off == 1 or norm == HUGE:
+                own = slice(index, None, len(NORMS))
+                chosen = present[:, own]
+                worlds = values[:, own][chosen], values[:, own][~chosen]
+                symptoms.append(_apart(*worlds, subject, runs, _described(norm, off)))
+    symptoms.sort(key=lambda one: one.p_value)
+    fine = "canaries of every norm, in batches of several sizes, contribute no more than they may"
+    return judged("clipping", subject.promise, symptoms, runs, fine=fine)
+
+
+def _described(norm: float, off: float) -> str:
+    gradient = "a huge gradient" if norm == HUGE else f"a gradient of {norm:g} times the norm"
+    batch = "" if off == 1 else f" in a batch of {1 / off:g} times the configured size"
+    return f"{gradient}{batch}"
+
+
+def _graded_uploads(subject: Subject, off: float, uploads: int) -> tuple[Floats, Floats]:
+    """Return the canaries' entries of some uploads, and which of them were in."""
+    scale = torch.tensor([subject.entry * norm for norm in NORMS]).repeat(GRADED // len(NORMS))
+    actual = GRADED // 2
+    client = subject.client(max(1, round(off * actual)))
+    present, values = [], []
+    for _ in range(uploads):
+        chosen = torch.randperm(GRADED, generator=subject.rng)[:actual]
+        batch = subject.canaries(chosen, scale[chosen], weight=0.0)
+        upload = subject.upload(client, batch, subject.probe.loss)
+        values.append(subject.canary_entries(upload))
+        present.append(np.isin(np.arange(GRADED), chosen.cpu().numpy()))
+    return np.stack(values), np.stack(present)
+
+
+def neighbours(
+    defense: Defense,
+    model: nn.Module,
+    loss: Loss,
+    data: Batch,
+    plan: Plan,
+    rng: Generator,
+    runs: int = 1,
+) -> Audit:
+    """Test by real examples, one of which contributes nothing in the other world.
+
+    The direction in which the worlds differ most is that of uploads with the same random draws:
+    where noise is added, it cancels. It sees what clipping misses: models that mix examples.
+    """
+    subject = Subject(defense, model, loss, data, plan, rng)
+    count = min(8, len(data.inputs))
+    mu, noise = subject.promise.separation, subject.promise.noise_multiplier
+    unit = noise * subject.unit_size(count)
+    symptoms = []
+    for objective, stretch in (
+        (subject.probe.inflated_loss, 1.0),
+        (subject.probe.loss, 1.0),
+        (subject.probe.inflated_loss, EXTREME),
+    ):
+        worlds = _worlds(subject, count, stretch)
+        direction = _difference(subject, worlds, objective, count)
+        length = float(direction.norm()) / unit
+        if not length > 1.02 * mu:
+            continue
+        wanted = math.ceil(160 / (length - mu) ** 2)
+        fresh = min(max(wanted, WORLDS[0]), WORLDS[1])
+        seen = [
+            np.array(
+                [
+                    float(flat(one) @ direction)
+                    for one in _uploads(subject, world, objective, count, fresh)
+                ]
+            )
+            for world in worlds
+        ]
+        symptoms.append(_apart(*seen, subject, runs, "an example", neighbours=True))
+    fine = "what an example changes in an upload is within what it may"
+    return judged("neighbours", subject.promise, symptoms or [Symptom(1.0, "")], runs, fine=fine)
+
+
+def _worlds(subject: Subject, count: int, stretch: float) -> tuple[Batch, Batch]:
+    """Return a batch, and its neighbour: one example, or all of a client, without contribution.
+
+    Args:
+        subject: What is audited.
+        count: Size of the batch.
+        stretch: Factor by which the example's own input is large.
+    """
+    batch, nobody = subject.records(torch.arange(count)), subject.nobody(count)
+    if subject.data.inputs.is_floating_point():
+        batch.inputs[0, : subject.data.inputs[0].numel()] *= stretch
+    if not subject.per_record:
+        return batch, Batch(nobody.inputs, batch.targets)
+    inputs, targets = batch.inputs.clone(), batch.targets.clone()
+    if subject.distance == 2 and len(subject.data.inputs) > count:
+        other = subject.records(torch.tensor([count]))
+        inputs[0], targets[0] = other.inputs[0], other.targets[0]
+    else:
+        inputs[0] = nobody.inputs[0]
+    return batch, Batch(inputs, targets)
+
+
+def _difference(subject: Subject, worlds: Sequence[Batch], objective: Loss, count: int) -> Tensor:
+    """Return by how much the worlds differ under the same draws, in the mean of a few."""
+    seeds = torch.randint(2**62, (PILOTS,), generator=subject.rng).tolist()
+    sums = []
+    for world in worlds:
+        uploads = [
+            subject.upload(subject.client(count), world, objective, rng=_seeded(seed))
+            for seed in seeds
+        ]
+        sums.append(torch.stack([flat(one) for one in uploads]).mean(dim=0))
+    return sums[0] - sums[1]
+
+
+def _seeded(seed: int) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+def _uploads(
+    subject: Subject, world: Batch, objective: Loss, count: int, uploads: int
+) -> list[dict[str, Tensor]]:
+    client = subject.client(count)
+    return [subject.upload(client, world, objective) for _ in range(uploads)]
+
+
+def _apart(
+    with_it: Floats,
+    without: Floats,
+    subject: Subject,
+    runs: int,
+    what: str,
+    *,
+    neighbours: bool = False,
+) -> Symptom:
+    """Test whether two worlds are further apart than mu, in units of their common spread.
+
+    Args:
+        with_it: What was seen with the unit, along one direction.
+        without: The same without it.
+        subject: What is audited.
+        runs: Announced repetitions.
+        what: The unit, in words.
+        neighbours: Whether the worlds are neighbours, or half as far apart as such.
+    """
+    mu, sizes = subject.promise.separation, (len(with_it), len(without))
+    freedom = sum(sizes) - 2
+    squares = sum(float(np.square(one - one.mean()).sum()) for one in (with_it, without))
+    spread = max(math.sqrt(squares / freedom), 1e-300)
+    share = 1 if neighbours else subject.distance
+    found = share * float(with_it.mean() - without.mean()) / spread
+    root = math.sqrt(1 / sizes[0] + 1 / sizes[1])
+    # A distance over a spread is noncentral t, which is nearly normal if there are many of them.
+    if freedom < 1000:
+        p_value = float(stats.nct.sf(found / (share * root), freedom, mu / (share * root)))
+    else:
+        p_value = float(stats.norm.sf((found - mu) / _error(mu, share * root, freedom)))
+    limit = found - float(stats.norm.isf(SIGNIFICANCE / runs)) * _error(
+        found, share * root, freedom
+    )
+    words = (
+        f"{what} moves uploads by {found:.2g} standard deviations of their noise, where the claim "
+        f"allows {mu:.2g}"
+    )
+    return Symptom(p_value, words, mu / limit if limit > 0 else math.inf)
+
+
+def _error(distance: float, root: float, freedom: int) -> float:
+    """Return the standard error of a distance in units of the spread."""
+    return math.hypot(root, distance / math.sqrt(2 * freedom))

@@ -1,0 +1,114 @@
+"""What audits find, in one form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .promise import Promise
+
+SIGNIFICANCE = 1e-5
+"""Chance of a false alarm of a test of noise, clipping or sampling, its parts together."""
+
+CANARY_SIGNIFICANCE = 1e-3
+"""The same where canaries are told from none, whose limits are cautious by themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        method: The test.
+        claimed: Epsilon that the defense claims.
+        lower_bound: What the true epsilon is not below, where the test says so: at the confidence
+            that its module names, which the bounds of all announced repetitions keep together.
+        ceiling: What `lower_bound` would be, on average, for a perfect implementation.
+        p_value: Chance of a finding as bad as this, or worse, if the claim held.
+        violated: Whether the claim is refuted.
+        words: What was found.
+        measured_noise: The noise multiplier as measured; residual noise alone.
+    """
+
+    method: str
+    claimed: float
+    lower_bound: float = math.nan
+    ceiling: float = math.nan
+    p_value: float
+    violated: bool
+    words: str
+    measured_noise: float = math.nan
+
+    @property
+    def verdict(self) -> str:
+        """Return the finding in words, with what it means for the claim."""
+        if self.violated:
+            return f"violated: {self.words} (p = {self.p_value:.1g})"
+        return f"no violation found: {self.words}"
+
+
+class Symptom(NamedTuple):
+    """One test of an audit: its p-value, and the noise that it leaves of the promised one."""
+
+    p_value: float
+    words: str
+    noise: float = math.nan  # an upper confidence limit, relative to the promise
+    measured: float = math.nan
+
+
+def judged(
+    method: str,
+    promise: Promise,
+    symptoms: Sequence[Symptom],
+    runs: int,
+    *,
+    fine: str,
+    ideal: float = math.nan,
+) -> Audit:
+    """Return the finding of an audit of several tests, corrected for their number (Bonferroni).
+
+    Args:
+        method: The audit's name.
+        promise: What is claimed.
+        symptoms: What its tests found, the most telling first.
+        runs: Repetitions that were announced.
+        fine: What is said if there is nothing wrong.
+        ideal: The limit of noise that a perfect implementation would show.
+    """
+    level, tests = SIGNIFICANCE / runs, len(symptoms)
+    p_value = min(1.0, tests * min(one.p_value for one in symptoms))
+    guilty = [one for one in symptoms if tests * one.p_value < level]
+    worst = guilty[0] if guilty else None
+    # Where nothing is wrong, how much noise there is says the test of its size, if there is one.
+    telling = guilty or [one for one in symptoms if not math.isnan(one.measured)] or symptoms
+    limits = [one.noise for one in telling if not math.isnan(one.noise)]
+    sigma = promise.noise_multiplier
+    measured = next((one.measured for one in symptoms if not math.isnan(one.measured)), math.nan)
+    return Audit(
+        method=method,
+        claimed=promise.claim.epsilon,
+        lower_bound=promise.epsilon(sigma * min(limits)) if limits else math.nan,
+        ceiling=math.nan if math.isnan(ideal) else promise.epsilon(sigma * ideal),
+        p_value=p_value,
+        violated=worst is not None,
+        words=worst.words if worst else fine,
+        measured_noise=sigma * measured,
+    )
+
+
+def most_damning(findings: Sequence[Audit]) -> Audit:
+    """Return the worst of one test's repetitions, its p-value corrected for their number.
+
+    Bounds and verdicts are already, if the number was announced as `runs`.
+    """
+    worst = min(findings, key=lambda finding: finding.p_value)
+    return replace(worst, p_value=min(1.0, len(findings) * worst.p_value))
+
+
+def compared(bound: float, claimed: float, ceiling: float, *, violated: bool) -> str:
+    """Return a lower bound beside the claim, in words."""
+    words = f"epsilon is at least {bound:.2f}, where {claimed:.2f} is claimed"
+    return words if violated else f"{words}; a perfect implementation would show {ceiling:.2f}"

@@ -1,0 +1,62 @@
+"""The noise of a few uploads of one batch: its size, its covariance and its shape."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.linalg import helmert
+from torch import Generator, nn
+
+from leakfrontier.defenses import Batch, Defense, Loss, Plan
+
+from .canaries import Subject, flat
+from .finding import SIGNIFICANCE, Audit, judged
+from .noise_tests import Noise, innovations, shape, shared_entries, size
+
+RESIDUAL_BATCH, REPEATS = 8, 16
+"""Examples in the batch whose upload is repeated, and how often it is."""
+
+HANDICAP = (
+    "; its replay has noise of its own, so that uploads were compared with each other, and attacks "
+    "that know the defense were handicapped"
+)
+
+
+def residual_noise(
+    defense: Defense,
+    model: nn.Module,
+    loss: Loss,
+    data: Batch,
+    plan: Plan,
+    rng: Generator,
+    runs: int = 1,
+) -> Audit:
+    """Test the noise on a batch whose gradients are clipped, by uploads of two clients in turn.
+
+    Size and covariance are tested on contrasts of uploads, which have no mean; the shape on what
+    uploads have beyond the replay or, where that has noise of its own, on differences of pairs.
+    """
+    subject = Subject(defense, model, loss, data, plan, rng)
+    count = min(RESIDUAL_BATCH, len(data.inputs))
+    batch, inflated = subject.records(torch.arange(count)), subject.probe.inflated_loss
+    clients = [subject.client(count) for _ in range(2)]
+    uploads = [subject.upload(clients[turn % 2], batch, inflated) for turn in range(REPEATS)]
+    unit = subject.promise.noise_multiplier * subject.unit_size(count)
+    rows = np.stack([flat(upload).cpu().numpy() / unit for upload in uploads])
+    if subject.replayable:
+        single = rows - flat(subject.replay(batch, inflated)).cpu().numpy() / unit
+    else:
+        single = (rows[::2] - rows[1::2]) / math.sqrt(2)
+    noise = Noise(helmert(REPEATS) @ rows, [value.numel() for value in uploads[0].values()])
+    level = SIGNIFICANCE / (4 * runs)
+    found = size(noise, level, subject.needs)
+    return judged(
+        "residual noise",
+        subject.promise,
+        [found, innovations(noise), shared_entries(noise), shape(single)],
+        runs,
+        fine=found.words + ("" if subject.replayable else HANDICAP),
+        ideal=noise.ideal_limit(level),
+    )

@@ -1,0 +1,135 @@
+"""Canaries that are in or out at single steps: can they be told apart better than claimed?
+
+References:
+    Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini, Terzis. "Tight Auditing of
+    Differentially Private Machine Learning." USENIX Security 2023.
+    https://arxiv.org/abs/2302.07956
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
+from torch import Generator, nn
+
+from leakfrontier.defenses import Batch, Defense, Loss, Plan
+
+from ..statistics import Flags, Floats, clopper_pearson
+from .canaries import Subject
+from .finding import CANARY_SIGNIFICANCE, Audit, compared
+from .one_run import CANARIES
+
+RECORDS = 8
+"""Real examples beside the canaries at one step."""
+
+STEPS, UPLOADS = (10, 100), 1_000
+"""Least and most steps at which canaries are tested; uploads, where one is a whole update."""
+
+
+class _Errors(NamedTuple):
+    """How often canaries that were in were missed, and others raised an alarm."""
+
+    misses: int
+    present: int
+    alarms: int
+    absent: int
+
+    def separation(self, confidence: float) -> float:
+        """Return a lower confidence limit of mu: the Gaussian test with these errors, or fewer."""
+        missed = clopper_pearson(self.misses, self.present, confidence).high
+        alarmed = clopper_pearson(self.alarms, self.absent, confidence).high
+        return max(0.0, -float(ndtri(alarmed)) - float(ndtri(missed)))
+
+    def p_value(self, mu: float) -> float:
+        """Return the least significance level at which the separation exceeds mu."""
+
+        def excess(log_level: float) -> float:
+            return self.separation(-math.expm1(log_level)) - mu
+
+        least, most = math.log(1e-12), math.log(1 - 1e-9)
+        if excess(most) <= 0:
+            return 1.0
+        return math.exp(least if excess(least) > 0 else brentq(excess, least, most))
+
+
+def step_canaries(
+    defense: Defense,
+    model: nn.Module,
+    loss: Loss,
+    data: Batch,
+    plan: Plan,
+    rng: Generator,
+    runs: int = 1,
+) -> Audit:
+    """Test clipping and noise at single steps, by canaries that are in or out.
+
+    In units of what one record can contribute, a canary's entry of the upload is N(1, sigma^2)
+    if it is in and N(0, sigma^2) if not. The test calls those above 1/2 in; exact limits of its
+    two error rates bound the separation mu = 1 / sigma from below, and PLD composes it over the
+    plan. Canaries of one step count as independent trials, as they are where the noise is.
+
+    Where the unit is a record, half of all canaries are in at each step. Where it is a client, one
+    canary is the client's whole update.
+    """
+    subject = Subject(defense, model, loss, data, plan, rng, CANARIES)
+    errors = _record_errors(subject) if subject.per_record else _client_errors(subject)
+    promise, confidence = subject.promise, 1 - CANARY_SIGNIFICANCE / runs
+    mu = errors.separation(confidence)
+    miss = float(ndtr(-subject.reach * promise.separation / 2))  # of the test, were it exact
+    ideal = errors._replace(misses=round(miss * errors.present), alarms=round(miss * errors.absent))
+    bound, ceiling = (promise.epsilon(_inverse(one)) for one in (mu, ideal.separation(confidence)))
+    violated = mu > promise.separation
+    return Audit(
+        method="step canaries",
+        claimed=promise.claim.epsilon,
+        lower_bound=bound,
+        ceiling=ceiling,
+        p_value=errors.p_value(promise.separation),
+        violated=violated,
+        words=compared(bound, promise.claim.epsilon, ceiling, violated=violated),
+    )
+
+
+def _record_errors(subject: Subject) -> _Errors:
+    rows = torch.arange(min(RECORDS, len(subject.data.inputs)))
+    size = len(rows) + CANARIES // 2
+    client = subject.client(size)
+    # As many as it takes to see that a fifth of the noise is missing, with high power.
+    steps = math.ceil(2600 * subject.promise.noise_multiplier**2 / (CANARIES // 2))
+    present, values = [], []
+    for _ in range(min(max(steps, STEPS[0]), STEPS[1])):
+        chosen = torch.randperm(CANARIES, generator=subject.rng)[: CANARIES // 2]
+        batch = Batch.joined([subject.records(rows), subject.canaries(chosen)])
+        upload = subject.upload(client, batch, subject.probe.loss)
+        values.append(subject.canary_values(upload, size))
+        present.append(np.isin(np.arange(CANARIES), chosen.cpu().numpy()))
+    return _errors(np.stack(values), np.stack(present))
+
+
+def _client_errors(subject: Subject) -> _Errors:
+    client = subject.client(1)
+    chosen = torch.randint(CANARIES, (UPLOADS,), generator=subject.rng)
+    values = [
+        subject.canary_values(subject.upload(client, subject.canaries(one), subject.probe.loss), 1)
+        for one in chosen.split(1)
+    ]
+    return _errors(np.stack(values), np.arange(CANARIES) == chosen.cpu().numpy()[:, None])
+
+
+def _errors(values: Floats, present: Flags) -> _Errors:
+    called = values > 0.5
+    return _Errors(
+        int((present & ~called).sum()),
+        int(present.sum()),
+        int((called & ~present).sum()),
+        int((~present).sum()),
+    )
+
+
+def _inverse(separation: float) -> float:
+    return 1 / separation if separation else math.inf
