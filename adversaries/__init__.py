@@ -31,6 +31,8 @@ from .panel import PANEL, Panel
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
 from .protocols import FedAvg, FedBuff, FedSGD, Protocol
+from .rconv import RCONV
+from .rgap import RGAP
 from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
 from .scale_mia import ScaleMIA
 from .sme import SME
@@ -75,6 +77,8 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         ARES,
         DAGER,
         SOMP,
+        RGAP,
+        RCONV,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -90,6 +94,8 @@ __all__ = [
     "LAMP",
     "LOKI",
     "PANEL",
+    "RCONV",
+    "RGAP",
     "SME",
     "SOMP",
     "SPEAR",

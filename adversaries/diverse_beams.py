@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from .prefixes import Prefixes
 from .token_pool import TokenPool
-from .transformer import Prefixes, Transformer, in_evaluation
+from .transformer import Transformer, in_evaluation
 
 
 class Candidate(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import small_language
 import torch
 from federated import SPACE, batch, convolutional, make_client, mlp, observed, rng, seeded
 from torch import nn
@@ -27,6 +28,8 @@ from leakfrontier.evaluate.client import ThreatModel, observe
 LOCAL = FedAvg(epochs=2, batch_size=1, lr=0.1)
 POOL = torch.stack([batch(1, seed).inputs for seed in range(5)])
 THREAT = ThreatModel(public=PublicData(*batch(200, 9)))
+
+TEXT = ("DAGER", "SOMP", "LAMP", "GRAB", "LanguageGuess")
 
 PINNED = {
     "PriorGuess": (-0.0007, 0.0812, 1.2071),
@@ -60,7 +63,13 @@ def observation(name: str) -> Observation:
     """Return a case that a member is made for."""
     if PANEL.members[name].threat is not Threat.PASSIVE:
         return crafted(name)
+    if name in TEXT:
+        space = small_language.space_of("next-token")
+        model = small_language.trained("next-token")
+        return small_language.observed(model, space, small_language.sentences(1, 3))
     truth = batch(1, 3)
+    if name in ("RGAP", "RCONV"):
+        return observed(recursive(), truth)
     if name in ("SME", "DLFA"):
         return observed(convolutional(), truth, protocol=LOCAL, threat=THREAT)
     if name == "PriorAware":
@@ -88,10 +97,25 @@ def crafted(name: str) -> Observation:
     return seen.observation
 
 
+def recursive() -> nn.Module:
+    """Return a network whose layers can be inverted one after the other."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 3, padding=1),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+            nn.Linear(384, 10),
+        )
+    )
+
+
 def reconstructed(name: str) -> tuple[float, float, float]:
     seen = observation(name)
-    inputs = PANEL.members[name].reconstruct(seen, rng(5)).inputs
-    truth = batch(seen.batch_size, 3).inputs
+    inputs = PANEL.members[name].reconstruct(seen, rng(5)).inputs.float()
+    if name in TEXT:
+        truth = small_language.sentences(1, 3).inputs.float()
+    else:
+        truth = batch(seen.batch_size, 3).inputs
     distances = torch.cdist(inputs.flatten(1), truth.flatten(1)).amin(dim=1)
     distance = distances.mean() / truth[0].numel() ** 0.5
     return float(inputs.mean()), float(inputs.std()), float(distance)
@@ -129,7 +153,7 @@ def test_every_hyper_parameter_is_written_out() -> None:
 
 def test_budgets_differ_from_published_ones_in_what_they_spend_alone() -> None:
     spent = {"iterations", "restarts", "patience", "samples", "uploads", "width"}
-    spent |= {"bins", "epochs", "examples"}
+    spent |= {"bins", "epochs", "examples", "starts", "reorder_every", "orders", "rounds"}
     of_few_epochs = {"ScaleMIA": {"batch_size", "lr"}}
     for name, member in PANEL.members.items():
         ours, published = vars(member), vars(PANEL.published[name])
