@@ -106,7 +106,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 def messages() -> tuple[list[LabelledText], list[LabelledText]]:
     """Return messages with their topics, for training and for testing; always the same."""
     rng = random.Random(0)
-    train, test = [], []
+    train: list[LabelledText] = []
+    test: list[LabelledText] = []
     for topic, templates in TEMPLATES.items():
         for template in templates:
             filled: dict[str, None] = {}

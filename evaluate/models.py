@@ -283,7 +283,10 @@ def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
     expected = (2, *(space.shape if each else ()), space.classes)
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if each and isinstance(output, Tensor) and output.dim() == 3:
-        found = (*found[:2], min(found[2], space.classes))  # rows without a token do no harm
+        found = (
+            *output.shape[:2],
+            min(output.shape[2], space.classes),
+        )  # rows without a token do no harm
     if found != expected:
         raise ValueError(f"{name} must map 2 examples to shape {expected}, got {found}")
     if not output.is_floating_point():

@@ -15,7 +15,7 @@ from leakfrontier.adversaries.imprint import counted_recovery, dissect, expected
 from leakfrontier.defenses import ATS, Defense, Noise, Quantization, SecureAggregation, TopK
 
 from ..client import Upload
-from ..data import Dataset
+from ..dataset import Dataset
 from ..models import build_model
 from ..seeds import fork, generator
 from ..statistics import mean_interval, rate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .somp import METRICS, procedures, text_trial
 from .table import Row, Table
 
-_ROUGE = {
+_ROUGE: dict[str, dict[int, tuple[float, float]]] = {
     "cola": {1: (100, 100), 2: (100, 100), 4: (100, 95.6), 8: (99.6, 96.2)},
     "sst2": {1: (100, 96.0), 2: (100, 89.5), 4: (100, 92.8), 8: (100, 92.9)},
     "imdb": {1: (99.5, 94.0), 2: (87.2, 78.8), 4: (86.4, 71.6), 8: (68.2, 42.5)},

@@ -22,7 +22,7 @@ from leakfrontier.adversaries.matching import Matching
 from leakfrontier.defenses import Batch, Defense
 
 from ..client import Client, ThreatModel, Upload, make_replay, observe
-from ..data import Dataset
+from ..dataset import Dataset
 from ..federation import Federation
 from ..models import build_model
 from ..seeds import fork, generator

@@ -7,7 +7,7 @@ from torch import Generator
 from leakfrontier.adversaries import LOKI, FedAvg
 from leakfrontier.defenses import SecureAggregation
 
-from ..data import Dataset
+from ..dataset import Dataset
 from ..models import build_model
 from ..seeds import fork
 from .servers import METRICS, Setup, attacked, crafted_upload

@@ -35,7 +35,7 @@ from leakfrontier.defenses import Batch, Defense
 
 from .. import metrics
 from ..client import Client, ThreatModel, Upload, observe
-from ..data import Dataset
+from ..dataset import Dataset
 from ..seeds import fork
 from ..statistics import mean_interval, rate
 from .table import Metric, Scores, Setting, draw_batch

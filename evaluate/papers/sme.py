@@ -30,7 +30,7 @@ from leakfrontier.adversaries.matching import Matching, cosine
 from leakfrontier.defenses import Batch, Defense
 
 from ..client import Client, ThreatModel, Upload, observe
-from ..data import Dataset
+from ..dataset import Dataset
 from ..federation import Federation
 from ..models import build_model
 from ..partition import partition

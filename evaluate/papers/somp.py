@@ -20,7 +20,7 @@ from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
 from leakfrontier.defenses import Defense, Update
 
 from ..client import Client, ThreatModel, Upload, observe
-from ..data import Dataset
+from ..dataset import Dataset
 from ..methods import Method, build_adversary
 from ..modality import Modality
 from ..scenario import Scenario, load_world

@@ -16,7 +16,7 @@ from leakfrontier.adversaries.spearpp import SPEARPlusPlus
 from leakfrontier.defenses import DPSGD, Batch, Defense
 
 from ..client import Client, ThreatModel, Upload, observe
-from ..data import Dataset
+from ..dataset import Dataset
 from ..models import build_model
 from ..seeds import fork
 from ..statistics import mean_interval, rate

@@ -18,7 +18,8 @@ from leakfrontier.adversaries import InputSpace
 from leakfrontier.defenses import Batch
 
 from .. import metrics
-from ..data import DATASETS, Dataset, fingerprint, load_dataset
+from ..data import DATASETS, fingerprint, load_dataset
+from ..dataset import Dataset
 from ..errors import UserError
 from ..identity import source
 from ..rows import Cell, Outcome, Score
