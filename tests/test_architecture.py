@@ -28,6 +28,13 @@ MACHINERY = {  # what methods share, none itself
     *("disaggregation", "relu_layer", "sphere"),
     *("elimination", "imprint", "sparse_recovery"),
     *("language_prior", "reordering", "texts", "token_matching"),
+    "subspace",
+    "transformer",
+    "token_pool",
+    "sentence_ends",
+    "gradient_atoms",
+    "diverse_beams",
+    "prefixes",
 }
 
 
