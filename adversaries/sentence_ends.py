@@ -153,7 +153,7 @@ def _flows(
 def _head(view: Transformer) -> nn.Module | None:
     """Return the layer that makes logits of the last hidden states."""
     if view.space.task == "next-token":
-        return cast(Any, view.whole).get_output_embeddings()
+        return cast("nn.Module | None", cast(Any, view.whole).get_output_embeddings())
     return cast("nn.Module | None", getattr(view.whole, "score", None))
 
 
@@ -173,8 +173,9 @@ def _states(
         for row, sentence in enumerate(sentences)
         for end in range(len(sentence))
     }
-    row, end = zip(*(where[index] for index in range(len(nodes))), strict=True)
-    activations, states = (values[list(row), list(end)] for values in given)
+    rows = [where[index][0] for index in range(len(nodes))]
+    ends = [where[index][1] for index in range(len(nodes))]
+    activations, states = (values[rows, ends] for values in given)
     return activations, states
 
 
@@ -183,7 +184,8 @@ def _solve(activations: Tensor, gradient: Tensor) -> Tensor:
     gram = activations @ activations.T
     ridge = 1e-12 * gram.diagonal().mean()
     gram.diagonal().add_(ridge)
-    return torch.linalg.solve(gram, activations @ gradient.T)
+    slopes: Tensor = torch.linalg.solve(gram, activations @ gradient.T)
+    return slopes
 
 
 @torch.no_grad()
@@ -195,7 +197,7 @@ def _labels(
     known: Sequence[Sequence[int]],
 ) -> list[dict[int, Following]]:
     """Return the weights of known labels, and of the one that explains best what they do not."""
-    hidden, pull_back = torch.func.vjp(norm, states)
+    hidden, pull_back = cast(Any, torch.func.vjp(norm, states))
     weight = cast(Tensor, head.weight)
     mean = head(hidden).softmax(-1) @ weight
 
@@ -207,7 +209,7 @@ def _labels(
     known = [[*labels] for labels in known]
     before = _fit([slope(labels) for labels in _columns(known, mean.device)], slopes)
     rest = slopes - before.explained
-    _, pushed = torch.func.jvp(norm, (states,), (rest,))
+    _, pushed = cast(Any, torch.func.jvp(norm, (states,), (rest,)))
     score = (mean * pushed).sum(1, keepdim=True) - pushed @ weight.T
     size = _square(mean) - 2 * mean @ weight.T + _square(weight).T
     score = score / size.clamp(min=1e-12).sqrt()

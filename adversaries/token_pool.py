@@ -161,7 +161,8 @@ def _factorised(
     inside = inside / sigma**2 + 2 * (projected @ constant[:, None] + other @ constant) / sigma
     whole = _square(token * scale) + 2 * scaled + _square(place * scale).T
     whole = whole / sigma**2 + 2 * (offset + place @ (shift * scale)) / sigma
-    return (inside + constant.square().sum()) / (whole + shift.square().sum())
+    share: Tensor = (inside + constant.square().sum()) / (whole + shift.square().sum())
+    return share
 
 
 def _square(rows: Tensor) -> Tensor:

@@ -272,10 +272,11 @@ def find_transformer(observation: Observation) -> Transformer:
         raise NotApplicable("the model is no transformers model, whose embeddings are known")
     whole = found[0]
     network = cast(nn.Module, whole.base_model)
+    depth = int(cast(Any, network).config.num_hidden_layers)
     blocks = [
         module
         for module in network.modules()
-        if isinstance(module, nn.ModuleList) and len(module) == network.config.num_hidden_layers
+        if isinstance(module, nn.ModuleList) and len(module) == depth
     ]
     if not blocks or len(blocks[0]) < 2:
         raise NotApplicable("the model has fewer than two blocks of attention")
