@@ -117,7 +117,8 @@ class _Made(TorchFunctionMode):
         if function is Tensor.tolist and isinstance(args[0], Pretended):
             return args[0].value.tolist()
         if function is Tensor.__getitem__ and isinstance(args[1], list):
-            return args[0][torch.tensor(args[1], device="cpu")]  # else made beyond our reach
+            index = torch.tensor(args[1], dtype=torch.long, device="cpu")
+            return args[0][index]  # else made beyond our reach
         if function is Tensor.numpy and options.get("force") and isinstance(args[0], Pretended):
             return args[0].value.detach().numpy()
         if function is Tensor.new_tensor and isinstance(args[0], Pretended):
