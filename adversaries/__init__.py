@@ -31,9 +31,12 @@ from .panel import PANEL, Panel
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
 from .protocols import FedAvg, FedBuff, FedSGD, Protocol
+from .rconv import RCONV
+from .rgap import RGAP
 from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
 from .scale_mia import ScaleMIA
 from .sme import SME
+from .somp import SOMP
 from .spaces import (
     ContinuousSpace,
     ImageSpace,
@@ -73,6 +76,9 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         ScaleMIA,
         ARES,
         DAGER,
+        SOMP,
+        RGAP,
+        RCONV,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -88,7 +94,10 @@ __all__ = [
     "LAMP",
     "LOKI",
     "PANEL",
+    "RCONV",
+    "RGAP",
     "SME",
+    "SOMP",
     "SPEAR",
     "Adversary",
     "Candidates",

@@ -181,8 +181,8 @@ def grow(
             break
         extended = view.extend(prefixes, candidates, [view.second.module])
         distances = space.distance(extended.vectors[0])
-        echoes = _echoes(prefixes.tokens, candidates) & (not view.absolute)
-        near = limit.accepts(distances.masked_fill(echoes, torch.inf), batch_size)
+        repeated = echoes(prefixes.tokens, candidates) & (not view.absolute)
+        near = limit.accepts(distances.masked_fill(repeated, torch.inf), batch_size)
         if position == 0:
             near.view(-1)[distances.argmin()] = True  # there is a sentence
         row, column = near.nonzero(as_tuple=True)
@@ -193,7 +193,7 @@ def grow(
         ended = torch.ones(len(prefixes.tokens), dtype=torch.bool, device=row.device)
         ended[row] = False
         found += _sentences(prefixes.tokens[ended], totals[ended])
-        again, place = (echoes & (distances < limit.high)).nonzero(as_tuple=True)
+        again, place = (repeated & (distances < limit.high)).nonzero(as_tuple=True)
         row, column = torch.cat([row, again]), torch.cat([column, place])
         sums = torch.cat([sums, totals[again] + distances[again, place]])
         if not len(row):
@@ -202,7 +202,7 @@ def grow(
     return _without_echoes([*found, *_sentences(prefixes.tokens, totals)], view)
 
 
-def _echoes(tokens: Tensor, candidates: Tensor) -> Tensor:
+def echoes(tokens: Tensor, candidates: Tensor) -> Tensor:
     """Return which candidates only repeat a prefix that has no other token."""
     if not tokens.shape[1]:
         return torch.zeros(1, len(candidates), dtype=torch.bool, device=candidates.device)

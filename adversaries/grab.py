@@ -95,7 +95,7 @@ class GRAB(TokenMatching):
         if not (self.learn_masks and dropout.sites):
             return {"inputs": inputs}
         kept = torch.cat([torch.full((site.size,), site.kept) for site in dropout.sites])
-        return {"inputs": inputs, "masks": kept.logit().unsqueeze(0)}
+        return {"inputs": inputs, "masks": kept.logit().unsqueeze(0).to(inputs)}
 
     def replay(
         self, texts: Texts, inputs: Tensor, targets: Tensor, others: Unknowns

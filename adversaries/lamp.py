@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from .language_prior import language_prior
 from .matching import Distance, Update, absolute_error, layerwise_cosine, squared_error
 from .optimizers import Unknowns
 from .reordering import reorderings
@@ -33,8 +32,8 @@ class LAMP(TokenMatching):
 
     - The prior is the model under attack itself, in place of a language model of the same
       vocabulary: its own next-token logits or, if it is a decoder that classifies, those that its
-      tied embeddings give. A model that finds public texts no likelier than any tokens, or an
-      encoder, is none, and orders are chosen by their gradients alone.
+      tied embeddings give. A model that finds public texts hardly likelier than any tokens, or
+      an encoder, is none, and orders are chosen by their gradients alone.
     - Labels are granted to the authors' attack. Here they are if the threat model says so, or else
       inferred from the last layer's bias, or taken from the public texts whose update is nearest
       of as many as there are starts. When next tokens are learned, the labels are the text:
@@ -100,7 +99,7 @@ class LAMP(TokenMatching):
 
     def reorder(self, texts: Texts, unknowns: Unknowns, rng: Generator) -> Unknowns:
         """Keep the likeliest order of each sentence, by its gradient and the language model."""
-        prior = language_prior(texts.observation) if self.language else None
+        prior = texts.language if self.language else None
         inputs = unknowns["inputs"][0].clone()
         tokens = texts.nearest(inputs)
         for sentence, free in enumerate(texts.free):

@@ -46,7 +46,7 @@ def _beginnings(observation: Observation, space: TokenSpace, logits: Logits) -> 
     """Return the likeliest beginnings (sentences, tokens)."""
     count = observation.batch_size
     if space.first is not None:
-        first = torch.full((count, 1), space.first)
+        first = torch.full((count, 1), space.first, device=_device(observation))
         return torch.cat([first, _likeliest(logits(first[:1])[0, -1], space, count)], dim=1)
     if observation.public is not None:
         firsts = one_hot(observation.public.inputs[:, 0], space.vocabulary).sum(0).float()
@@ -54,7 +54,8 @@ def _beginnings(observation: Observation, space: TokenSpace, logits: Logits) -> 
     begin = getattr(find_transformer(observation).whole.config, "bos_token_id", None)
     if begin is None:
         raise NotApplicable("it is not known how texts begin: there are no public ones")
-    return _likeliest(logits(torch.full((1, 1), begin))[0, -1], space, count)
+    beginning = torch.full((1, 1), begin, device=_device(observation))
+    return _likeliest(logits(beginning)[0, -1], space, count)
 
 
 def _likeliest(scores: Tensor, space: TokenSpace, count: int) -> Tensor:
@@ -73,14 +74,18 @@ def _median_length(observation: Observation, space: TokenSpace) -> int:
 
 def _continued(logits: Logits, tokens: Tensor, length: int, space: TokenSpace) -> Tensor:
     """Return texts continued by their likeliest tokens; after an end, there is only padding."""
-    ended = torch.zeros(len(tokens), dtype=torch.bool)
-    ends = torch.tensor([t for t in (*space.special, space.padding, space.last) if t is not None])
+    ended = torch.zeros_like(tokens[:, 0], dtype=torch.bool)
+    ends = [t for t in (*space.special, space.padding, space.last) if t is not None]
     while tokens.shape[1] < length and not ended.all():
         following = logits(tokens)[:, -1, : space.vocabulary].argmax(-1)
-        ended |= torch.isin(following, ends)
+        ended |= torch.isin(following, following.new_tensor(ends))
         following = following.where(~ended, _filling(space))
         tokens = torch.cat([tokens, following.unsqueeze(1)], dim=1)
     return tokens
+
+
+def _device(observation: Observation) -> torch.device:
+    return find_transformer(observation).device
 
 
 def _filling(space: TokenSpace) -> int:

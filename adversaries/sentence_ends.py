@@ -96,7 +96,7 @@ def find_endings(
         for node in nodes:
             if len(node) > 1:
                 known[node[:-1]][node[-1]] = Following(0.0, 1.0)
-    leaves = {node for node in nodes if not known[node]}
+    leaves = {*nodes} - {node[:-1] for node in nodes}
     pending = nodes
     for _ in range(_LABELS):  # beside known ones, each prefix gets one label at a time
         places = [nodes.index(node) for node in pending]
@@ -264,7 +264,7 @@ def _counted(endings: Sequence[Ending], batch_size: int) -> list[Ending]:
     leaves = sum(ending.count for ending in endings if ending.leaf)
     if not leaves > 0:
         return [ending for ending in endings if ending.leaf]
-    inner = [e for e in endings if not e.leaf and e.fit > 0.5 and e.count > 0]
+    inner = [e for e in endings if not e.leaf and e.fit > 0.9 and e.count > 0]
     total = leaves + sum(ending.count for ending in inner)
     for _ in range(3):  # weights that are no whole sentence are errors, and no part of the batch
         inner = [e for e in inner if batch_size * e.count / total >= 0.5]

@@ -65,7 +65,7 @@ class Subspace:
     @property
     def saturated(self) -> bool:
         """Return whether the space is everything, so that it tells no vector from another."""
-        return self.rank >= self.width
+        return self.rank >= self.width - self.width // 64  # norms leave out a direction or two
 
     def energy(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
         """Return the share of each vector's squared norm that lies in the space, weighted.
@@ -102,7 +102,7 @@ def row_space(gradient: Tensor, *, tolerance: float = PRECISION) -> Subspace:
     Its rank is where the singular values fall most steeply. Where they nowhere fall much, the
     gradient is taken for signal plus noise that is alike in all entries: directions count that
     are above what noise alone would reach [2], each weighted by s^2 / (s^2 + m sigma^2), where
-    m sigma^2 is the noise along it.
+    m sigma^2 is the noise along it. Where the smallest ones are no noise either, the space is all.
 
     Args:
         gradient: Of shape (rows, width), with rows that are combinations of inputs.
@@ -117,6 +117,8 @@ def row_space(gradient: Tensor, *, tolerance: float = PRECISION) -> Subspace:
         weights = torch.ones_like(values[:rank])
         return Subspace(directions[:rank], weights, values, 0.0)
     noise = noise_level(values, rows)
+    if not _like_noise(values, rows, noise):
+        return Subspace(directions, torch.ones_like(values), values, 0.0)
     edge = NOISE_EDGE * noise * (math.sqrt(rows) + math.sqrt(len(values)))
     kept = values[values > edge].square()
     weights = kept / (kept + rows * noise**2)
@@ -154,6 +156,15 @@ def noise_level(values: Tensor, rows: int) -> float:
     """
     quarter = float(values[(3 * len(values)) // 4])
     return quarter / math.sqrt(rows * _marchenko_pastur_quantile(len(values) / rows, 0.25))
+
+
+def _like_noise(values: Tensor, rows: int, noise: float) -> bool:
+    """Return whether the smallest singular values are as even as those of noise.
+
+    Those of a gradient that more inputs are behind than it has columns go on falling.
+    """
+    expected = noise * math.sqrt(rows * _marchenko_pastur_quantile(len(values) / rows, 0.05))
+    return float(values[(19 * len(values)) // 20]) > 0.7 * expected
 
 
 @lru_cache(maxsize=32)

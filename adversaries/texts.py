@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -14,6 +14,7 @@ from torch.nn.functional import normalize, pad
 
 from .base import Observation
 from .label_inference import infer_targets
+from .language_prior import language_prior
 from .matching import Update
 from .spaces import NotApplicable, TokenSpace
 from .subspace import row_space
@@ -79,8 +80,8 @@ class Texts:
                 f"tokens, got {tuple(lengths)}"
             )
         next_token = space.task == "next-token"
-        known, real = _places(space, torch.tensor(lengths))
-        allowed = torch.ones(len(table), dtype=torch.bool)
+        known, real = _places(space, torch.tensor(lengths, device=table.device))
+        allowed = torch.ones(len(table), dtype=torch.bool, device=table.device)
         allowed[[t for t in (*space.special, space.padding) if t is not None]] = False
         if use_embedding or next_token:
             allowed &= _seen(observation, transformer, 2 * sum(lengths))
@@ -103,7 +104,7 @@ class Texts:
         transformer = find_transformer(observation)
         space, table = transformer.space, transformer.embedding
         known, real = _places(space, space.real(tokens).sum(1), tokens.shape[1])
-        every = torch.arange(len(table))
+        every = torch.arange(len(table), device=table.device)
         names = _names(observation, transformer, blocks)
         return cls(observation, space, table, known, real, every, targets, names)
 
@@ -131,6 +132,11 @@ class Texts:
     def observed(self) -> Update:
         """Return the observed update of the parameters that are compared, as a stack of one."""
         return {name: self.observation.update[name].unsqueeze(0) for name in self.names}
+
+    @cached_property
+    def language(self) -> Callable[[Tensor], Tensor] | None:
+        """Return how unlikely texts are, if the observed model is a language model."""
+        return language_prior(self.observation)
 
     @cached_property
     def _directions(self) -> Tensor:
@@ -212,7 +218,7 @@ def _block(name: str) -> int:
 def _places(space: TokenSpace, lengths: Tensor, width: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the tokens that are known beforehand, and which places are no padding."""
     width = width or int(lengths.max())
-    real = torch.arange(width) < lengths.unsqueeze(1)
+    real = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
     known = torch.where(real, -1, space.padding or 0)
     if space.first is not None:
         known[:, 0] = space.first
@@ -239,7 +245,7 @@ def _seen(observation: Observation, transformer: Transformer, most: int) -> Tens
         raise NotApplicable("the embeddings, whose gradient shows the tokens, are not uploaded")
     sizes = observation.update[name][: transformer.space.vocabulary].norm(dim=1)
     largest = sizes.topk(min(most, len(sizes)))
-    seen = torch.zeros(len(sizes), dtype=torch.bool)
+    seen = torch.zeros_like(sizes, dtype=torch.bool)
     seen[largest.indices[largest.values > 0]] = True
     return seen
 
@@ -278,8 +284,9 @@ def _positions(observation: Observation, transformer: Transformer) -> int | None
     """Return how many positions have a gradient; None where they are not learned."""
     most, words = transformer.space.shape[0], _embedding(transformer)
     for module in transformer.network.modules():
-        learned = isinstance(module, nn.Embedding) and module is not words
-        if learned and module.num_embeddings >= most:
+        if not isinstance(module, nn.Embedding) or module is words:
+            continue
+        if module.num_embeddings >= most:
             name = _parameter(observation, module)
             if name is not None:
                 sizes = observation.update[name].norm(dim=1)

@@ -109,7 +109,8 @@ class TokenMatching(Adversary):
     def prior(self, texts: Texts, inputs: Tensor) -> Tensor:
         """Return how unlikely the embeddings of one guess are."""
         size = inputs[texts.free].norm(dim=-1).mean()
-        return self.norm_prior * (size / texts.size - 1).square()
+        unusual: Tensor = (size / texts.size - 1).square()
+        return self.norm_prior * unusual
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the nearest tokens of the best embeddings."""
@@ -121,7 +122,7 @@ class TokenMatching(Adversary):
             evaluation(partial(self._replay_stack, texts), self.distance(), texts.observed),
             self.unknowns(texts, inputs.unsqueeze(0)),
             self._projection(texts, rng),
-            lambda like: torch.randn(like.shape, generator=rng),
+            lambda like: torch.randn(like.shape, generator=rng).to(like),
         )
         return self.finish(texts, best, rng)
 
@@ -190,7 +191,7 @@ class TokenMatching(Adversary):
         if texts.targets is None:
             texts = self._labelled(texts, rng)
         shape = (self.starts, *texts.known.shape, texts.table.shape[1])
-        noise = normalize(torch.randn(shape, generator=rng), dim=-1)
+        noise = normalize(torch.randn(shape, generator=rng), dim=-1).to(texts.table)
         inputs = self._best(texts, texts.settled(texts.size * noise))
         return texts, self._best(texts, self._shuffled(texts, inputs, rng))
 

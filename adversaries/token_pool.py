@@ -49,8 +49,8 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
 
     Without noise, they are before the widest gap among the smallest distances. There may be more
     of them than dimensions: a token that occurs at two positions puts the difference of these
-    into the space, and thereby all tokens of either at the other. With noise there is no gap, and they are those that
-    are nearer than all but a few in a million of a vocabulary without meaning would be.
+    into the space, and thereby all tokens of either at the other. With noise there is no gap, and
+    they are those that stand out of the vocabulary by `STRIKING` deviations.
 
     Args:
         view: The model.
@@ -70,6 +70,8 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
         vectors = view.at_position(token[chosen], place, view.first.module)
         exact[chosen] = space.distance(vectors)
     limit = threshold(exact, most=count - 1, floor=ROUNDING)
+    if not limit > 0:
+        return _striking(energy, most)
     return _by_position(token, position, exact, exact < limit, energy.shape[1])
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Observation
+from .prefixes import Extended, Prefixes
 from .spaces import NotApplicable, TokenSpace
 
 _TOKENS_AT_ONCE = 4096
@@ -39,7 +40,7 @@ class LinearLayer:
 
     @property
     def transposed(self) -> bool:
-        """Return whether the weight is (inputs, outputs), as in GPT-2, and not (outputs, inputs)."""
+        """Return whether the weight is (inputs, outputs), as in GPT-2."""
         return not isinstance(self.module, nn.Linear)
 
     @property
@@ -72,59 +73,6 @@ class Block:
     def module(self) -> nn.Module:
         """Return a module that is given the block's input after its norm."""
         return self.projections[0].module
-
-
-class Prefixes(NamedTuple):
-    """Beginnings of sequences, all of one length, and what the first block remembers of them.
-
-    Attributes:
-        tokens: (n, length).
-        keys: Of the first block's attention: (n, heads, length, size); None for length 0.
-        values: The same.
-    """
-
-    tokens: Tensor
-    keys: Tensor | None = None
-    values: Tensor | None = None
-
-    def rows(self, chosen: slice) -> Prefixes:
-        """Return some of them."""
-        keys, values = (None if x is None else x[chosen] for x in (self.keys, self.values))
-        return Prefixes(self.tokens[chosen], keys, values)
-
-
-class Extended(NamedTuple):
-    """Prefixes, each with every candidate after it.
-
-    Attributes:
-        vectors: What the modules asked for are given at the candidate: (n, candidates, size) each.
-        prefixes: What was extended.
-        candidates: The tokens.
-        keys: Of prefixes and candidates: (n, heads, length + candidates, size).
-        values: The same.
-    """
-
-    vectors: list[Tensor]
-    prefixes: Prefixes
-    candidates: Tensor
-    keys: Tensor
-    values: Tensor
-
-    def keep(self, row: Tensor, column: Tensor) -> Prefixes:
-        """Return prefixes that are one token longer.
-
-        Args:
-            row: Which prefixes are continued.
-            column: By which of the candidates.
-        """
-        length = self.prefixes.tokens.shape[1]
-        tokens = torch.cat([self.prefixes.tokens[row], self.candidates[column, None]], dim=1)
-
-        def longer(memory: Tensor) -> Tensor:
-            newest = memory[row, :, length + column][:, :, None]
-            return torch.cat([memory[row, :, :length], newest], dim=2)
-
-        return Prefixes(tokens, longer(self.keys), longer(self.values))
 
 
 class _Reached(Exception):
@@ -316,13 +264,13 @@ def find_transformer(observation: Observation) -> Transformer:
         raise NotApplicable("the inputs are no tokens")
     transformers = sys.modules.get("transformers")  # without it, no model is one of its own
     found = [
-        (name, module)
-        for name, module in observation.model.named_modules()
+        module
+        for module in observation.model.modules()
         if transformers is not None and isinstance(module, transformers.PreTrainedModel)
     ]
     if not found:
         raise NotApplicable("the model is no transformers model, whose embeddings are known")
-    prefix, whole = found[0]
+    whole = found[0]
     network = cast(nn.Module, whole.base_model)
     blocks = [
         module

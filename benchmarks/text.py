@@ -195,7 +195,9 @@ def settings_of(what: str, model: str, task: str) -> list[Setting]:
     """Return the settings of a benchmark."""
     if what == "quality":
         return [
-            Setting(model, data, task, size) for data in ("cola", "sst2") for size in (1, 2, 4, 8, 16)
+            Setting(model, data, task, size)
+            for data in ("cola", "sst2")
+            for size in (1, 2, 4, 8, 16)
         ]
     if what == "long":
         return [Setting(model, "imdb", task, size, length=128) for size in (4, 8)]

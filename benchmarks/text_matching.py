@@ -14,7 +14,9 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -28,19 +30,24 @@ from leakfrontier.adversaries import (
     NotApplicable,
     PriorGuess,
     PublicData,
+    TokenSpace,
 )
 from leakfrontier.defenses import Defense
 from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.data import Dataset, load_dataset
+from leakfrontier.evaluate.data import load_dataset
+from leakfrontier.evaluate.dataset import Dataset
+from leakfrontier.evaluate.modality import Text
 from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.pretrained import Task
 from leakfrontier.evaluate.seeds import generator
 from leakfrontier.evaluate.text import Reading
 
-MODELS = {
+MODELS: dict[str, tuple[str, dict[str, Any], Task]] = {
     "gpt2": ("gpt2", {"layers": 12, "width": 768, "heads": 12}, "classification"),
     "smollm2": ("smollm2", {}, "next-token"),
     "smollm2-classifier": ("smollm2", {}, "classification"),
 }
+Row = dict[str, object]
 PUBLIC = 200
 """Texts that the adversary has, none of them attacked."""
 
@@ -82,46 +89,48 @@ def _attack(name: str, iterations: int) -> Adversary:
     if name in ("PriorGuess", "LanguageGuess"):
         return {"PriorGuess": PriorGuess, "LanguageGuess": LanguageGuess}[name]()
     every = max(1, iterations // 4)
-    budget = {"iterations": iterations, "reorder_every": every, "starts": 16, "orders": 16}
+    budget: dict[str, Any] = {
+        "iterations": iterations,
+        "reorder_every": every,
+        "starts": 16,
+        "orders": 16,
+    }
     if name == "LAMP":
         return LAMP(**budget, blocks=2)
     return GRAB(**budget, blocks=2, beams=4, rounds=10)
 
 
-def _measured(
-    asked: argparse.Namespace, done: list[dict[str, object]]
-) -> Iterator[dict[str, object]]:
-    known = {
-        tuple(row[key] for key in ("model", "texts", "batch", "attack", "index")) for row in done
-    }
-    for model in asked.models:
-        for texts in asked.texts:
-            name, options, task = MODELS[model]
-            reading = Reading(task, "smollm2", asked.length)
-            dataset = load_dataset(str(asked.data / texts), reading=reading)
-            network = build_model(name, dataset.space, generator("model"), **options)
-            for batch in asked.batches:
-                for index in range(asked.observations):
-                    for attack in asked.attacks:
-                        cell = (model, texts, batch, attack, index)
-                        if cell in known:
-                            continue
-                        adversary = _attack(attack, asked.iterations)
-                        scores = _scores(dataset, network, adversary, batch, index)
-                        names = ("model", "texts", "batch", "attack", "index", "iterations")
-                        yield dict(zip(names, (*cell, asked.iterations), strict=True)) | scores
+def _measured(asked: argparse.Namespace, done: list[Row]) -> Iterator[Row]:
+    """Yield what every attack reaches, the smallest batches first."""
+    keys = ("model", "texts", "batch", "index", "attack")
+    known = {tuple(row[key] for key in keys) for row in done}
+    wanted = product(asked.batches, asked.texts, asked.models, range(asked.observations))
+    for batch, texts, model, index in wanted:
+        cells = [(model, texts, batch, index, attack) for attack in asked.attacks]
+        if all(cell in known for cell in cells):
+            continue
+        name, options, task = MODELS[model]
+        reading = Reading(task, "smollm2", asked.length)
+        dataset = load_dataset(str(asked.data / texts), reading=reading)
+        network = build_model(name, dataset.space, generator("model"), **options)
+        for cell in cells:
+            if cell not in known:
+                adversary = _attack(cell[-1], asked.iterations)
+                scores = _scores(dataset, network, adversary, batch, index)
+                setting = dict(zip(keys, cell, strict=True))
+                yield {**setting, "iterations": asked.iterations, **scores}
 
 
 def _scores(
     dataset: Dataset, network: torch.nn.Module, adversary: Adversary, size: int, index: int
-) -> dict[str, object]:
+) -> Row:
     """Return the mean scores of one attacked upload, and its sentences."""
     rows = torch.randperm(len(dataset.train.inputs), generator=generator("texts"))
     public, victims = dataset.train.at(rows[:PUBLIC]), dataset.train.at(rows[PUBLIC:])
     truth = victims.at(slice(index * size, (index + 1) * size))
-    granted = dataset.space.task == "classification"
+    granted = cast(TokenSpace, dataset.space).task == "classification"
     threat = ThreatModel(knows_targets=granted, public=PublicData(*public))
-    modality = dataset.modality
+    modality = cast(Text, dataset.modality)
     client = Client(network, modality.loss, Defense(), FedSGD(), dataset.space)
     (upload,) = observe(client, [truth], threat, generator("client", index))
     started = time.process_time()
@@ -144,7 +153,7 @@ def _scores(
     }
 
 
-def _rows(out: Path) -> list[dict[str, object]]:
+def _rows(out: Path) -> list[Row]:
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 

@@ -51,7 +51,7 @@ from .scenario import (
 )
 from .scoring import Attempt, Scoring
 from .seeds import generator
-from .victims import candidates, cohort, victims
+from .victims import candidates, cohort, other_cohort, other_examples, victims
 
 EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
@@ -85,7 +85,12 @@ class TrainTrial:
             "defense": self.defense.config(),
             "seed": self.seed,
         }
-        labels = {**labels_of(self.scenario, self.defense), "seed": self.seed}
+        labels = {
+            **labels_of(self.scenario, self.defense),
+            "seed": self.seed,
+            "other_cohort": other_cohort(self.scenario, self.defense),
+            "other_examples": other_examples(self.scenario),
+        }
         code = source(TRAINING, build_defense(self.defense), *factories(self.scenario.model))
         return Cell("train", config, labels, code)
 

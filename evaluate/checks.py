@@ -443,6 +443,31 @@ def _claimed_noise(evidence: _Evidence) -> Check:
     )
 
 
+def _trained_upload(evidence: _Evidence) -> Check:
+    """Compare the attacked uploads with those of the training that gives their accuracy."""
+    name, cells = "trained upload", evidence.results.cells
+    if "other_cohort" not in cells or not (trained := cells[cells["kind"] == "train"]).size:
+        return _not_asked(name, "The run does not say what uploads were trained on.")
+    cohorts = trained[trained["other_cohort"].fillna("") != ""]
+    sizes = trained[trained["other_examples"].fillna("") != ""].drop_duplicates("scenario")
+    details = [
+        *(
+            f"{row.defense}, {row.scenario}: {row.other_cohort}"
+            for row in _rows(cohorts.drop_duplicates(["scenario", "defense"]))
+        ),
+        *(f"{row.scenario}: {row.other_examples}" for row in _rows(sizes)),
+    ]
+    return _answer(
+        name,
+        details,
+        "What is attacked is not what was trained: success and accuracy belong to different "
+        "uploads.",
+        "Attacked uploads are of as many clients, examples and local steps as those of the "
+        "training that gives the accuracy.",
+        verdict="warn" if cohorts.empty else "fail",
+    )
+
+
 def _dp_baseline(evidence: _Evidence) -> Check:
     arms = evidence.results.cells.drop_duplicates(["scenario", "defense"])
     claims = evidence.results.claims()[["scenario", "defense"]]
@@ -537,6 +562,7 @@ _CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
     _completeness,
     _proven_bound,
     _claimed_noise,
+    _trained_upload,
     _dp_baseline,
     _power,
 )

@@ -117,6 +117,9 @@ def findings(row: ReplayRow) -> list[Finding]:
     if row.draws != "given":
         done = "put at their means" if row.draws == "expected" else "averaged over several draws"
         found.append(Finding(f"it draws secrets anew, which were {done}", _WITHOUT_NOISE))
+    elif row.random:
+        problem = "it still draws noise, so that attacks that know the defense were handicapped"
+        found.append(Finding(problem, _WITHOUT_NOISE))
     if row.straight_through:
         found.append(
             Finding("its slope vanishes, and was taken straight through", _STRAIGHT_THROUGH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class LanguageModel(nn.Module):
             )
         without_dropout(model)
         model.set_attn_implementation("eager")  # type: ignore[operator]
-        body = model.base_model if task == "classification" else model
+        body = cast(nn.Module, model.base_model) if task == "classification" else model
         self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
 
     @classmethod
@@ -64,7 +64,10 @@ class LanguageModel(nn.Module):
         else:
             embedding = cast(nn.Module, self.model.get_input_embeddings())  # type: ignore[operator]
             embedded, real = embedding(inputs), real_tokens(inputs, self.padding)
-        given = {"inputs_embeds": embedded, "attention_mask": self._mask(real, embedded)}
+        given: dict[str, Any] = {
+            "inputs_embeds": embedded,
+            "attention_mask": self._mask(real, embedded),
+        }
         if not self.causal:
             return cast(Tensor, self.model(**given).logits)
         given["use_cache"] = False

@@ -18,6 +18,7 @@ from leakfrontier.defenses import (
 )
 
 from .language_models import gpt2, hf, smollm2
+from .papers.rconv_networks import NETWORKS
 from .plugins import load_attribute
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -206,6 +207,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "gpt2": gpt2,
     "hf": hf,
     "smollm2": smollm2,
+    **NETWORKS,
 }
 """Every model by name, as `factory(space, **options)`. Add a line here to add a model."""
 

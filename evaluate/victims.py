@@ -14,8 +14,9 @@ from torch import Tensor
 from leakfrontier.adversaries import Candidates
 from leakfrontier.defenses import Batch
 
-from .methods import Method, build_defense
-from .scenario import World, label
+from .data import load_dataset
+from .methods import Method, build_defense, build_protocol
+from .scenario import Scenario, World, label
 from .seeds import generator
 
 
@@ -79,6 +80,34 @@ def candidate_count(world: World) -> int:
             f"batches of {batch_size} and their look-alikes need at least {batch_size + 1}"
         )
     return min(world.scenario.candidates, allowed)
+
+
+def other_cohort(scenario: Scenario, defense: Method) -> str:
+    """Return how many clients are attacked together and trained together, if that differs."""
+    attacked = build_defense(defense).cohort
+    uploads = build_protocol(scenario.protocol).uploads(scenario.training.clients_per_round)
+    if attacked == 1 or uploads % attacked == 0:
+        return ""
+    return (
+        f"attacks see sums of {attacked} clients, training has {uploads} in a round: take a "
+        f"multiple of {attacked} as clients_per_round"
+    )
+
+
+def other_examples(scenario: Scenario) -> str:
+    """Return how many examples are behind attacked and trained uploads, if that differs."""
+    attacked, training = scenario.batch_size, scenario.training
+    protocol = build_protocol(scenario.protocol)
+    if protocol.uploads_gradient:
+        fewest = most = training.batch_size
+    else:
+        examples = len(load_dataset(scenario.dataset, scenario.data_folder).train.targets)
+        fewest, most = examples // training.clients, -(-examples // training.clients)
+    if fewest <= attacked <= most:
+        return ""
+    steps = [protocol.local_steps(count) for count in (attacked, most)]
+    local = "" if steps == [1, 1] else f" ({steps[0]} and {steps[1]} local steps)"
+    return f"attacked uploads are of {attacked} examples, trained ones of {most}{local}"
 
 
 def check_sizes(world: World, observations: int, defenses: Iterable[Method]) -> None:

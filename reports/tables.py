@@ -148,7 +148,7 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
                     row.delta,
                     row.accountant,
                 ),
-                str(row.unit),
+                f"{row.unit} ({row.adjacency})",
                 f"{row.sample_rate:.3g}",
                 str(row.steps),
                 _number(row.noise_multiplier),

@@ -24,12 +24,14 @@ COMMAND_LINE = set(
 )  # commands end with a page or a figure
 MACHINERY = {  # what methods share, none itself
     *("__init__", "base", "panel", "protocols", "spaces"),
-    *("ats_search", "pld", "torchvision_ops", "transforms", "vector"),
+    *("ats_search", "per_example", "pld", "torchvision_ops", "transforms", "vector"),
     *("secagg_keys", "secagg_masks", "secagg_protocol", "secagg_shamir"),
     *("label_inference", "matching", "optimizers"),
     *("disaggregation", "relu_layer", "sphere"),
     *("elimination", "imprint", "sparse_recovery"),
-    *("language_prior", "reordering", "texts", "token_matching"),
+    *("activations", "constraints", "layer_chain", "layer_system", "recursion", "softmax_head"),
+    *("subspace", "transformer", "token_pool", "prefixes", "sentence_ends", "diverse_beams"),
+    *("gradient_atoms", "language_prior", "reordering", "texts", "token_matching"),
 }
 
 

@@ -101,7 +101,7 @@ class Advice:
                 **vars(question),
                 "delta": question.used_delta,
                 "sample_rate": question.sample_rate,
-                "adjacency": "add/remove",
+                "adjacency": "zero-out",
             },
             "setting": self.setting,
             "panel": self.panel,
@@ -139,9 +139,10 @@ def proven_reasons(question: Question, row: Row) -> Iterator[str]:
     else:
         start = f"{noise} is the largest tested that keeps the accuracy"
     yield (
-        f"{start}. Its epsilon is {by}, for one {question.unit} added or removed, at delta "
-        f"{question.used_delta:.2g}, over {question.rounds} steps that it is in with probability "
-        f"{question.sample_rate:.3g} each. All accountants are upper bounds; PLD is the tightest."
+        f"{start}. Its epsilon is {by}, for one {question.unit} that contributes or does not, at "
+        f"delta {question.used_delta:.2g}, over {question.schedule(1.0)[0].steps} steps that it is "
+        f"in with probability {question.sample_rate:.3g} each. All accountants are upper bounds; "
+        "PLD is the tightest."
     )
     yield (
         f"Among {question.candidates} candidates, where a blind guess is right in "
@@ -183,9 +184,10 @@ def _warnings(advice: Advice) -> Iterator[str]:
         yield warning[0].upper() + warning[1:] + "."
     if not question.poisson_sampling:
         yield (
-            "Without Poisson sampling the accountants' amplification does not apply: shuffled "
-            "batches count with a sample rate of 1, and with half of their noise, since another "
-            "record takes the place of one that is removed."
+            "Without Poisson sampling nothing is gained by drawing batches: a record counts in "
+            "full at each step that it is in. That is one per epoch, if a client works through "
+            "all of its examples, shuffled, before it takes any of them again; batches that "
+            "are drawn anew every round have no such bound."
         )
     if row is not None and row.epsilon["pld"] > REASONABLE_EPSILON:
         yield (

@@ -163,12 +163,9 @@ class Question:
         """Return the run with this noise, as its accountants see it."""
         if self.unit == "client":
             return (client_segment(noise_multiplier, self.rounds),)
-        # Of shuffled batches, those of the largest client count: where the smallest one's hold all
-        # of its examples, and are no draw at all, others may leave out one of theirs.
-        largest = -(-self.examples // self.clients)
         return (
             record_segment(
-                self.share if self.poisson_sampling else largest,
+                self.share,
                 self.batch_size,
                 noise_multiplier,
                 self.rounds,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -16,14 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
-from leakfrontier.defenses import Plan
+from leakfrontier.defenses import ADJACENCIES, Plan
 
 from ..advise.advice import number
 from ..advise.question import finite
 from ..errors import UserError, given_by_user
-from ..privacy.audit import Audit, most_damning
 from ..privacy.audit import audit as run_audits
-from ..privacy.canaries import NoClaim
+from ..privacy.finding import Audit, most_damning
+from ..privacy.promise import NoClaim, claim_under
 from ..seeds import generator
 from .options import AsJson, Data, DefenseText, defense_from, loaded, scenario_from
 
@@ -35,6 +36,11 @@ class AuditMethod(StrEnum):
     """Audits, by the names of the command line."""
 
     residual_noise = "residual-noise"
+    sampling = "sampling"
+    neighbours = "neighbours"
+    clipping = "clipping"
+    local_steps = "local-steps"
+    rare_steps = "rare-steps"
     step_canaries = "step-canaries"
     one_run = "one-run"
 
@@ -66,7 +72,7 @@ def audit(
     torch.set_num_threads(1)  # uploads are small: several threads wait for each other
     world, audited, _ = loaded(scenario, defense_from(defense), seed)
     with given_by_user():
-        plan = Plan(steps, sample_rate, delta)
+        plan = _plan(steps, sample_rate, delta)
     examples = world.train.at(slice(AUDITED_EXAMPLES))
     names = [one.value.replace("-", " ") for one in method or AuditMethod]
     reports = []
@@ -92,8 +98,18 @@ def audit(
         typer.echo(json.dumps([one.document() for one in reports], indent=2, allow_nan=False))
     else:
         _print_audits(Console(), reports)
+        claim = claim_under(audited, plan)
+        if claim is not None:
+            about = ADJACENCIES.get(claim.adjacency, claim.adjacency)
+            typer.echo(f"The claim is for one {claim.unit} ({claim.adjacency}): {about}.")
     if any(one.worst is not None and one.worst.violated for one in reports):
         raise typer.Exit(1)
+
+
+def _plan(steps: int, sample_rate: float, delta: float) -> Plan:
+    """Return the plan; where batches are those of shuffled epochs, a record is in one of each."""
+    plan = Plan(steps, sample_rate, delta)
+    return replace(plan, passes=math.ceil(steps * sample_rate))
 
 
 @dataclass(frozen=True)
@@ -145,6 +161,10 @@ def _refuse_if_none_applies(reports: Sequence[_Report]) -> None:
     raise UserError(f"none of the audits applies: {reasons}")
 
 
+def _figure(value: float) -> str:
+    return "n/a" if math.isnan(value) else number(value)
+
+
 def _print_audits(console: Console, reports: Sequence[_Report]) -> None:
     table = Table(title="audit", title_justify="left", box=None)
     table.add_column("method")
@@ -155,7 +175,7 @@ def _print_audits(console: Console, reports: Sequence[_Report]) -> None:
         figures = (
             ["n/a"] * 3
             if worst is None
-            else [number(value) for value in (worst.claimed, worst.lower_bound, worst.ceiling)]
+            else [_figure(value) for value in (worst.claimed, worst.lower_bound, worst.ceiling)]
         )
         share = f"{document['refuted_runs']} of {document['runs']}"
         table.add_row(one.method, *figures, share, f"{one.seconds:.1f}")
@@ -163,9 +183,9 @@ def _print_audits(console: Console, reports: Sequence[_Report]) -> None:
     for one in reports:
         console.print(f"{one.method}: {escape(one.verdict)}", highlight=False, soft_wrap=True)
     console.print(
-        "The true epsilon is not below the lower bound (95 % confidence over all runs; the noise "
-        "test 99.999 %); a perfect implementation would show the ceiling. What is not refuted is "
-        "not thereby proven.",
+        "The true epsilon is not below the lower bound, where a test has one (99.999 % confidence "
+        "over all runs; step canaries 99.9 %, one run 95 %); a perfect implementation would show "
+        "the ceiling. What is not refuted is not thereby proven.",
         highlight=False,
         soft_wrap=True,
     )

@@ -241,6 +241,8 @@ def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
         if (images / "train").is_dir() or (images / "train.jsonl").is_file():
             return str(images), None
     own = folder / dataset
+    if (own / "test").is_dir():  # nothing to train on: held out of it are a fifth
+        return str(own / "test"), None
     return dataset, own if own.is_dir() else folder
 
 

@@ -23,16 +23,19 @@ from ..statistics import Floats
 from .canaries import HUGE, Subject, flat
 from .finding import SIGNIFICANCE, Audit, Symptom, judged
 
-NORMS = (0.5, 0.8, 1.05, 1.2, 1.4, 2.0, HUGE)
+NORMS = (0.5, 0.8, 1.1, 1.2, 1.35, 1.9, HUGE)
 """Norms of canaries' gradients, relative to what is left of a huge one."""
 
 GRADED, OFF_SIZE = 700, (1.0, 0.25, 4.0)
 """Canaries, half of which are in; the configured batch size over the actual one."""
 
+EXTREME = 100.0
+"""Factor of an input that is unlike all others: a claim is for every example."""
+
 STEPS = (8, 40)
 """Least and most uploads for each."""
 
-PILOTS, WORLDS = 2, (12, 48)
+PILOTS, WORLDS = 2, (16, 96)
 """Pairs of uploads that fix a direction; least and most uploads of each world."""
 
 
@@ -49,7 +52,7 @@ def clipping(
     subject = Subject(defense, model, loss, data, plan, rng, GRADED)
     if not subject.per_record:
         raise NotApplicable("canaries share an upload only where the unit is a record")
-    wanted = math.ceil(20 * subject.promise.noise_multiplier**2)
+    wanted = math.ceil(30 * subject.promise.noise_multiplier**2)
     uploads = min(max(wanted, STEPS[0]), STEPS[1])
     symptoms = []
     for off in OFF_SIZE:
@@ -106,14 +109,17 @@ def neighbours(
     mu, noise = subject.promise.separation, subject.promise.noise_multiplier
     unit = noise * subject.unit_size(count)
     symptoms = []
-    for inflated in (True, False):
-        objective = subject.probe.inflated_loss if inflated else subject.probe.loss
-        worlds = _worlds(subject, count)
+    for objective, stretch in (
+        (subject.probe.inflated_loss, 1.0),
+        (subject.probe.loss, 1.0),
+        (subject.probe.inflated_loss, EXTREME),
+    ):
+        worlds = _worlds(subject, count, stretch)
         direction = _difference(subject, worlds, objective, count)
         length = float(direction.norm()) / unit
         if not length > 1.02 * mu:
             continue
-        wanted = math.ceil(80 / (length - mu) ** 2)
+        wanted = math.ceil(160 / (length - mu) ** 2)
         fresh = min(max(wanted, WORLDS[0]), WORLDS[1])
         seen = [
             np.array(
@@ -129,10 +135,17 @@ def neighbours(
     return judged("neighbours", subject.promise, symptoms or [Symptom(1.0, "")], runs, fine=fine)
 
 
-def _worlds(subject: Subject, count: int) -> tuple[Batch, Batch]:
-    """Return a batch, and its neighbour: one example, or all of a client, without contribution."""
-    rows = torch.arange(count)
-    batch, nobody = subject.records(rows), subject.nobody(count)
+def _worlds(subject: Subject, count: int, stretch: float) -> tuple[Batch, Batch]:
+    """Return a batch, and its neighbour: one example, or all of a client, without contribution.
+
+    Args:
+        subject: What is audited.
+        count: Size of the batch.
+        stretch: Factor by which the example's own input is large.
+    """
+    batch, nobody = subject.records(torch.arange(count)), subject.nobody(count)
+    if subject.data.inputs.is_floating_point():
+        batch.inputs[0, : subject.data.inputs[0].numel()] *= stretch
     if not subject.per_record:
         return batch, Batch(nobody.inputs, batch.targets)
     inputs, targets = batch.inputs.clone(), batch.targets.clone()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .promise import Promise
+if TYPE_CHECKING:
+    from .promise import Promise
 
 SIGNIFICANCE = 1e-5
 """Chance of a false alarm of a test of noise, clipping or sampling, its parts together."""

@@ -10,6 +10,7 @@ from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Chain, Defense, Guarantee, Plan
 
 from .accounting import calibrate, epsilon
+from .draws import draws_poisson
 
 TOLERANCE, SLACK = 0.005, 1e-3
 """What the epsilon of the noise may exceed a claim by, relative and absolute: accountants round."""
@@ -118,6 +119,9 @@ def promised(defense: Defense, plan: Plan) -> Promise:
     if not claim.epsilon < math.inf:
         raise NoClaim(f"{name} claims an infinite epsilon, which nothing can violate")
     rate, steps = counted(defense, plan)
+    if rate == 1 and steps == plan.steps and claim.unit == "record" and plan.sample_rate < 1:
+        # A claim may hold thanks to what it does not mention.
+        rate = plan.sample_rate if draws_poisson(defense, plan.sample_rate) else 1.0
     return Promise(claim, rate, steps, _needed_noise(claim.epsilon, rate, steps, claim.delta))
 
 

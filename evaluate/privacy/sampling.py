@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from itertools import islice, pairwise
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from scipy import stats
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Batch, Defense, Loss, Plan
 
-from .finding import Audit, Symptom, judged
+from .draws import STEPS, poisson_samples, shuffled_epochs
+from .finding import Audit, judged
 from .promise import claiming, promised
-
-STEPS, BATCH, MOST_EXAMPLES = 400, 16, 20_000
-"""Steps whose batches are drawn, the expected size of these, and the most examples."""
-
-Counts = NDArray[np.int64]
 
 
 def sampling(
@@ -54,77 +43,9 @@ def sampling(
     if promise.claim.unit != "record" or in_full:
         raise NotApplicable("the claim does not count on how batches are drawn")
     if promise.sample_rate == 1:
-        symptoms = [_epochs(defense, rng)]
+        symptoms = [shuffled_epochs(defense, rng)]
         fine = "each record is in one batch of an epoch"
     else:
-        batch_size = max(1, min(BATCH, int(MOST_EXAMPLES * plan.sample_rate)))
-        examples = round(batch_size / plan.sample_rate)
-        symptoms = _poisson(defense, examples, batch_size, rng)
+        symptoms = poisson_samples(defense, plan.sample_rate, rng)
         fine = f"{STEPS} batches are Poisson samples, for all that can be seen"
     return judged("sampling", promise, symptoms, runs, fine=fine)
-
-
-def _epochs(defense: Defense, rng: Generator, examples: int = 50, batch_size: int = 8) -> Symptom:
-    per_epoch = -(-examples // batch_size)
-    drawn = [*defense.batches(examples, batch_size, 4, rng)]
-    for start in range(0, len(drawn), per_epoch):
-        epoch = torch.cat(drawn[start : start + per_epoch])
-        if len(epoch.unique()) < len(epoch):
-            return Symptom(0.0, "a record is in two batches of an epoch, or twice in one")
-    return Symptom(1.0, "")
-
-
-def _poisson(defense: Defense, examples: int, batch_size: int, rng: Generator) -> list[Symptom]:
-    drawn = [*islice(defense.batches(examples, batch_size, STEPS, rng), STEPS)]
-    if any(len(rows.unique()) < len(rows) for rows in drawn):
-        return [Symptom(0.0, "a record is twice in one batch")]
-    rate = batch_size / examples
-    sizes = np.array([len(rows) for rows in drawn])
-    counts = torch.bincount(torch.cat(drawn), minlength=examples).cpu().numpy()
-    total, draws = int(sizes.sum()), len(drawn) * examples
-    found = total / draws
-    return [
-        Symptom(
-            float(stats.binom.sf(total - 1, draws, rate)),
-            f"a record is in a batch with probability {found:.3g}, where {rate:.3g} is claimed",
-        ),
-        _dispersion(sizes, examples, found, "the sizes of batches"),
-        _dispersion(counts, len(drawn), found, "how often records are drawn"),
-        _serial(drawn, sizes, examples),
-    ]
-
-
-def _dispersion(values: Counts, trials: int, rate: float, what: str) -> Symptom:
-    """Test whether values vary as binomials, about their own mean: neither less nor more."""
-    variance = trials * rate * (1 - rate)
-    if not variance > 0:
-        return Symptom(1.0, "")
-    statistic = float(np.square(values - values.mean()).sum()) / variance
-    freedom = len(values) - 1
-    # The chi^2 is a limit: for rare events its tails are heavier, by their kurtosis.
-    excess = math.sqrt(1 + (1 - 6 * rate * (1 - rate)) / (2 * variance))
-    deviation = (statistic - freedom) / (math.sqrt(2 * freedom) * excess)
-    p_value = 2 * float(stats.norm.sf(_cautious(deviation, freedom)))
-    ratio = statistic / freedom
-    words = f"{what} vary {ratio:.2g} times as they do in Poisson samples, as these are claimed"
-    return Symptom(p_value, words)
-
-
-def _cautious(deviation: float, freedom: int) -> float:
-    """Return a normal deviate that is as rare as one of a chi^2, which is skewed."""
-    value = max(freedom + deviation * math.sqrt(2 * freedom), 1e-12)
-    cube = (value / freedom) ** (1 / 3)  # Wilson and Hilferty
-    return abs(cube - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
-
-
-def _serial(drawn: list[Tensor], sizes: Counts, examples: int) -> Symptom:
-    """Test whether a record that is in one step is as often in the next as any other."""
-    both = sum(int(torch.isin(now, later).sum()) for now, later in pairwise(drawn))
-    expected = float((sizes[:-1] * sizes[1:]).sum()) / examples  # given the sizes
-    upper, lower = stats.poisson.sf(both - 1, expected), stats.poisson.cdf(both, expected)
-    p_value = 2 * float(min(upper, lower))
-    words = (
-        f"{both} records of a step are in the next one, too, where {expected:.0f} would be in "
-        "Poisson samples, as these are claimed"
-    )
-    return Symptom(min(1.0, p_value), words)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from federated import rng
@@ -8,12 +10,13 @@ from leakfrontier.adversaries.language_prior import language_prior
 from leakfrontier.adversaries.texts import Texts
 from leakfrontier.evaluate.client import ThreatModel
 
-BUDGET = {"iterations": 60, "starts": 60, "orders": 60, "reorder_every": 10}
+BUDGET: dict[str, Any] = {"iterations": 60, "starts": 60, "orders": 60, "reorder_every": 10}
 THREAT = ThreatModel(public=PublicData(*sentences(200, 7)))
 
 
 def test_reads_sentences_that_a_small_gpt2_learns_far_beyond_the_blind_guess() -> None:
-    reached, blind = [], []
+    reached: list[float] = []
+    blind: list[float] = []
     for seed in range(50, 54):
         truth = sentences(1, seed)
         observation = observed(trained("next-token"), space_of("next-token"), truth, threat=THREAT)
@@ -80,4 +83,4 @@ def test_the_language_model_decides_between_orders_of_like_gradients() -> None:
 def test_refuses_nonsense() -> None:
     for options in ({"comparison": "euclidean"}, {"language": -1.0}, {"absolute": float("inf")}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
-            LAMP(**options)  # type: ignore[arg-type]
+            LAMP(**options)

@@ -1,6 +1,7 @@
 """LAMP and GRAB on one observation each: what both have in common."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from leakfrontier.adversaries.token_matching import TokenMatching, stepwise_deca
 from leakfrontier.defenses import Batch, Noise
 from leakfrontier.evaluate.client import ThreatModel
 
-SHORT = {"iterations": 6, "starts": 4, "orders": 6, "reorder_every": 2}
+SHORT: dict[str, Any] = {"iterations": 6, "starts": 4, "orders": 6, "reorder_every": 2}
 ATTACKS = [LAMP(**SHORT), GRAB(**SHORT, rounds=2)]
 both = pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: type(attack).__name__)
 

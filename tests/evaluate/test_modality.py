@@ -169,3 +169,33 @@ def test_utility_is_accuracy_and_loss(modality: Modality) -> None:
     assert (utility.correct, utility.total) == (4, 6)
     assert utility.loss == pytest.approx(math.log(math.e + 2) - 4 / 6)
     assert model.training
+
+
+def test_look_alikes_of_texts_are_of_like_length() -> None:
+    space = TokenSpace((12,), 10, vocabulary=10, padding=0, task="next-token")
+    text = Text(space, VOCABULARY)
+    tokens = torch.randint(1, 10, (120, 12), generator=rng())
+    lengths = 1 + torch.arange(120) // 10
+    tokens = tokens.masked_fill(torch.arange(12) >= lengths[:, None], 0)
+    tokens[:, 0] = 1 + torch.arange(120) % 9
+    for index in (25, 110):
+        found = text.look_alikes(index, Batch(tokens, tokens), torch.tensor([index]), 9, rng())
+        assert len(found.unique()) == 9
+        assert index not in found
+        assert (lengths[found] - lengths[index]).abs().max() <= 2
+
+
+def test_perplexity_is_of_tokens_and_accuracy_of_texts() -> None:
+    space = TokenSpace((4,), 6, vocabulary=6, padding=0, task="next-token")
+    tokens = torch.tensor([[1, 2, 3, 4], [1, 5, 0, 0]])
+
+    class Always(torch.nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            scores = torch.zeros(*inputs.shape, 6)
+            scores[..., 5] = 1.0
+            return scores
+
+    found = Text(space).evaluate(Always(), Batch(tokens, tokens))
+    assert (found.correct, found.total) == (1, 2)  # one of the second text's one token
+    right, wrong = (-math.log(math.exp(x) / (5 + math.e)) for x in (1, 0))
+    assert found.loss == pytest.approx((3 * wrong + right) / 4)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from leakfrontier.adversaries import FedSGD, Observation, Protocol, TokenSpace
-from leakfrontier.defenses import Batch, Defense, torchvision_ops  # noqa: F401
+from leakfrontier.defenses import Batch, Defense, Loss, torchvision_ops  # noqa: F401
 from leakfrontier.evaluate.client import Client, ThreatModel, observe
 from leakfrontier.evaluate.language import LanguageModel, NextTokenLoss
 
@@ -76,6 +76,7 @@ def trained(task: Task, *, encoder: bool = False, steps: int = 150) -> LanguageM
 def _network(task: Task, encoder: bool) -> nn.Module:
     import transformers
 
+    network: nn.Module
     if encoder:
         config = transformers.BertConfig(
             vocab_size=VOCABULARY,
@@ -86,7 +87,8 @@ def _network(task: Task, encoder: bool) -> nn.Module:
             max_position_embeddings=16,
             pad_token_id=PADDING,
         )
-        return transformers.BertForSequenceClassification(config)
+        network = transformers.BertForSequenceClassification(config)
+        return network
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY,
         n_positions=16,
@@ -97,12 +99,12 @@ def _network(task: Task, encoder: bool) -> nn.Module:
         bos_token_id=BEGIN,
         eos_token_id=END,
     )
-    if task == "next-token":
-        return transformers.GPT2LMHeadModel(config)
-    return transformers.GPT2ForSequenceClassification(config)
+    kind = "GPT2LMHeadModel" if task == "next-token" else "GPT2ForSequenceClassification"
+    network = getattr(transformers, kind)(config)
+    return network
 
 
-def loss_of(space: TokenSpace) -> NextTokenLoss:
+def loss_of(space: TokenSpace) -> Loss:
     return NextTokenLoss(space.padding) if space.task == "next-token" else cross_entropy
 
 
