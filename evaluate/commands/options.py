@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -43,7 +43,7 @@ class DeviceName(StrEnum):
     @property
     def device(self) -> Device:
         """Return the device as a configuration has it."""
-        return cast(Device, self.value)
+        return self.value
 
 
 class EngineName(StrEnum):
