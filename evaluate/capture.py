@@ -83,7 +83,7 @@ class Description(Strict):
     def _from_space(cls, value: object) -> object:
         for kind, known in SPACES.items():
             if type(value) is known:
-                return {"kind": kind, **json.loads(json.dumps(asdict(value)))}  # type: ignore[call-overload]
+                return {"kind": kind, **json.loads(json.dumps(asdict(value)))}
         return value
 
     @field_validator("space")
@@ -132,9 +132,9 @@ class Description(Strict):
 
     def build(self) -> nn.Module:
         """Return the model, with weights that mean nothing yet."""
-        model = build_model(
-            self.model.name, self.inputs, generator("captured model"), **self.model.options
-        )
+        options: dict[str, Any] = dict(self.model.options)
+        rng = generator("captured model")
+        model = build_model(self.model.name, self.inputs, rng, **options)
         return self.known_defense.on_model(model)
 
 
@@ -147,7 +147,9 @@ def _space(value: Mapping[str, Any]) -> InputSpace:
     for name in options:
         if name not in known:
             raise ValueError(f"{kind} have no {name!r}; the keys are kind, {', '.join(known)}")
-    lists = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
+    lists: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in options.items()
+    }
     try:
         space = SPACES[kind](**lists)
     except TypeError as error:

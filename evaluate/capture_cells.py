@@ -182,8 +182,11 @@ class CaptureTrial:
         return generator("adversary", *self.draws, number)
 
     def _load(self) -> list[Capture]:
-        given = {"dataset": self.about.dataset, "model": self.about.model}
-        captures = [load_capture(path, trust_code=True, **given) for path in self.captures]
+        about = self.about
+        captures = [
+            load_capture(path, trust_code=True, dataset=about.dataset, model=about.model)
+            for path in self.captures
+        ]
         if tuple(one.content for one in captures) != self.contents:
             raise ValueError("a capture has changed since the attack began: start it again")
         return [one.to(current_device()) for one in captures]
@@ -230,7 +233,8 @@ def world_of(
 
 def _among(data: Batch, sought: Batch) -> tuple[Tensor, Batch]:
     """Return where some examples are in the data, and the data with those that were not."""
-    rows, more = [], []
+    rows: list[int] = []
+    more: list[int] = []
     for number, example in enumerate(sought.inputs):
         same = (data.inputs == example).flatten(1).all(dim=1).nonzero().flatten()
         found = [int(row) for row in same if torch.equal(data.targets[row], sought.targets[number])]

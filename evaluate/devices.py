@@ -63,11 +63,12 @@ def resolved(device: Device) -> torch.device:
 
 @contextmanager
 def on_device(device: Device | torch.device) -> Iterator[torch.device]:
-    """Make tensors on a device; on the CPU nothing is changed."""
+    """Make tensors on a device, also within another's; on the CPU nothing is changed."""
     place = device if isinstance(device, torch.device) else resolved(device)
+    before = current_device()
     token = _CURRENT.set(place)
     try:
-        if place.type == "cpu":
+        if place.type == before.type == "cpu":
             yield place
         else:
             with _Placed(place):
@@ -92,7 +93,7 @@ class _Placed(TorchFunctionMode):
     ) -> object:
         """Add the device to a call that makes a tensor."""
         options = dict(kwargs or {})
-        if function in _IN_PLACE and args[0].device.type == self._device.type:
+        if function in _IN_PLACE and args[0].device.type == self._device.type != "cpu":
             drawn = torch.empty_like(args[0], device="cpu")
             function(drawn, *args[1:], **options)
             return args[0].copy_(drawn)

@@ -81,7 +81,7 @@ def attack(
             candidates=candidates,
             data_folder=data,
             trust_code=trust_code,
-            device="cpu" if device is None else device.value,
+            device="cpu" if device is None else device.device,
             workers=workers,
             engine=engine_from(engine, address),
             retry_failed=retry_failed,

@@ -15,7 +15,7 @@ from torch import nn
 from leakfrontier.defenses import Defense
 
 from ..checks import conclusion, overall
-from ..devices import DEVICES
+from ..devices import Device
 from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..methods import LOADING, Method, check_loading, own_code
@@ -32,7 +32,18 @@ Data = Annotated[
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")]
 
 
-DeviceName = StrEnum("DeviceName", {name: name for name in DEVICES})
+class DeviceName(StrEnum):
+    """Where tensors live."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+    @property
+    def device(self) -> Device:
+        """Return the device as a configuration has it."""
+        return self.value
 
 
 class EngineName(StrEnum):

@@ -85,7 +85,7 @@ def run(
     if individual:
         loaded = loaded.model_copy(update={"individual": True})
     if device is not None:
-        loaded = loaded.on_device(device.value)
+        loaded = loaded.on_device(device.device)
     folder = out or Path("runs") / Path(source).stem
     console = Console()
     print_path(console, "Results go to", folder)

@@ -26,6 +26,7 @@ from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Defense, Guarantee, Plan
 from leakfrontier.defenses.pld import shuffled_passes
 
+from ..devices import current_device, on_device
 from ..rows import GuaranteeRow
 from ..scenario import World
 from .accounting import Segment, default_delta, gaussian_sigma
@@ -167,7 +168,9 @@ def _audited(
     """Return the row with the findings of the quick audits, for the whole run."""
     data = world.train.at(torch.arange(min(RESIDUAL_BATCH + 1, len(world.train.targets))))
     try:
-        found = audit(claim.defense, model, world.modality.loss, data, plan, rng, QUICK)
+        with on_device("cpu"):  # noise is the same everywhere
+            data, model = data.to(current_device()), model.cpu()
+            found = audit(claim.defense, model, world.modality.loss, data, plan, rng, QUICK)
     except Exception as error:  # a user's defense that an audit cannot be made of
         return row.with_audit(f"not audited: {type(error).__name__}: {error}")
     noise = found["residual noise"]

@@ -114,10 +114,15 @@ class _Made(TorchFunctionMode):
         options = dict(kwargs or {})
         if function in (torch.tensor, torch.as_tensor) and options.get("device") == THERE:
             return function(*args, **{**options, "device": "cpu"}).to(THERE)
+        products = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+        if function in products and (args[0].dim(), args[1].dim()) == (1, 2):
+            # Torch squeezes the result in place, which a wrapper misses.
+            return function(args[0].unsqueeze(0), *args[1:]).squeeze(0)
         if function is Tensor.tolist and isinstance(args[0], Pretended):
             return args[0].value.tolist()
         if function is Tensor.__getitem__ and isinstance(args[1], list):
-            return args[0][torch.tensor(args[1], device="cpu")]  # else made beyond our reach
+            index = torch.tensor(args[1], dtype=torch.long, device="cpu")
+            return args[0][index]  # else made beyond our reach
         if function is Tensor.numpy and options.get("force") and isinstance(args[0], Pretended):
             return args[0].value.detach().numpy()
         if function is Tensor.new_tensor and isinstance(args[0], Pretended):
