@@ -141,17 +141,17 @@ class Convolution:
     def back(self, slopes: Tensor) -> Tensor:
         """Return the adjoint of `outputs`: dL/dx for dL/dz."""
         size = (len(slopes), *self.layer.input_shape)
-        return conv2d_input(size, self.weight, slopes, *self._options)  # type: ignore[no-untyped-call, no-any-return]
+        return conv2d_input(size, self.weight, slopes, *self._options)  # type: ignore[no-any-return]
 
     def weight_gradient(self, inputs: Tensor, slopes: Tensor) -> Tensor:
         """Return dL/dW = k * x of one example."""
         size = self.weight.shape
-        return conv2d_weight(inputs, size, slopes, *self._options)  # type: ignore[no-untyped-call, no-any-return]
+        return conv2d_weight(inputs, size, slopes, *self._options)  # type: ignore[no-any-return]
 
     def weight_gradient_back(self, gradient: Tensor, slopes: Tensor) -> Tensor:
         """Return the adjoint of `weight_gradient` in x."""
         size = (1, *self.layer.input_shape)
-        return conv2d_input(size, gradient, slopes, *self._options)  # type: ignore[no-untyped-call, no-any-return]
+        return conv2d_input(size, gradient, slopes, *self._options)  # type: ignore[no-any-return]
 
 
 def gradient_matrix(layer: Layer, slopes: Tensor) -> Tensor:

@@ -247,22 +247,22 @@ class System:
             rows.append((self.weights * self.convolution.outputs(inputs)).flatten(1))
         if gradient:
             made = self.convolution.weight_gradient(inputs, self.slopes)
-            rows.append((self.gradient_weights * made).view(1, -1))
+            rows.append((self.gradient_weights * made).reshape(1, -1))
         return torch.cat(rows, 1)
 
     def _values(self, *, weight: bool = True, gradient: bool = True) -> Tensor:
         rows = [(self.weights * self.outputs).flatten(1)] if weight else []
         if gradient:
-            rows.append((self.gradient_weights * self.gradient).view(1, -1))
+            rows.append((self.gradient_weights * self.gradient).reshape(1, -1))
         return torch.cat(rows, 1)
 
     def _adjoint(self, rows: Tensor, *, weight: bool = True, gradient: bool = True) -> Tensor:
         first = self.weights.numel() if weight else 0
         total = rows.new_zeros(1, *self.layer.input_shape)
         if weight:
-            total = self.convolution.back(self.weights * rows[:, :first].view_as(self.weights))
+            total = self.convolution.back(self.weights * rows[:, :first].reshape(self.weights.shape))
         if gradient:
-            weighted = self.gradient_weights * rows[0, first:].view_as(self.gradient)
+            weighted = self.gradient_weights * rows[0, first:].reshape(self.gradient.shape)
             total = total + self.convolution.weight_gradient_back(weighted, self.slopes)
         return total
 
@@ -352,7 +352,7 @@ class WeightInverse:
         else:
             inputs = conjugate_gradients(
                 lambda x: self.convolution.outputs(x).flatten(1),
-                lambda rows: self.convolution.back(rows.view_as(outputs)),
+                lambda rows: self.convolution.back(rows.reshape(outputs.shape)),
                 outputs.flatten(1),
                 self._factor.precondition,
                 self._factor.precondition(self.convolution.back(outputs)),
