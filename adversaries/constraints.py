@@ -230,9 +230,9 @@ class GradientFactor:
 
     def solve(self, values: Tensor) -> Tensor:
         """Return the least squares for right-hand sides by column, as (columns, pixels)."""
-        return torch.linalg.solve_triangular(
-            self.triangle, self.orthogonal.T @ values, upper=True
-        ).T
+        projected = self.orthogonal.T @ values
+        solved: Tensor = torch.linalg.solve_triangular(self.triangle, projected, upper=True)
+        return solved.T
 
     def precondition(self, values: Tensor) -> Tensor:
         """Return (K^T K)^-1 applied to each channel of an example."""
@@ -246,7 +246,8 @@ class GradientFactor:
         """Return each pixel's standard deviation, if that of rows is 1."""
         unit = torch.eye(len(self.triangle), dtype=self.triangle.dtype)
         inverse: Tensor = torch.linalg.solve_triangular(self.triangle, unit, upper=True)
-        return inverse.norm(dim=1)
+        deviations: Tensor = inverse.norm(dim=1)
+        return deviations
 
     @property
     def deviation(self) -> float:

@@ -192,7 +192,7 @@ class System:
             )
         by_gradient = self._gradient_factor()
         if by_gradient is not None:
-            inputs = by_gradient.solve(self._gradient_values()).view(1, *layer.input_shape)
+            inputs = by_gradient.solve(self._gradient_values()).reshape(1, *layer.input_shape)
             deviations = by_gradient.deviations.repeat(layer.input_shape[0])
             helps = self._information() * by_gradient.deviation**2 > 1
             if use == "either" or (use == "both" and not helps):
@@ -260,7 +260,9 @@ class System:
         first = self.weights.numel() if weight else 0
         total = rows.new_zeros(1, *self.layer.input_shape)
         if weight:
-            total = self.convolution.back(self.weights * rows[:, :first].reshape(self.weights.shape))
+            total = self.convolution.back(
+                self.weights * rows[:, :first].reshape(self.weights.shape)
+            )
         if gradient:
             weighted = self.gradient_weights * rows[0, first:].reshape(self.gradient.shape)
             total = total + self.convolution.weight_gradient_back(weighted, self.slopes)
