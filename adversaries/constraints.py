@@ -141,17 +141,17 @@ class Convolution:
     def back(self, slopes: Tensor) -> Tensor:
         """Return the adjoint of `outputs`: dL/dx for dL/dz."""
         size = (len(slopes), *self.layer.input_shape)
-        return conv2d_input(size, self.weight, slopes, *self._options)  # type: ignore[no-untyped-call, no-any-return]
+        return conv2d_input(size, self.weight, slopes, *self._options)  # type: ignore[no-any-return]
 
     def weight_gradient(self, inputs: Tensor, slopes: Tensor) -> Tensor:
         """Return dL/dW = k * x of one example."""
         size = self.weight.shape
-        return conv2d_weight(inputs, size, slopes, *self._options)  # type: ignore[no-untyped-call, no-any-return]
+        return conv2d_weight(inputs, size, slopes, *self._options)  # type: ignore[no-any-return]
 
     def weight_gradient_back(self, gradient: Tensor, slopes: Tensor) -> Tensor:
         """Return the adjoint of `weight_gradient` in x."""
         size = (1, *self.layer.input_shape)
-        return conv2d_input(size, gradient, slopes, *self._options)  # type: ignore[no-untyped-call, no-any-return]
+        return conv2d_input(size, gradient, slopes, *self._options)  # type: ignore[no-any-return]
 
 
 def gradient_matrix(layer: Layer, slopes: Tensor) -> Tensor:
@@ -230,9 +230,9 @@ class GradientFactor:
 
     def solve(self, values: Tensor) -> Tensor:
         """Return the least squares for right-hand sides by column, as (columns, pixels)."""
-        return torch.linalg.solve_triangular(
-            self.triangle, self.orthogonal.T @ values, upper=True
-        ).T
+        projected = self.orthogonal.T @ values
+        solved: Tensor = torch.linalg.solve_triangular(self.triangle, projected, upper=True)
+        return solved.T
 
     def precondition(self, values: Tensor) -> Tensor:
         """Return (K^T K)^-1 applied to each channel of an example."""
@@ -246,7 +246,8 @@ class GradientFactor:
         """Return each pixel's standard deviation, if that of rows is 1."""
         unit = torch.eye(len(self.triangle), dtype=self.triangle.dtype)
         inverse: Tensor = torch.linalg.solve_triangular(self.triangle, unit, upper=True)
-        return inverse.norm(dim=1)
+        deviations: Tensor = inverse.norm(dim=1)
+        return deviations
 
     @property
     def deviation(self) -> float:

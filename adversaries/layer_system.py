@@ -192,7 +192,7 @@ class System:
             )
         by_gradient = self._gradient_factor()
         if by_gradient is not None:
-            inputs = by_gradient.solve(self._gradient_values()).view(1, *layer.input_shape)
+            inputs = by_gradient.solve(self._gradient_values()).reshape(1, *layer.input_shape)
             deviations = by_gradient.deviations.repeat(layer.input_shape[0])
             helps = self._information() * by_gradient.deviation**2 > 1
             if use == "either" or (use == "both" and not helps):
@@ -247,22 +247,24 @@ class System:
             rows.append((self.weights * self.convolution.outputs(inputs)).flatten(1))
         if gradient:
             made = self.convolution.weight_gradient(inputs, self.slopes)
-            rows.append((self.gradient_weights * made).view(1, -1))
+            rows.append((self.gradient_weights * made).reshape(1, -1))
         return torch.cat(rows, 1)
 
     def _values(self, *, weight: bool = True, gradient: bool = True) -> Tensor:
         rows = [(self.weights * self.outputs).flatten(1)] if weight else []
         if gradient:
-            rows.append((self.gradient_weights * self.gradient).view(1, -1))
+            rows.append((self.gradient_weights * self.gradient).reshape(1, -1))
         return torch.cat(rows, 1)
 
     def _adjoint(self, rows: Tensor, *, weight: bool = True, gradient: bool = True) -> Tensor:
         first = self.weights.numel() if weight else 0
         total = rows.new_zeros(1, *self.layer.input_shape)
         if weight:
-            total = self.convolution.back(self.weights * rows[:, :first].view_as(self.weights))
+            total = self.convolution.back(
+                self.weights * rows[:, :first].reshape(self.weights.shape)
+            )
         if gradient:
-            weighted = self.gradient_weights * rows[0, first:].view_as(self.gradient)
+            weighted = self.gradient_weights * rows[0, first:].reshape(self.gradient.shape)
             total = total + self.convolution.weight_gradient_back(weighted, self.slopes)
         return total
 
@@ -352,7 +354,7 @@ class WeightInverse:
         else:
             inputs = conjugate_gradients(
                 lambda x: self.convolution.outputs(x).flatten(1),
-                lambda rows: self.convolution.back(rows.view_as(outputs)),
+                lambda rows: self.convolution.back(rows.reshape(outputs.shape)),
                 outputs.flatten(1),
                 self._factor.precondition,
                 self._factor.precondition(self.convolution.back(outputs)),

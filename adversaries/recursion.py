@@ -142,7 +142,7 @@ def explained(
 ) -> Reconstruction:
     """Return the example from what is known of the last of some layers' output."""
     values, steps = back(layers, known, gradients, use)
-    inputs = values.view(1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
+    inputs = values.reshape(1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
     residuals = {step.layer: step.residual for step in steps}
     worst = max(residuals.values(), default=0.0)
     like = observation.update[next(iter(observation.update))]

@@ -103,7 +103,8 @@ class Head:
         if not len(self.found) or not len(vectors):
             return torch.zeros(len(vectors), dtype=torch.bool)
         distances = torch.cdist(vectors, self.found) / vectors.norm(dim=1, keepdim=True)
-        return (distances < _SAME).any(1)
+        near: Tensor = (distances < _SAME).any(1)
+        return near
 
     def add(self, vector: Tensor, label: int) -> None:
         """Note an example, and subtract what it explains."""
