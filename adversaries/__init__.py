@@ -12,14 +12,18 @@ from .base import (
     Round,
     Threat,
 )
+from .dager import DAGER
 from .dlfa import DLFA
 from .dlg import DLG
 from .fedleak import FedLeak
 from .fishing import Fishing
+from .grab import GRAB
 from .gradinversion import GradInversion
 from .idlg import IDLG
 from .inverting_gradients import InvertingGradients
 from .label_inference import infer_targets
+from .lamp import LAMP
+from .language_guess import LanguageGuess
 from .learning_to_invert import LearningToInvert
 from .linear_leakage import LinearLeakage
 from .loki import LOKI
@@ -27,9 +31,12 @@ from .panel import PANEL, Panel
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
 from .protocols import FedAvg, FedBuff, FedSGD, Protocol
+from .rconv import RCONV
+from .rgap import RGAP
 from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
 from .scale_mia import ScaleMIA
 from .sme import SME
+from .somp import SOMP
 from .spaces import (
     ContinuousSpace,
     ImageSpace,
@@ -58,6 +65,9 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         DLFA,
         SME,
         LearningToInvert,
+        LanguageGuess,
+        LAMP,
+        GRAB,
         RobbingTheFed,
         RobbingTheFedDirectPass,
         LOKI,
@@ -65,6 +75,10 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         TrapWeights,
         ScaleMIA,
         ARES,
+        DAGER,
+        SOMP,
+        RGAP,
+        RCONV,
     )
 }
 """Every adversary by name. Add a line here to add an adversary."""
@@ -72,12 +86,18 @@ ADVERSARIES: dict[str, type[Adversary]] = {
 __all__ = [
     "ADVERSARIES",
     "ARES",
+    "DAGER",
     "DLFA",
     "DLG",
+    "GRAB",
     "IDLG",
+    "LAMP",
     "LOKI",
     "PANEL",
+    "RCONV",
+    "RGAP",
     "SME",
+    "SOMP",
     "SPEAR",
     "Adversary",
     "Candidates",
@@ -91,6 +111,7 @@ __all__ = [
     "ImageSpace",
     "InputSpace",
     "InvertingGradients",
+    "LanguageGuess",
     "LearningToInvert",
     "LinearLeakage",
     "Loss",

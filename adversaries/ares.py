@@ -12,14 +12,16 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .base import Adversary, Observation, Reconstruction, Round, Threat
+from .elimination import eliminated
 from .imprint import (
     calibrated,
     deduplicated,
     direct_pass_,
     equal_columns_,
     isolate,
-    outside,
+    need_trained,
     seen_by,
+    some_weight,
     thresholds,
 )
 from .spaces import ContinuousSpace, InputSpace, NotApplicable
@@ -32,21 +34,21 @@ from .sparse_recovery import (
 
 
 class _Gains(NamedTuple):
-    """Factors of the first layer and of the imprinted one, and the size of the head's weights."""
+    """Factors of the first layer and of the imprinted one, and the size of the head's values."""
 
     first: float
     imprinted: float
     head: float
 
 
-_PLAIN = _Gains(1.0, 1.0, 1e-3)
-_SHARP = _Gains(1e5, 1e2, 1e-10)
+_OF_CNN = _Gains(1.0, 1e-2, 1e2)
+_OF_MLP = _Gains(1e-2, 1.0, 1e2)
+"""Outputs are as with gains of 1, but the layer that is read off has nearly all of the gradient."""
+_SHARP = _Gains(1e5, 1e2, 1e-7)
 """GELU, SiLU and ELU are as good as a ReLU."""
 _DRIFT = 1e-4
 """Part of their size by which local steps may move thresholds: less than a bin, yet more than
 single precision rounds."""
-_AGREEMENT = 1e-2
-"""Relative distance of a row's bias gradient from that of a single example."""
 _CALIBRATION = 512
 """Most examples that projections are calibrated on."""
 
@@ -63,12 +65,11 @@ class ARES(Adversary):
     all that leaks is rounding.
 
     In an MLP, the first layer is Gaussian, with tail masses of its thresholds spread evenly in
-    their logarithm, from half an example of a batch to 64. Rows with a single active example
-    reveal it; it is then subtracted from all rows, by Eq. 15, which leaves others single. The
+    their logarithm, from one example of a batch to 48: with more, what is subtracted often stops
+    short of most examples. Rows with a single active example
+    reveal it; it is then subtracted from all rows (see `elimination`). The
     second layer is imprinted as that of a CNN, and what it isolates of the remaining examples'
-    activations is inverted; with so few equations these are likenesses at best. A row counts as
-    single if it lies in the range of the data and has the bias gradient that its example, sent
-    through the model, would give it.
+    activations is inverted; with so few equations these are likenesses at best.
 
     Under secure aggregation, clients get `kernels` of their own as in the paper: the update's
     columns keep clients apart, but bias gradients are summed, so that the scale of an activation
@@ -134,7 +135,10 @@ class ARES(Adversary):
 
         ReLUs need no gain; if the model does not do what it should without, it has others.
         """
-        for gains in (_PLAIN, _SHARP) if round.protocol.uploads_gradient else (_stable(round),):
+        agreed = _anatomy(model, round.space)
+        plain, one_step = _OF_MLP if agreed.perceptron else _OF_CNN, round.protocol.uploads_gradient
+        steady = _stable(round, agreed.imprinted.out_features)
+        for gains in (plain, _SHARP) if one_step else (steady,):
             crafted = copy.deepcopy(model)
             layers = _anatomy(crafted, round.space)
             if layers.perceptron:
@@ -144,7 +148,7 @@ class ARES(Adversary):
             with torch.no_grad():
                 layers.imprinted.weight.mul_(gains.imprinted)
                 layers.imprinted.bias.mul_(gains.imprinted)
-            _craft_tail(layers, self.scale * gains.head * layers.imprinted.out_features)
+            _craft_tail(layers, self.scale * gains.head)
             if _as_crafted(crafted, layers, public[:4]):
                 return crafted
         raise NotApplicable(
@@ -200,7 +204,7 @@ class ARES(Adversary):
         first.weight.zero_()
         first.weight[own] = drawn[own]
         examples = round.batch_size
-        fewest, most = 0.5 / examples, min(64 / examples, 0.5)
+        fewest, most = (min(count / examples, 0.5) for count in (1, 48))
         masses = torch.logspace(math.log10(fewest), math.log10(most), len(drawn[own]))
         projections = (public.flatten(1) @ drawn[own].T).flatten()
         order = projections.sort().values
@@ -216,6 +220,7 @@ class ARES(Adversary):
         found: list[tuple[Tensor, Tensor]] = []
         for model in dict.fromkeys(observation.models):
             layers = _anatomy(model, observation.space)
+            _check_crafted(layers)
             attack = self._of_perceptron if layers.perceptron else self._of_convolutional
             found.append(attack(observation, model, layers))
         inputs, confidence = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -248,12 +253,10 @@ class ARES(Adversary):
         least = 1e-6 if observation.protocol.uploads_gradient else 1e-2  # steps leave traces
         least = max(least, 1e-4 if summed else 0.0)
         isolated = isolate(weight, bias, cumulative=not summed, least=least, examples=examples)
-        activations = weight.new_zeros(len(isolated.inputs), outputs.numel())
-        activations[:, outputs.flatten()] = self._cleared(isolated.inputs)
         low, high = _box(observation.space)
         recovered = invert(
-            layers.measurement,
-            activations.view(-1, *outputs.shape),
+            layers.measurement.of(own),
+            self._cleared(isolated.inputs).view(-1, int(own.sum()), *outputs.shape[1:]),
             low.to(weight),
             high.to(weight),
             iterations=self.iterations,
@@ -263,7 +266,7 @@ class ARES(Adversary):
     def _of_perceptron(
         self, observation: Observation, model: nn.Module, layers: _Anatomy
     ) -> tuple[Tensor, Tensor]:
-        inputs = _eliminated(observation, model, layers)
+        inputs = eliminated(observation, model, layers.first_name, layers.tail[-1])
         confidence = inputs.new_ones(len(inputs))
         if observation.protocol.clients > 1:  # the second layer's rows are all clients'
             return inputs, confidence
@@ -335,6 +338,7 @@ def _anatomy(model: nn.Module, space: InputSpace) -> _Anatomy:
     for layer, of in [(imprinted, name), *([] if convolutions else [(first, first_name)])]:
         if layer.bias is None:
             raise NotApplicable(f"layer {of!r} has no bias for thresholds")
+        need_trained(layer, of)
     tail = tuple(module for module, _ in linear[needed - 1 :])
     measurement = Measurement(first, space.shape)
     return _Anatomy(first, tuple(convolutions[1:]), imprinted, tail, name, first_name, measurement)
@@ -350,7 +354,7 @@ def _called(
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
     ]
-    some = next(model.parameters())
+    some = some_weight(model)
     try:
         with torch.no_grad():
             model(torch.zeros(1, *space.shape, dtype=some.dtype, device=some.device))
@@ -372,11 +376,19 @@ def _as_crafted(model: nn.Module, layers: _Anatomy, probe: Tensor) -> bool:
     return _close(seen, _padded(expected, seen.shape[1])) and _close(behind, rectified)
 
 
+def _check_crafted(layers: _Anatomy) -> None:
+    """Refuse a model whose imprinted layer has rows that differ."""
+    weight = layers.imprinted.weight.detach()
+    rows = weight[weight.any(dim=1)]
+    if not len(rows) or not bool((rows == rows[0]).all()):
+        raise NotApplicable(f"the clients were not sent a model with bins in {layers.name!r}")
+
+
 def _close(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() <= 1e-4 * expected.abs().max())
 
 
-def _stable(round: Round) -> _Gains:
+def _stable(round: Round, rows: int) -> _Gains:
     """Return gains at which local steps hardly move any layer.
 
     Against the step size, a small head spares the thresholds, small activations spare the rows
@@ -386,7 +398,7 @@ def _stable(round: Round) -> _Gains:
     path = -1 / float(protocol.as_gradient(torch.ones(()), examples)) / protocol.clients
     gains = _Gains(1e-2, 1e-1, 0.0)
     share = protocol.step_size(round.batch_size) / path  # examples of a step per unit of rate
-    return gains._replace(head=_DRIFT * gains.first * gains.imprinted * share)
+    return gains._replace(head=_DRIFT * gains.first * gains.imprinted * share * rows)
 
 
 def _craft_tail(layers: _Anatomy, scale: float) -> None:
@@ -438,61 +450,3 @@ def _middles(edges: Tensor) -> Tensor:
     """Return a projection inside each bin; the outer ones are open."""
     inner = (edges[1:-1] + edges[2:]) / 2
     return torch.cat([edges[1:2], inner, edges[-1:]])
-
-
-@torch.no_grad()
-def _eliminated(observation: Observation, model: nn.Module, layers: _Anatomy) -> Tensor:
-    """Return the examples that are alone in a row of the first layer, or left alone by others."""
-    clients, space = observation.protocol.clients, observation.space
-    own = layers.first.weight.any(dim=1)
-    weight, bias = (
-        clients * observation.as_gradient(f"{layers.first_name}.{part}")[own].double()
-        for part in ("weight", "bias")
-    )
-    least = 1e-5 * float(bias.abs().max())
-    found: list[Tensor] = []
-    examples = observation.batch_size // clients
-    progress = True
-    while progress and len(found) < examples:
-        rows = (bias.abs() > least).nonzero().flatten()
-        guesses = (weight[rows] / bias[rows, None]).view(-1, *space.shape)
-        inside = outside(guesses, space) == 0
-        rows, guesses = rows[inside], guesses[inside]
-        expected = _bias_gradients(observation, model, layers, guesses)
-        misses = (expected - bias[rows, None]).abs().amin(dim=1)
-        single = misses <= _AGREEMENT * bias[rows].abs()
-        rows, guesses, signals = rows[single], guesses[single], bias[rows[single]].clone()
-        progress = False
-        for row, guess, signal in zip(rows, guesses, signals, strict=True):
-            if (bias[row] - signal).abs() > least:
-                continue  # it has been another row's in this pass
-            active = layers.activations(guess[None].to(layers.first.weight))[0, own] > 0
-            weight -= signal * active[:, None] * guess.flatten()
-            bias -= signal * active
-            weight[row], bias[row] = 0, 0
-            found.append(guess)
-            progress = True
-    some = observation.update[f"{layers.first_name}.weight"]
-    return torch.stack(found).to(some) if found else some.new_zeros(0, *space.shape)
-
-
-def _bias_gradients(
-    observation: Observation, model: nn.Module, layers: _Anatomy, inputs: Tensor
-) -> Tensor:
-    """Return the bias gradient in its active rows of each example, by value of the head."""
-    outputs: list[Tensor] = []
-    handle = layers.first.register_forward_hook(lambda _, __, output: outputs.append(output))
-    values = layers.tail[-1].weight[:, 0].tolist()
-    examples = observation.batch_size // observation.protocol.clients
-    try:
-        with torch.enable_grad():
-            predicted = model(inputs.to(layers.first.weight))
-            gradients: list[Tensor] = []
-            for label in {value: label for label, value in enumerate(values)}.values():
-                targets = torch.full((len(inputs),), label, device=predicted.device)
-                loss = observation.loss(predicted, targets) * len(inputs) / examples
-                gradients += torch.autograd.grad(loss, outputs[0], retain_graph=True)
-    finally:
-        handle.remove()
-    largest = [torch.where(g.amax(1) > -g.amin(1), g.amax(1), g.amin(1)) for g in gradients]
-    return torch.stack(largest, dim=1).double()

@@ -161,6 +161,8 @@ class Reconstruction:
         confidence: How well each guess explains the update, in [0, 1], where the attack can
             tell; 1 is certain.
         layer: Name of the layer whose inputs were recovered, if these are not the model's.
+        residuals: Of an attack that goes back layer by layer, the part of each layer's equations
+            that is left unexplained: where it jumps, the recursion broke.
     """
 
     inputs: Tensor
@@ -168,6 +170,7 @@ class Reconstruction:
     objective: float | None = None
     confidence: Tensor | None = None
     layer: str | None = None
+    residuals: Mapping[str, float] | None = None
 
 
 def in_groups(

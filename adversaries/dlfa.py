@@ -136,7 +136,7 @@ class DLFA(Matching):
         total = first.clone()
         for epoch in others:
             distances = torch.cdist(first.flatten(1), epoch.flatten(1)).square()
-            total += epoch[linear_sum_assignment(distances.numpy())[1]]
+            total += epoch[linear_sum_assignment(distances.cpu().numpy())[1]]
         return observation.space.clamp(total / (1 + len(others))), targets
 
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:

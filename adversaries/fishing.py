@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .base import Adversary, Observation, Reconstruction, Round, Threat
-from .imprint import seen_by
+from .imprint import need_trained, seen_by, some_weight
 from .inverting_gradients import InvertingGradients
 from .spaces import InputSpace, NotApplicable
 
@@ -264,7 +264,7 @@ def _last_layer(model: nn.Module, space: InputSpace) -> _Last:
     hooks = [note(*pair) for pair in linear]
     try:
         with torch.no_grad():
-            logits = model(torch.zeros(2, *space.shape))
+            logits = model(torch.zeros(2, *space.shape).to(some_weight(model)))
     finally:
         for hook in hooks:
             hook.remove()
@@ -272,5 +272,6 @@ def _last_layer(model: nn.Module, space: InputSpace) -> _Last:
         if output is logits and logits.ndim == 2:
             if layer.bias is None:
                 raise NotApplicable(f"the last layer, {name!r}, has no bias to silence classes by")
+            need_trained(layer, name)
             return _Last(layer, f"{name}." if name else "")
     raise NotApplicable("the model does not end in a linear layer")

@@ -373,7 +373,23 @@ def dissect(model: nn.Module, space: InputSpace) -> Anatomy:
         raise NotApplicable(f"layer {calls[0].name!r} has no bias for thresholds")
     if calls[0].followed_by not in RELUS:
         raise NotApplicable(f"layer {calls[0].name!r} is not followed by a ReLU")
+    need_trained(layer, calls[0].name)
     return Anatomy(_convolutions_before(model, layer, space), layer, head, calls[0].name)
+
+
+def need_trained(layer: nn.Module, name: str) -> None:
+    """Refuse a layer of which clients upload nothing.
+
+    Raises:
+        NotApplicable: If a parameter of it is frozen.
+    """
+    if not all(parameter.requires_grad for parameter in layer.parameters()):
+        raise NotApplicable(f"layer {name!r} is frozen: nothing of it is uploaded")
+
+
+def some_weight(model: nn.Module) -> Tensor:
+    """Return a parameter of a model, to make tensors alike."""
+    return next(value for value in model.parameters() if value.is_floating_point())
 
 
 def seen_by(layer: nn.Module, model: nn.Module, inputs: Tensor) -> Tensor:
@@ -394,7 +410,7 @@ def check_passed_on(model: nn.Module, layer: nn.Module, space: InputSpace) -> No
     Raises:
         NotApplicable: If inputs in [0, 1] do not reach it as they are, in its first columns.
     """
-    some, size = next(model.parameters()), math.prod(space.shape)
+    some, size = some_weight(model), math.prod(space.shape)
     example = torch.linspace(0, 1, size).to(some).view(1, *space.shape)
     seen = seen_by(layer, model, example)[:, :size]
     if seen.shape != (1, size) or not torch.allclose(seen, example.flatten(1), atol=1e-5):
@@ -415,7 +431,7 @@ def _convolutions_before(
     kinds = (nn.Conv1d, nn.Conv2d)
     watched = [module for module in model.modules() if isinstance(module, kinds) or module is layer]
     handles = [module.register_forward_pre_hook(note) for module in watched]
-    some = next(model.parameters())
+    some = some_weight(model)
     try:
         with torch.no_grad():
             model(torch.zeros(1, *space.shape, dtype=some.dtype, device=some.device))

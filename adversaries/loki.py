@@ -15,14 +15,15 @@ from torch.nn.utils import skip_init
 from .base import Adversary, Observation, Reconstruction, Round, Threat
 from .imprint import (
     Isolated,
+    Quantiles,
     carry_on_,
     chosen,
     fitted,
     noise_of,
     normal_quantiles,
     outside,
+    some_weight,
     window_rows,
-    windows,
 )
 from .spaces import ContinuousSpace, InputSpace, NotApplicable
 
@@ -48,7 +49,8 @@ class LOKI(Adversary):
     1000. That drives a model without normalisation into saturation. This one averages them, as a
     pattern (see `carry_on_`), and chooses the weight of the copies so that rows of the update have
     the same size whatever the batch and the learning rate. It also undoes the normalisation of its
-    inputs, where the published one takes pixels in [0, 1].
+    inputs, where the published one takes pixels in [0, 1], and its outer bins reach to black and
+    white, where the published ones leave a share of 2 / (K + 2) of the examples in none.
 
     Attributes:
         bins_per_example: Bins for each example of a client.
@@ -85,9 +87,9 @@ class LOKI(Adversary):
             raise NotApplicable("no public data to take quantiles of the brightness of")
         brightness = space.to_unit(round.public.inputs).flatten(1).mean(dim=1)
         bins = self.bins_per_example * round.batch_size
-        edges = windows(bins, fitted(brightness, normal_quantiles))
+        edges = _edges(bins, fitted(brightness, normal_quantiles))
 
-        size, clients, some = math.prod(space.shape), round.clients, next(model.parameters())
+        size, clients, some = math.prod(space.shape), round.clients, some_weight(model)
         measure = skip_init(nn.Linear, clients * size, bins)
         carry = skip_init(nn.Linear, bins, size)
         scale = self._scale(round, bins)
@@ -205,6 +207,13 @@ class Separator(nn.Module):
         told = projections / deltas + bias
         outputs = torch.where((told > 0) & (told < 1), told, 0.5)
         return rows * ((outputs - bias) / (self.scale * projections))[:, None]
+
+
+def _edges(bins: int, quantile: Quantiles) -> Tensor:
+    """Return K + 1 edges: quantiles, between which the same mass lies, black and white."""
+    inner = quantile(torch.arange(1, bins, dtype=torch.float64) / bins)
+    edges: Tensor = torch.cat([inner, inner.new_tensor([0.0, 1.0])]).sort().values
+    return edges
 
 
 def _checked(space: InputSpace) -> ContinuousSpace:

@@ -203,34 +203,50 @@ class Matching(Adversary):
         return results
 
     def _evaluation(self, observation: Observation, targets: Tensor, observed: Update) -> Evaluate:
-        """Return the objective of a stack of guesses, and its slope.
+        """Return the objective of a stack of guesses, and its slope."""
+        simulate = vectorised(self.simulation(observation))
 
-        The slope in the replayed updates comes from the distance itself, so that autograd need
-        not keep products as large as the updates.
-        """
-        distance, simulate = self.distance(observation), vectorised(self.simulation(observation))
+        def replay(unknowns: Unknowns) -> tuple[Update, Tensor]:
+            inputs = self.render(observation, unknowns)
+            replayed = simulate(inputs, unknowns, targets, observed)
+            return replayed, self.prior(observation, inputs)
 
-        def evaluate(unknowns: Unknowns) -> tuple[Tensor, Unknowns]:
-            leaves = {name: value.detach().requires_grad_() for name, value in unknowns.items()}
-            inputs = self.render(observation, leaves)
-            replayed = simulate(inputs, leaves, targets, observed)
-            with torch.no_grad():
-                values, pull = distance(replayed, observed)
-            prior = self.prior(observation, inputs)
-            outputs = [(prior, torch.ones_like(prior))]
-            outputs += [(value, pull[name]) for name, value in replayed.items()]
-            moved = [pair for pair in outputs if pair[0].requires_grad]
-            if not moved:
-                return values, {name: torch.zeros_like(value) for name, value in unknowns.items()}
-            slopes = torch.autograd.grad(
-                [value for value, _ in moved],
-                list(leaves.values()),
-                [weight for _, weight in moved],
-                materialize_grads=True,
-            )
-            return values + prior.detach(), dict(zip(leaves, slopes, strict=True))
+        return evaluation(replay, self.distance(observation), observed)
 
-        return evaluate
+
+def evaluation(
+    replay: Callable[[Unknowns], tuple[Update, Tensor]], distance: Distance, observed: Update
+) -> Evaluate:
+    """Return the objective of a stack of guesses, and its slope.
+
+    The slope in the replayed updates comes from the distance itself, so that autograd need not
+    keep products as large as the updates.
+
+    Args:
+        replay: From unknowns to their updates and priors.
+        distance: How updates are compared.
+        observed: What they are compared with.
+    """
+
+    def evaluate(unknowns: Unknowns) -> tuple[Tensor, Unknowns]:
+        leaves = {name: value.detach().requires_grad_() for name, value in unknowns.items()}
+        replayed, prior = replay(leaves)
+        with torch.no_grad():
+            values, pull = distance(replayed, observed)
+        outputs = [(prior, torch.ones_like(prior))]
+        outputs += [(value, pull[name]) for name, value in replayed.items()]
+        moved = [pair for pair in outputs if pair[0].requires_grad]
+        if not moved:
+            return values, {name: torch.zeros_like(value) for name, value in unknowns.items()}
+        slopes = torch.autograd.grad(
+            [value for value, _ in moved],
+            list(leaves.values()),
+            [weight for _, weight in moved],
+            materialize_grads=True,
+        )
+        return values + prior.detach(), dict(zip(leaves, slopes, strict=True))
+
+    return evaluate
 
 
 def squared_error(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
@@ -257,6 +273,35 @@ def cosine(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
         for name, value in replayed.items()
     }
     return 1 - product / norms, slope
+
+
+def layerwise_cosine(
+    replayed: Update, observed: Update, *, slopes: bool = True
+) -> tuple[Tensor, Update]:
+    """Return the mean of the parameters' own cosine distances: each counts the same.
+
+    Parameters whose observed update is nil but for rounding say nothing, and are left out.
+
+    Args:
+        replayed: Updates of a stack of guesses.
+        observed: What was seen, of a stack as large or of one.
+        slopes: Whether the slopes are wanted: they take longer than the rest.
+    """
+    sizes = {name: vector_norm(observed[name].flatten(1), dim=1) for name in replayed}
+    rounding = 1e-6 * torch.stack(list(sizes.values())).amax(dim=0)
+    kept = {name: (size > rounding).to(size) for name, size in sizes.items()}
+    count = _sum(kept.values()).clamp(min=1)
+    values, pulls = torch.zeros_like(count), {}
+    for name, value in replayed.items():
+        weight = kept[name] / count
+        if slopes:
+            one, pull = cosine({name: value}, {name: observed[name]})
+            pulls[name] = pull[name].mul_(_each(weight, value))
+        else:
+            length = vector_norm(value.flatten(1), dim=1)
+            one = 1 - _dot(value, observed[name]) / (length * sizes[name]).clamp(min=_TINY)
+        values = values + weight * one
+    return values, pulls
 
 
 DISTANCES: Mapping[str, Distance] = MappingProxyType(

@@ -11,20 +11,33 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from .ares import ARES
 from .base import Adversary
+from .dager import DAGER
 from .dlfa import DLFA
 from .dlg import DLG
 from .fedleak import FedLeak
+from .fishing import Fishing
+from .grab import GRAB
 from .gradinversion import GradInversion
 from .idlg import IDLG
 from .inverting_gradients import InvertingGradients
+from .lamp import LAMP
+from .language_guess import LanguageGuess
 from .learning_to_invert import LearningToInvert
 from .linear_leakage import LinearLeakage
+from .loki import LOKI
 from .prior_aware import PriorAware
 from .prior_guess import PriorGuess
+from .rconv import RCONV
+from .rgap import RGAP
+from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
+from .scale_mia import ScaleMIA
 from .sme import SME
+from .somp import SOMP
 from .spear import SPEAR
 from .spearpp import SPEARPlusPlus
+from .trap_weights import TrapWeights
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,16 @@ class Panel:
     version: str
     members: Mapping[str, Adversary]
     published: Mapping[str, Adversary]
+
+    def succeeded_by(
+        self, version: str, members: Mapping[str, Adversary], published: Mapping[str, Adversary]
+    ) -> Panel:
+        """Return the next panel: all members of this one, and those that join."""
+        return Panel(
+            version,
+            MappingProxyType({**self.members, **members}),
+            MappingProxyType({**self.published, **published}),
+        )
 
 
 class Budget(NamedTuple):
@@ -164,5 +187,167 @@ PANEL_2026_4 = Panel(
     ),
 )
 
-PANEL = PANEL_2026_4
+
+class ServerBudget(NamedTuple):
+    """What malicious servers may spend.
+
+    ScaleMIA's batches and step size are chosen for its number of epochs.
+    """
+
+    robbing_the_fed_bins: int
+    fishing: int
+    scale_mia_epochs: int
+    scale_mia_examples: int
+    scale_mia_batch_size: int
+    scale_mia_lr: float
+
+
+def _malicious_servers_2026_5(budget: ServerBudget) -> Mapping[str, Adversary]:
+    """Return the attacks that send crafted models, the strongest variant of each."""
+    return {
+        "RobbingTheFed": RobbingTheFed(
+            bins=budget.robbing_the_fed_bins,
+            query="random",
+            mode=32,
+            queries=1,
+            rows="sparse",
+            calibrated=True,
+            gain=1e-3,
+        ),
+        "RobbingTheFedDirectPass": RobbingTheFedDirectPass(calibrated=True),
+        "LOKI": LOKI(bins_per_example=4, signal=0.25, readout="brightness"),
+        "TrapWeights": TrapWeights(s="auto", sigma=0.5),
+        "ARES": ARES(
+            bins="calibrated",
+            separation="rows",
+            lift=0.0,
+            scale=1.0,
+            clearance=6.0,
+            iterations=400,
+        ),
+        "ScaleMIA": ScaleMIA(
+            epochs=budget.scale_mia_epochs,
+            examples=budget.scale_mia_examples,
+            batch_size=budget.scale_mia_batch_size,
+            lr=budget.scale_mia_lr,
+        ),
+        "Fishing": Fishing(
+            class_multiplier=0.5,
+            feature_multiplier=300.0,
+            iterations=budget.fishing,
+            restarts=1,
+            total_variation=1e-4,
+        ),
+    }
+
+
+class TextBudget(NamedTuple):
+    """What searches for texts may spend: LAMP and GRAB spend the same."""
+
+    iterations: int
+    starts: int
+    reorder_every: int
+    orders: int
+    grab_rounds: int
+
+
+def _exact_2026_5() -> Mapping[str, Adversary]:
+    """Return the exact attacks that join: recursive ones, and those on transformers."""
+    return {
+        "RGAP": RGAP(balance="blocks"),
+        "RCONV": RCONV(constraints="both", separation="peeling"),
+        "DAGER": DAGER(rank_cutoff=None, tolerance=1e-7, pool=400, combinations=20_000),
+        "SOMP": SOMP(
+            geometry="stacked",
+            pool=None,
+            width=None,
+            groups=None,
+            alignment=0.8,
+            consistency=0.5,
+            sparsity=0.5,
+            language=0.33,
+            diversity=0.15,
+            repetition=0.2,
+            ridge=1e-3,
+            tolerance=1e-4,
+            cluster=0.8,
+            matching=True,
+        ),
+    }
+
+
+def _texts_2026_5(budget: TextBudget) -> Mapping[str, Adversary]:
+    """Return the searches for texts, and the guess that needs no upload."""
+    return {
+        "LanguageGuess": LanguageGuess(),
+        "LAMP": LAMP(
+            iterations=budget.iterations,
+            lr=0.2,
+            starts=budget.starts,
+            norm_prior=2.0,
+            reorder_every=budget.reorder_every,
+            orders=budget.orders,
+            use_embedding=False,
+            blocks=None,
+            lengths=None,
+            comparison="cosine",
+            language=0.2,
+            absolute=0.01,
+        ),
+        "GRAB": GRAB(
+            iterations=budget.iterations,
+            lr=0.2,
+            starts=budget.starts,
+            norm_prior=2.0,
+            reorder_every=budget.reorder_every,
+            orders=budget.orders,
+            use_embedding=False,
+            blocks=None,
+            lengths=None,
+            beams=8,
+            rounds=budget.grab_rounds,
+            learn_masks=True,
+            mask_lr=0.2,
+            mask_prior=0.01,
+        ),
+    }
+
+
+PANEL_2026_5 = PANEL_2026_4.succeeded_by(
+    "2026.5",
+    members={
+        **_malicious_servers_2026_5(
+            ServerBudget(
+                robbing_the_fed_bins=256,
+                fishing=150,
+                scale_mia_epochs=5,
+                scale_mia_examples=1000,
+                scale_mia_batch_size=20,
+                scale_mia_lr=0.003,
+            )
+        ),
+        **_exact_2026_5(),
+        **_texts_2026_5(
+            TextBudget(iterations=40, starts=10, reorder_every=20, orders=20, grab_rounds=10)
+        ),
+    },
+    published={
+        **_malicious_servers_2026_5(
+            ServerBudget(
+                robbing_the_fed_bins=1024,
+                fishing=24_000,
+                scale_mia_epochs=350,
+                scale_mia_examples=50_000,
+                scale_mia_batch_size=50,
+                scale_mia_lr=0.001,
+            )
+        ),
+        **_exact_2026_5(),
+        **_texts_2026_5(
+            TextBudget(iterations=2000, starts=500, reorder_every=75, orders=200, grab_rounds=30)
+        ),
+    },
+)
+
+PANEL = PANEL_2026_5
 """The panel in force."""

@@ -271,9 +271,9 @@ def _truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     but the last can do with single precision.
     """
     size = min(rank + 10, *matrix.shape)
-    rng = torch.Generator(matrix.device).manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     rough = matrix.float()
-    basis = torch.randn(matrix.shape[1], size, generator=rng, device=matrix.device)
+    basis = torch.randn(matrix.shape[1], size, generator=rng).to(rough)
     for _ in range(2):
         basis = torch.linalg.qr(rough.T @ torch.linalg.qr(rough @ basis).Q).Q
     basis = torch.linalg.qr(matrix @ basis.double()).Q

@@ -31,6 +31,7 @@ from .imprint import (
     occupied,
     outside,
     seen_by,
+    some_weight,
     thresholds,
     window_rows,
     windows,
@@ -113,7 +114,7 @@ class RobbingTheFed(Adversary):
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
         """Return the model behind an imprint module, the same for all clients."""
         _need_values(round.space)
-        size, some = math.prod(round.space.shape), next(model.parameters())
+        size, some = math.prod(round.space.shape), some_weight(model)
         sparse = self.rows == "sparse" or (
             self.rows == "protocol" and round.protocol.local_steps(round.batch_size) > 1
         )
@@ -146,7 +147,7 @@ class RobbingTheFed(Adversary):
         family = laplace_quantiles if self.query == "fourier" else normal_quantiles
         if not self.calibrated or round.public is None:
             return family(0.0, 1.0)
-        return fitted(round.public.inputs.flatten(1).cpu().double() @ query, family)
+        return fitted(round.public.inputs.flatten(1).to(query) @ query, family)
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return what the bins hold, at most as much as there are examples."""

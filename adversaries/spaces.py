@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -96,16 +96,48 @@ class WaveSpace(ContinuousSpace):
 
 @dataclass(frozen=True)
 class TokenSpace(InputSpace):
-    """Sequences of token ids, of shape (length,).
+    """Sequences of token ids, of shape (length,), filled up on the right.
+
+    The padding of a sequence is the run of `padding` at its end, and nothing else: the same id
+    within a sequence is a token like any other, so that a tokenizer without a padding token can
+    pad with its end of text.
 
     Attributes:
         vocabulary: Number of different tokens.
         padding: The token that fills what is shorter; None if nothing is.
+        task: What is learned of a sequence: its label, or each token from those before it. For
+            `next-token` the targets are the tokens themselves, padding included, and `classes`
+            is the size of the vocabulary.
+        first: The token that every sequence begins with, such as BERT's [CLS] or Llama's
+            beginning of text, if there is one.
+        last: The token that every sequence ends with, before its padding, such as BERT's [SEP],
+            if there is one; where a text was cut, too.
+        special: All ids that stand for no text.
     """
 
     vocabulary: int = 0
     padding: int | None = None
+    task: Literal["classification", "next-token"] = "classification"
+    first: int | None = None
+    last: int | None = None
+    special: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.vocabulary >= 1:
             raise ValueError(f"vocabulary must be at least 1, got {self.vocabulary}")
+
+    def real(self, tokens: Tensor) -> Tensor:
+        """Return which places of sequences hold tokens and not padding."""
+        return real_tokens(tokens, self.padding)
+
+
+def real_tokens(tokens: Tensor, padding: int | None) -> Tensor:
+    """Return which places of sequences come before the padding at their ends."""
+    if padding is None:
+        return torch.ones_like(tokens, dtype=torch.bool)
+    return up_to_last(tokens != padding)
+
+
+def up_to_last(true: Tensor) -> Tensor:
+    """Return which places of the last axis are not after its last true one."""
+    return true.flip(-1).cumsum(-1).flip(-1) > 0

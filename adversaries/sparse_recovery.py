@@ -17,6 +17,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,16 @@ class Measurement:
 
     layer: nn.Linear | nn.Conv1d | nn.Conv2d
     shape: tuple[int, ...]
+
+    def of(self, rows: Tensor) -> Measurement:
+        """Return the measurement by some of the rows or kernels alone."""
+        if bool(rows.all()):
+            return self
+        part = copy.deepcopy(self.layer)
+        part.weight = nn.Parameter(self.layer.weight.detach()[rows])
+        if self.layer.bias is not None:
+            part.bias = nn.Parameter(self.layer.bias.detach()[rows])
+        return Measurement(part, self.shape)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return Wx."""

@@ -136,12 +136,18 @@ def tuned(evenness: Tensor, examples: int, rows: int) -> float:
     For inputs that are all as even, it is the s that lets them activate a row with probability
     1 / examples; where a few would activate most rows, it is larger.
     """
-    factors = torch.linspace(0, 1, 2001, dtype=torch.float64)
-    active = activation(factors[:, None], evenness).clamp(max=1 - 1e-9)
-    others = ((examples - 1) * (-active).log1p().mean(dim=1, keepdim=True)).exp()
-    alone = active * others  # in one row
-    missed = (1 - alone) ** rows + rows * alone * (1 - alone) ** (rows - 1)
-    return float(factors[missed.mean(dim=1).argmin()])
+
+    def missed(factors: Tensor) -> Tensor:
+        active = activation(factors[:, None], evenness).clamp(max=1 - 1e-9)
+        others = ((examples - 1) * (-active).log1p().mean(dim=1, keepdim=True)).exp()
+        alone = active * others  # in one row
+        lost = (1 - alone) ** rows + rows * alone * (1 - alone) ** (rows - 1)
+        return lost.mean(dim=1)
+
+    coarse = torch.linspace(0, 1, 101, dtype=torch.float64)
+    best = coarse[missed(coarse).argmin()]
+    fine = (best + torch.linspace(-0.01, 0.01, 41, dtype=torch.float64)).clamp(0, 1)
+    return float(fine[missed(fine).argmin()])
 
 
 def traps(rows: int, size: int, s: float, sigma: float, rng: Generator) -> Tensor:

@@ -3,6 +3,7 @@
     python benchmarks/inspection.py calibrate [--out FOLDER]   # statistics of honest models
     python benchmarks/inspection.py honest [--out FOLDER]      # false alarms, on other seeds
     python benchmarks/inspection.py crafted [--out FOLDER]     # detection and recovery over blur
+    python benchmarks/inspection.py draw CSV                   # writes docs/malicious_blur.svg
 
 Honest models are untrained, early (20 rounds) and trained (150; fewer for the large ones).
 `calibrate` takes seeds from 1000 on, from which the thresholds of `WeightInspection`
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import altair as alt
 import numpy as np
 import pandas as pd
 import torch
@@ -308,10 +310,33 @@ def show_honest(weights: pd.DataFrame, ratios: pd.DataFrame) -> None:
     print(ratios.groupby("batch").refused.mean().round(4).to_string())
 
 
+def draw(rows: pd.DataFrame) -> None:
+    """Write what is recovered and what is refused over the blur, for each attack."""
+    rows["refused"] = rows["by weights"].notna().astype(float)
+    shares = ["recovered", "refused"]
+    means = rows.groupby(["model", "attack", "blur"])[shares].mean().round(3).reset_index()
+    means.to_csv("docs/malicious_blur.csv", index=False)
+    means["blur"] = means["blur"].clip(lower=min(b for b in BLURS if b) / 10)
+    lines = (
+        alt.Chart(means.melt(["model", "attack", "blur"], var_name="share"))
+        .mark_line(point={"size": 12})
+        .encode(
+            x=alt.X("blur", scale=alt.Scale(type="log"), title="noise / rms of the weights"),
+            y=alt.Y("value", title=None),
+            color=alt.Color("share", title=None, scale=alt.Scale(range=["#D55E00", "#0072B2"])),
+        )
+        .properties(width=150, height=90)
+    )
+    lines.facet(column=alt.Column("attack", title=None), row=alt.Row("model", title=None)).save(
+        "docs/malicious_blur.svg"
+    )
+
+
 def main() -> None:
-    """Run one of the three parts."""
+    """Run one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["calibrate", "honest", "crafted"])
+    parser.add_argument("part", choices=["calibrate", "honest", "crafted", "draw"])
+    parser.add_argument("csv", nargs="?", type=Path, help="what `crafted` has written")
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "cnn", "resnet18"])
     parser.add_argument("--dataset", default="fashion-mini")
     parser.add_argument("--attacks", nargs="+", default=[], help="by default all")
@@ -319,6 +344,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="examples of an attacked client")
     parser.add_argument("--out", type=Path, default=Path("runs/inspection"))
     given = parser.parse_args()
+    if given.part == "draw":
+        draw(pd.read_csv(given.csv))
+        return
     data = load_dataset(given.dataset)
     given.out.mkdir(parents=True, exist_ok=True)
     name = "-".join([given.part, given.dataset, *given.models, *given.attacks]).replace(" ", "-")

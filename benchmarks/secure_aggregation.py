@@ -1,44 +1,62 @@
-"""Print how long secure aggregation takes on one core, and how fast masks are made.
+"""Print how long rounds of secure aggregation take, clients and server together.
 
-python benchmarks/secure_aggregation.py
+python benchmarks/secure_aggregation.py [THREADS]
 """
 
+import resource
+import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from leakfrontier.defenses.secagg_protocol import keystream
+from leakfrontier.defenses.secagg_masks import keystream
 from leakfrontier.defenses.secure_aggregation import SecureAggregation
 
-CLIENTS, PARAMETERS, REPEATS = 10, 1_000_000, 3
+DISTINCT = 10
+"""Different updates; more clients share them, so that memory goes into the protocol alone."""
+
+ROUNDS = [  # clients, parameters, neighbours, dropout
+    (10, 1_000_000, None, 0.0),
+    (10, 1_000_000, None, 0.3),
+    (1000, 100_000, 50, 0.1),
+    (100, 1_000_000, 20, 0.05),
+    (100, 1_000_000, None, 0.0),
+    (100, 1_000_000, None, 0.3),
+    (1000, 1_000_000, 20, 0.0),
+]
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Return the shortest time of a few runs."""
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def main(threads: int = 2) -> None:
+    """Time one mask, then whole rounds; check their sums."""
+    torch.set_num_threads(threads)
+    vector = np.zeros(1_000_000, np.uint32)
+    start = time.process_time()
+    for number in range(100):
+        keystream(bytes([number] * 16), vector)
+    taken = (time.process_time() - start) / 100
+    print(f"one mask: {1e3 * taken:.2f} CPU ms, {vector.nbytes / taken / 1e9:.1f} GB/s")
 
-
-def main() -> None:
-    """Time a whole round, with and without lost clients, and one mask."""
-    torch.set_num_threads(1)
     rng = torch.Generator().manual_seed(0)
-    updates = [{"w": torch.randn(PARAMETERS, generator=rng)} for _ in range(CLIENTS)]
-    for dropout in (0.0, 0.3):
-        defense = SecureAggregation(CLIENTS, dropout=dropout)
-        taken = seconds(lambda defense=defense: defense.on_round(updates, rng))
-        print(f"{CLIENTS} clients, {PARAMETERS:,} parameters, dropout {dropout}: {taken:.2f} s")
-
-    vector = np.zeros(PARAMETERS, np.uint32)
-    taken = seconds(lambda: keystream(bytes(16), vector))
-    print(f"one mask: {1e3 * taken:.1f} ms, {vector.nbytes / taken / 1e9:.2f} GB/s")
+    print(
+        f"{threads} threads\nclients parameters neighbours dropout  wall s  CPU s  peak GB  error"
+    )
+    for clients, parameters, neighbours, dropout in ROUNDS:
+        drawn = [{"w": torch.randn(parameters, generator=rng)} for _ in range(DISTINCT)]
+        updates = [drawn[client % DISTINCT] for client in range(clients)]
+        defense = SecureAggregation(clients, dropout=dropout, neighbours=neighbours)
+        wall, cpu = time.perf_counter(), time.process_time()
+        (released,) = defense.on_round(updates, rng)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        exact = sum(update["w"].double() for update in drawn) * (clients / DISTINCT)
+        error = float((released["w"] - exact).abs().max()) / clients / defense.step
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(
+            f"{clients:7} {parameters:10,} {neighbours or 'all':>10} {dropout:7} {wall:7.1f} "
+            f"{cpu:6.1f} {memory:8.1f}  " + (f"{error:.2f} steps" if not dropout else "by losses"),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:2]))

@@ -28,6 +28,10 @@ class Batch(NamedTuple):
         """Return some of the examples."""
         return Batch(self.inputs[rows], self.targets[rows])
 
+    def to(self, device: torch.device) -> Batch:
+        """Return the same examples on a device."""
+        return Batch(self.inputs.to(device), self.targets.to(device))
+
     @classmethod
     def joined(cls, batches: Iterable[Batch]) -> Batch:
         """Return the examples of several batches, one after the other."""

@@ -17,7 +17,8 @@ In [1] every two clients are neighbours; in [2] each has only a few, so that the
 their number rather than with that of clients.
 
 The ring is that of the vectors' unsigned type: R = 2^32 or 2^64. Keys are agreed on by X25519
-and HKDF-SHA256, PRG is AES-128 in counter mode, shares are encrypted by AES-GCM.
+and HKDF-SHA256, PRG is AES-128 in counter mode (`secagg_masks`), secrets are shared over a prime
+field (`secagg_shamir`), shares are encrypted by AES-GCM.
 
 The server is honest but curious. Public keys are not signed, so a malicious server could put
 itself between the clients; comparing models assumes that their keys are known to be theirs, as by
@@ -34,36 +35,24 @@ References:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from numpy.typing import NDArray
 
-Vector = NDArray[np.unsignedinteger[Any]]
-"""Integers modulo 2^32 or 2^64, by their type."""
+from .secagg_keys import agree, mask_key, pairwise_keys, public
+from .secagg_masks import KEY_BYTES, Vector, add_masks
+from .secagg_shamir import RandomBytes, Share, combine, share_bytes, split
 
 Graph = Mapping[int, frozenset[int]]
 """Each client's neighbours: those with whom it shares masks and keys."""
 
-Share = tuple[int, bytes]
-"""A Shamir share of a 16-byte secret, with its number."""
-
-RandomBytes = Callable[[int], bytes]
-"""Source of secrets: returns as many random bytes as it is asked for."""
-
-_SECRET_BYTES = 16  # a shared secret, a share of it, and an AES key
 _NONCE_BYTES = 12
 _NUMBER_BYTES = 4
-_SHARE_BYTES = _NUMBER_BYTES + _SECRET_BYTES
+_SHARE_BYTES = _NUMBER_BYTES + share_bytes(KEY_BYTES)
 
 
 class TooFewClients(ValueError):
@@ -146,9 +135,10 @@ class Client:
         self.index, self.threshold, self.digest = index, threshold, digest
         self._randbytes = randbytes
         self._encryption_key = X25519PrivateKey.from_private_bytes(randbytes(32))
-        self._mask_seed = randbytes(_SECRET_BYTES)  # the mask key derives from it: one secret
-        self._self_seed = randbytes(_SECRET_BYTES)
+        self._mask_seed = randbytes(KEY_BYTES)  # the mask key derives from it: one secret
+        self._self_seed = randbytes(KEY_BYTES)
         self._peers: Mapping[int, PublicKeys] = {}
+        self._channels: dict[int, AESGCM] = {}
         self._shares: dict[int, _PeerShares] = {}
         self._gave_self_seed: set[int] = set()
         self._gave_mask_seed: set[int] = set()
@@ -157,18 +147,21 @@ class Client:
     @property
     def public_keys(self) -> PublicKeys:
         """Return what it advertises."""
-        return PublicKeys(_public(self._encryption_key), _public(_mask_key(self._mask_seed)))
+        return PublicKeys(public(self._encryption_key), public(mask_key(self._mask_seed)))
 
     def share(self, peers: Mapping[int, PublicKeys]) -> dict[int, bytes]:
         """Return shares of its two secrets for each neighbour, encrypted; it keeps one itself."""
         holders = sorted({*peers, self.index})
         _check_enough(len(holders), self.threshold, f"share the keys of client {self.index}")
         self._peers = dict(peers)
-        split = (
-            Shamir.split(self.threshold, len(holders), secret)
+        self._channels = {peer: self._channel(keys) for peer, keys in peers.items()}
+        of_both = (
+            split(secret, self.threshold, len(holders), self._randbytes)
             for secret in (self._self_seed, self._mask_seed)
         )
-        shares = {holder: _PeerShares(*pair) for holder, *pair in zip(holders, *split, strict=True)}
+        shares = {
+            holder: _PeerShares(*pair) for holder, *pair in zip(holders, *of_both, strict=True)
+        }
         self._shares[self.index] = shares.pop(self.index)
         return {peer: self._encrypt(peer, share) for peer, share in shares.items()}
 
@@ -180,7 +173,7 @@ class Client:
         """
         self._shares |= {peer: self._decrypt(peer, text) for peer, text in ciphertexts.items()}
 
-    def mask(self, vector: Vector) -> Vector:
+    def mask(self, vector: Vector, threads: int = 1) -> Vector:
         """Return the vector under its self mask and its pairwise masks, to be uploaded."""
         _check_enough(len(self._shares), self.threshold, f"hide the vector of client {self.index}")
         if self._has_masked:
@@ -189,9 +182,10 @@ class Client:
                 "reveal their difference"
             )
         self._has_masked = True
-        masked = vector + keystream(self._self_seed, vector)
         peers = {peer: self._peers[peer].masks for peer in self._shares if peer != self.index}
-        _add_pairwise_masks(masked, self.index, _mask_key(self._mask_seed), peers)
+        added, subtracted = pairwise_keys(self.index, self._mask_seed, peers)
+        masked = vector.copy()
+        add_masks(masked, [self._self_seed, *added], subtracted, threads)
         return masked
 
     def reveal(self, request: Request) -> Reply:
@@ -221,13 +215,13 @@ class Client:
     def _encrypt(self, peer: int, share: _PeerShares) -> bytes:
         plain = b"".join(number.to_bytes(_NUMBER_BYTES) + value for number, value in share)
         nonce = self._randbytes(_NONCE_BYTES)
-        sealed = self._channel(peer).encrypt(nonce, plain + self.digest, _route(self.index, peer))
+        sealed = self._channels[peer].encrypt(nonce, plain + self.digest, _route(self.index, peer))
         return nonce + sealed
 
     def _decrypt(self, peer: int, text: bytes) -> _PeerShares:
         nonce, sealed = text[:_NONCE_BYTES], text[_NONCE_BYTES:]
         try:
-            plain = self._channel(peer).decrypt(nonce, sealed, _route(peer, self.index))
+            plain = self._channels[peer].decrypt(nonce, sealed, _route(peer, self.index))
         except InvalidTag:
             raise TamperedShares(
                 f"the shares from client {peer} to client {self.index} were altered on their way"
@@ -241,8 +235,8 @@ class Client:
             raise OtherModel(f"clients {self.index} and {peer} were sent different models")
         return _PeerShares(_parse(first), _parse(second))
 
-    def _channel(self, peer: int) -> AESGCM:
-        return AESGCM(_agree(self._encryption_key, self._peers[peer].encryption, b"shares"))
+    def _channel(self, peer: PublicKeys) -> AESGCM:
+        return AESGCM(agree(self._encryption_key, peer.encryption, b"shares"))
 
 
 class Server:
@@ -278,7 +272,7 @@ class Server:
         around = {u: self.graph[u] | {u} for u in survivors}
         return {u: Request(near & survivors, near & lost) for u, near in around.items()}
 
-    def unmask(self, replies: Mapping[int, Reply]) -> Vector:
+    def unmask(self, replies: Mapping[int, Reply], threads: int = 1) -> Vector:
         """Return the sum of the vectors of all whose masked vector arrived.
 
         Raises:
@@ -294,12 +288,11 @@ class Server:
         total = first.copy()
         for masked in others:
             total += masked
-        for shares in self_shares.values():
-            total -= keystream(Shamir.combine(shares), total)
+        add_masks(total, [], [combine(shares) for shares in self_shares.values()], threads)
         for v, shares in mask_shares.items():
             # What the lost client would have added cancels what its neighbours did add.
             peers = {u: self._keys[u].masks for u in self.graph[v] & survivors}
-            _add_pairwise_masks(total, v, _mask_key(Shamir.combine(shares)), peers)
+            add_masks(total, *pairwise_keys(v, combine(shares), peers), threads)
         return total
 
     def _gather(
@@ -326,7 +319,7 @@ class ServerView:
 
 
 def aggregate(
-    vectors: Sequence[Vector],
+    vectors: Iterable[Vector],
     graph: Graph,
     threshold: int,
     *,
@@ -334,39 +327,42 @@ def aggregate(
     lost_after_masking: Collection[int] = (),
     digests: Sequence[bytes] | None = None,
     randbytes: RandomBytes = os.urandom,
+    threads: int = 1,
 ) -> ServerView:
     """Play one round among clients who all share their keys, and return what the server holds.
 
     Args:
-        vectors: Each client's vector.
+        vectors: Each client's vector, in the order of their numbers; made when it is needed, if
+            they are an iterator.
         graph: Who is whose neighbour, e.g. a `circular_graph`.
         threshold: Shares that recover a secret, of a client's neighbours and its own.
         lost_before_masking: Clients whose masked vector never arrives: they are not in the sum.
         lost_after_masking: Clients who are in the sum, but do not help to unmask it.
         digests: Of the model that each client was sent, if they compare.
         randbytes: Source of the clients' secrets.
+        threads: Threads that make masks.
 
     Raises:
         OtherModel: If neighbours were sent different models; the round is given up.
         TooFewClients: If more clients are lost than the threshold allows.
     """
     server = Server(graph, threshold)
-    digests = digests or [b""] * len(vectors)
+    digests = digests or [b""] * len(graph)
     clients = {u: Client(u, threshold, randbytes, digest) for u, digest in enumerate(digests)}
     keys = server.relay_keys({u: client.public_keys for u, client in clients.items()})
     inboxes = server.relay_shares({u: clients[u].share(peers) for u, peers in keys.items()})
     for u, inbox in inboxes.items():
         clients[u].receive(inbox)
-    requests = server.collect(
-        {u: clients[u].mask(vectors[u]) for u in clients if u not in lost_before_masking}
-    )
-    total = server.unmask(
-        {
-            u: clients[u].reveal(asked)
-            for u, asked in requests.items()
-            if u not in lost_after_masking
-        }
-    )
+    masked = {
+        u: client.mask(vector, threads)
+        for (u, client), vector in zip(clients.items(), vectors, strict=True)
+        if u not in lost_before_masking
+    }
+    requests = server.collect(masked)
+    replies = {
+        u: clients[u].reveal(asked) for u, asked in requests.items() if u not in lost_after_masking
+    }
+    total = server.unmask(replies, threads)
     return ServerView(server.masked, total)
 
 
@@ -384,41 +380,6 @@ def circular_graph(order: Sequence[int], neighbours: int | None = None) -> Graph
         u: frozenset(order[(place + step) % count] for step in range(-reach, reach + 1)) - {u}
         for place, u in enumerate(order)
     }
-
-
-def keystream(key: bytes, like: Vector) -> Vector:
-    """Return uniform elements of the ring, as many as `like` has: AES in counter mode."""
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(encryptor.update(bytes(like.nbytes)), dtype=like.dtype)
-
-
-def _add_pairwise_masks(
-    vector: Vector, own: int, key: X25519PrivateKey, peers: Mapping[int, bytes]
-) -> None:
-    """Add a client's pairwise masks in place, with the sign by which those of a pair cancel."""
-    for peer, public_key in peers.items():
-        stream = keystream(_agree(key, public_key, b"mask"), vector)
-        if peer > own:
-            vector += stream
-        else:
-            vector -= stream
-
-
-def _mask_key(seed: bytes) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(_derive(seed, b"mask key", 32))
-
-
-def _agree(key: X25519PrivateKey, public_key: bytes, purpose: bytes) -> bytes:
-    secret = key.exchange(X25519PublicKey.from_public_bytes(public_key))
-    return _derive(secret, purpose, _SECRET_BYTES)
-
-
-def _derive(secret: bytes, purpose: bytes, length: int) -> bytes:
-    return HKDF(algorithm=SHA256(), length=length, salt=None, info=purpose).derive(secret)
-
-
-def _public(key: X25519PrivateKey) -> bytes:
-    return key.public_key().public_bytes_raw()
 
 
 def _parse(share: bytes) -> Share:

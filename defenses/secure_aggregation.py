@@ -9,17 +9,13 @@ from hashlib import sha256
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Generator, Tensor, nn
 
 from .base import Defense, Refused, Update
-from .secagg_protocol import (
-    OtherModel,
-    RandomBytes,
-    ServerView,
-    Vector,
-    aggregate,
-    circular_graph,
-)
+from .secagg_masks import Vector
+from .secagg_protocol import OtherModel, ServerView, aggregate, circular_graph
+from .secagg_shamir import RandomBytes
 from .vector import flatten, unflatten
 
 
@@ -46,10 +42,9 @@ class SecureAggregation(Defense):
     that share clients.
     Entries beyond the clipping range are cut off silently, so the range must fit the updates.
 
-    In this simulation all secrets are drawn from `rng`, so that a round can be repeated (only
-    the coefficients of Shamir's polynomials, which change nothing that is released, come from
-    the operating system). `rng` is not cryptographic: to protect real data, use
-    `secagg_protocol` with its default, the operating system's randomness.
+    In this simulation all secrets are drawn from `rng`, so that a round can be repeated. `rng` is
+    not cryptographic: to protect real data, use `secagg_protocol` with its default, the operating
+    system's randomness. Masks are made in as many threads as PyTorch uses.
 
     Attributes:
         clients: Clients whose updates are added up. 1 defends nothing.
@@ -157,12 +152,13 @@ class SecureAggregation(Defense):
         fits = count * self._top_level < 2**32
         ring = np.uint32 if fits else np.uint64
         return aggregate(
-            [self._quantise(update, rng).astype(ring) for update in updates],
+            (self._quantise(update, ring, rng) for update in updates),
             circular_graph(order, self.neighbours),
             self._threshold(count),
             lost_before_masking=self._draw_lost(count, rng),
             digests=self._digests,
             randbytes=_bytes_from(rng),
+            threads=torch.get_num_threads(),
         )
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
@@ -191,17 +187,23 @@ class SecureAggregation(Defense):
         lost: list[int] = drawn[: self._lost(count)].tolist()
         return lost
 
-    def _quantise(self, update: Update, rng: Generator) -> Vector:
-        """Return the level of every entry, rounded up or down at random without bias."""
-        flat = flatten(update).detach().double()
-        if not flat.isfinite().all():
+    def _quantise(self, update: Update, ring: DTypeLike, rng: Generator) -> Vector:
+        """Return the level of every entry, rounded up or down at random without bias.
+
+        In NumPy, and in place: PyTorch's threads would wait busily where masks are made next.
+        """
+        levels = np.concatenate([_entries(value) for value in update.values()])
+        if not (np.isfinite(levels.min(initial=0)) and np.isfinite(levels.max(initial=0))):
             raise ValueError("the update has NaN or infinite values, which cannot be quantised")
-        clipped = flat.clamp(-self.clipping_range, self.clipping_range)
-        levels = clipped / self.step + self._top_level // 2
-        draws = torch.rand(flat.shape, generator=rng, device=rng.device, dtype=flat.dtype)
-        # In floating point, the ends may be just outside of the levels.
-        rounded = (levels + draws.to(flat.device)).floor().clamp(0, self._top_level)
-        vector: Vector = rounded.cpu().numpy().astype(np.uint64)
+        np.clip(levels, -self.clipping_range, self.clipping_range, out=levels)
+        levels /= self.step
+        levels += self._top_level // 2
+        levels += torch.rand(
+            levels.shape, generator=rng, device=rng.device, dtype=torch.float64
+        ).numpy(force=True)
+        np.floor(levels, out=levels)
+        np.clip(levels, 0, self._top_level, out=levels)  # the ends may be just outside of it
+        vector: Vector = levels.astype(ring)
         return vector
 
 
@@ -213,6 +215,13 @@ class Summed(Defense):
         """Return the sum alone."""
         names = updates[0]
         return [{name: torch.stack([u[name] for u in updates]).sum(dim=0) for name in names}]
+
+
+def _entries(value: Tensor) -> NDArray[np.float64]:
+    """Return the entries of a tensor of any type, in a row."""
+    if value.dtype == torch.bfloat16:  # which NumPy does not know
+        value = value.float()
+    return value.numpy(force=True).astype(np.float64).ravel()
 
 
 def _digest(model: nn.Module) -> bytes:
@@ -227,6 +236,6 @@ def _digest(model: nn.Module) -> bytes:
 def _bytes_from(rng: Generator) -> RandomBytes:
     def draw(count: int) -> bytes:
         values = torch.randint(256, (count,), dtype=torch.uint8, generator=rng, device=rng.device)
-        return bytes(values.tolist())
+        return values.cpu().numpy().tobytes()
 
     return draw

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from math import nan
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from .labels import ADVERSARY, ARM, ATTACK, DEFENSE, rows, scope_text
@@ -34,8 +35,9 @@ _THREATS = ("passive", "parameters", "architecture")
 _VICTIM = ["seed", "observation", "victim"]
 _LIMITS = ["rate", "low", "high", "text"]
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
+_LARGEST_LOSS = 700.0  # whose exponential is a number
 _UTILITY_COLUMNS = ["scenario", "defense", *DEFENSE, "seeds", "rounds", "refused"]
-_UTILITY_COLUMNS += ["accuracy", "low", "high", "text", "contains"]
+_UTILITY_COLUMNS += ["accuracy", "low", "high", "text", "contains", "perplexity"]
 
 
 def attack_rates(results: Results) -> pd.DataFrame:
@@ -165,6 +167,8 @@ def final_utility(results: Results) -> pd.DataFrame:
     Its interval always contains which test examples were drawn, and from two seeds on the spread
     of the seeds; `contains` says so. `relative` is the accuracy as a share of the undefended one,
     NaN without a control; `refused` is how often clients refused an honest model, over all seeds.
+    For models of next tokens, accuracy is that of next tokens, and `perplexity` the exponential
+    of the mean loss of a token; for others it is NaN.
     """
     frame = results.utility
     last = frame.groupby(["scenario", "defense"])["round"].transform("max")
@@ -353,7 +357,13 @@ def _accuracy(group: pd.DataFrame) -> dict[Hashable, Any]:
         "high": interval.high,
         "text": str(interval),
         "contains": _interval_contains(interval.n),
+        "perplexity": _perplexity(group),
     }
+
+
+def _perplexity(group: pd.DataFrame) -> float:
+    of_tokens = "task" in group and group["task"].iloc[0] == "next-token"
+    return float(np.exp(min(group["loss"].mean(), _LARGEST_LOSS))) if of_tokens else np.nan
 
 
 def _interval_contains(seeds: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from leakfrontier.adversaries import (
     Adversary,
     NotApplicable,
+    Observation,
     Reconstruction,
     Replay,
     Round,
+    Threat,
 )
 from leakfrontier.adversaries import (
     Protocol as TrainingProtocol,
@@ -29,6 +31,7 @@ from leakfrontier.defenses import Batch, Defense, Refused
 
 from .client import Client, Released, Upload, make_replay, observe, send
 from .contract import Checked
+from .devices import Device, on_device
 from .examination import EXAMINED_ROUNDS, examine, mending_of
 from .federation import Federation
 from .identity import ATTACK, REPLAY, TRAINING, factories, source
@@ -83,7 +86,7 @@ class TrainTrial:
             "seed": self.seed,
         }
         labels = {
-            **_labels(self.scenario, self.defense),
+            **labels_of(self.scenario, self.defense),
             "seed": self.seed,
             "other_cohort": other_cohort(self.scenario, self.defense),
             "other_examples": other_examples(self.scenario),
@@ -168,7 +171,7 @@ class ReplayTrial:
         """Return the cell, by which the outcome is stored."""
         config = {"scenario": _untrained(self.scenario), "defense": self.defense.config()}
         code = source(REPLAY, build_defense(self.defense), *factories(self.scenario.model))
-        labels = {**_labels(self.scenario, self.defense), "seed": EXAMINED_SEED}
+        labels = {**labels_of(self.scenario, self.defense), "seed": EXAMINED_SEED}
         return Cell("replay", config, labels, code)
 
     @property
@@ -245,16 +248,10 @@ class AttackTrial:
         }
         adversary = build_adversary(self.adversary)
         labels = {
-            **_labels(self.scenario, self.defense),
+            **labels_of(self.scenario, self.defense),
+            **attack_labels(self.adversary, adversary),
             "seed": self.seed,
             "checkpoint": self.checkpoint,
-            "adversary": adversary_label(self.adversary, adversary),
-            "adversary_name": type(adversary).__name__,
-            "adversary_options": {**vars(adversary)},
-            "threat": adversary.threat.value,
-            "baseline": adversary.baseline,
-            "simulates": adversary.simulates,
-            "candidates_granted": adversary.needs_candidates,
             "knows_defense": self.knows_defense,
         }
         path = {*ATTACK, *(TRAINING if self.checkpoint else ())}
@@ -270,7 +267,10 @@ class AttackTrial:
         victims(world, self.seed, max(self.observations))  # refused before any work is done
 
         start = time.perf_counter()
-        attempts = self._attack(adversary, [server.observe(i) for i in self.observations])
+        observed = [server.observe(i) for i in self.observations]
+        seen = {a.observation: a.upload.observation for a in observed if a.upload is not None}
+        found = reconstruct(adversary, seen, self._rng)
+        attempts = [replace(a, result=found.get(a.observation, a.result)) for a in observed]
         busy = time.perf_counter() - start
 
         claim = claim_of(defense)
@@ -284,24 +284,9 @@ class AttackTrial:
             busy=busy,
         )
 
-    def _attack(self, adversary: Adversary, observed: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts with what the adversary made of those that it saw something of."""
-        seen = [a for a in observed if a.upload is not None]
-        rngs = [generator("adversary", *self.draws, attempt.observation) for attempt in seen]
-        uploads = [attempt.upload.observation for attempt in seen if attempt.upload is not None]
-        found = adversary.reconstruct_all(uploads, rngs) if seen else []
-        name = type(adversary).__name__
-        if len(found) != len(seen):
-            raise ValueError(
-                f"{name}.reconstruct_all must return {len(seen)} results, got {len(found)}"
-            )
-        for result in found:
-            if not isinstance(result, Reconstruction | NotApplicable):
-                raise ValueError(
-                    f"{name} must return a Reconstruction, got {type(result).__name__}"
-                )
-        results = {a.observation: _examples(r) for a, r in zip(seen, found, strict=True)}
-        return [replace(a, result=results.get(a.observation, a.result)) for a in observed]
+    def _rng(self, observation: int) -> torch.Generator:
+        """Return the source of the adversary's randomness on one upload."""
+        return generator("adversary", *self.draws, observation)
 
     @property
     def draws(self) -> tuple[object, ...]:
@@ -312,6 +297,31 @@ class AttackTrial:
     def upload(self) -> tuple[object, ...]:
         """Return what an upload's draws depend on: neither adversary nor defense, so they pair."""
         return (self.scenario.description, self.seed, self.checkpoint)
+
+
+def reconstruct(
+    adversary: Adversary,
+    observations: Mapping[int, Observation],
+    rng: Callable[[int], torch.Generator],
+) -> dict[int, Reconstruction | NotApplicable]:
+    """Return what an adversary makes of observations, by their numbers.
+
+    Args:
+        adversary: The attack.
+        observations: What it sees.
+        rng: From the number of an observation to the source of its randomness.
+    """
+    rngs = [rng(number) for number in observations]
+    found = adversary.reconstruct_all([*observations.values()], rngs) if observations else []
+    name = type(adversary).__name__
+    if len(found) != len(observations):
+        raise ValueError(
+            f"{name}.reconstruct_all must return {len(observations)} results, got {len(found)}"
+        )
+    for result in found:
+        if not isinstance(result, Reconstruction | NotApplicable):
+            raise ValueError(f"{name} must return a Reconstruction, got {type(result).__name__}")
+    return {n: _examples(result) for n, result in zip(observations, found, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -400,6 +410,7 @@ class _Server:
     def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
         """Return the model that the server sends to each client."""
         world, scenario, clients = self.world, self.trial.scenario, self.defense.cohort
+        check_permitted(self.adversary, Threat(scenario.threat))
         public = world.threat(self.trial.knows_defense).public
         known = Round(world.space, world.protocol, clients, scenario.batch_size, public)
         sent = list(
@@ -460,10 +471,24 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
         raise ValueError("a source file has changed since the run began: start the run again")
     # All draws of ours come from generators of their own; this is for dropout in users' models.
     torch.manual_seed(generator("global", *trial.draws).initial_seed())
-    with warnings.catch_warnings(record=True) as caught:
+    scenario = getattr(trial, "scenario", None)
+    device: Device = "cpu" if scenario is None else scenario.device
+    with warnings.catch_warnings(record=True) as caught, on_device(device):
         outcome = trial.run(folder)
     notes = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
     return replace(outcome, note="; ".join(notes))
+
+
+def check_permitted(adversary: Adversary, most: Threat) -> None:
+    """Refuse an attack that does more than a server may.
+
+    Raises:
+        NotApplicable: If it does.
+    """
+    threats = list(Threat)
+    if threats.index(adversary.threat) > threats.index(most):
+        changed = "the architecture" if adversary.threat is Threat.ARCHITECTURE else "parameters"
+        raise NotApplicable(f"the threat model ({most.value}) forbids to change {changed}")
 
 
 def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[int]:
@@ -482,7 +507,21 @@ def undefended(defense: Method) -> bool:
     return defense.name == "none"
 
 
-def _labels(scenario: Scenario, defense: Method) -> dict[str, object]:
+def attack_labels(method: Method, adversary: Adversary) -> dict[str, object]:
+    """Return how reports name and group an adversary."""
+    return {
+        "adversary": adversary_label(method, adversary),
+        "adversary_name": type(adversary).__name__,
+        "adversary_options": {**vars(adversary)},
+        "threat": adversary.threat.value,
+        "baseline": adversary.baseline,
+        "simulates": adversary.simulates,
+        "candidates_granted": adversary.needs_candidates,
+    }
+
+
+def labels_of(scenario: Scenario, defense: Method) -> dict[str, object]:
+    """Return how reports name and group what is attacked."""
     built = build_defense(defense)
     return {
         "scenario": scenario.name,
@@ -490,6 +529,7 @@ def _labels(scenario: Scenario, defense: Method) -> dict[str, object]:
         "model": label(scenario.model),
         "protocol": label(scenario.protocol),
         "batch_size": scenario.batch_size,
+        "task": scenario.task,
         "defense": label(defense),
         "family": family(defense),
         "defense_options": options(defense),

@@ -252,24 +252,39 @@ def observe(
         sent = tuple(models[behind])
         if sent not in replays:
             replays[sent] = replay or make_replay(client, threat, rng, models=sent)
-        observation = _observation(client, sent, update, truth, threat, replays[sent])
+        targets = truth.targets if threat.knows_targets else None
+        observation = observation_of(
+            client, sent, update, threat, replays[sent], examples=len(truth.inputs), targets=targets
+        )
         uploads.append(Upload(observation, truth, Batch.joined(released.trained_on[behind])))
     return uploads
 
 
-def _observation(
+def observation_of(
     client: Client,
     models: Sequence[nn.Module],
     update: Update,
-    truth: Batch,
     threat: ThreatModel,
     replay: Replay,
+    *,
+    examples: int,
+    targets: Tensor | None,
 ) -> Observation:
-    """Return what the adversary is granted of one upload."""
+    """Return what the adversary is granted of one upload.
+
+    Args:
+        client: What the clients behind it are alike in.
+        models: What each of them received.
+        update: What the server saw.
+        threat: What the adversary is granted.
+        replay: What `make_replay` has made for these models.
+        examples: Private examples behind the upload.
+        targets: Their labels, if the adversary is told them.
+    """
     protocol = replace(client.protocol, clients=len(models))
     likelihood = partial(
         replace(client.defense).log_likelihood,  # a copy: the client's own holds its secrets
-        batch_size=len(truth.inputs) if protocol.uploads_gradient else None,
+        batch_size=examples if protocol.uploads_gradient else None,
     )
     return Observation(
         models=tuple(models),
@@ -277,9 +292,9 @@ def _observation(
         update=update,
         protocol=protocol,
         space=client.space,
-        batch_size=len(truth.inputs),
+        batch_size=examples,
         replay=replay,
-        targets=truth.targets if threat.knows_targets else None,
+        targets=targets,
         log_likelihood=likelihood if threat.knows_defense else None,
         public=threat.public,
         candidates=threat.candidates,

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from leakfrontier.adversaries import PANEL
 
+from .devices import Device
 from .errors import UserError
 from .methods import (
     Method,
@@ -27,7 +28,7 @@ from .methods import (
 from .scenario import SCENARIOS, Scenario, adversary_label, label
 from .strict_yaml import load_yaml
 
-PRESETS = ("quick", "full")
+PRESETS = ("quick", "quick-text", "full")
 
 
 class ConfigError(UserError):
@@ -102,6 +103,11 @@ class RunConfig(Strict):
             return f"custom ({PANEL.version})"
         return PANEL.version + (", published budgets" if self.budget == "published" else "")
 
+    def on_device(self, device: Device) -> RunConfig:
+        """Return the same run on another device."""
+        moved = (one.model_copy(update={"device": device}) for one in self.scenarios)
+        return self.model_copy(update={"scenarios": tuple(moved)})
+
     def members(self) -> list[Method]:
         """Return the adversaries, with all their hyper-parameters."""
         if self.adversaries != "panel":
@@ -136,7 +142,7 @@ def load_config(
             content["defenses"] = [*defenses, *map(Method.model_validate, extra_defenses)]
         return RunConfig.model_validate(content, context={"folder": folder})
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(explain(error)) from error
 
 
 def _own_code(content: Mapping[str, Any], folder: Path) -> Iterator[str]:
@@ -185,7 +191,7 @@ def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - whatever the file h
     return content
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
     """Return pydantic's findings, one line each, with the place in the file."""
     lines = []
     for finding in error.errors():

@@ -6,30 +6,23 @@ import gzip
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Generator, Tensor
+from torch import Tensor
 
-from leakfrontier.adversaries import ContinuousSpace, ImageSpace, InputSpace, TokenSpace, WaveSpace
+from leakfrontier.adversaries import ContinuousSpace, ImageSpace, WaveSpace
 from leakfrontier.defenses import Batch, torchvision_ops  # noqa: F401 (or torchvision may fail)
 
 from .audio import WAVE_SUFFIXES, read_waves
-from .modality import Modality, modality_of
+from .dataset import Dataset, split
+from .messages import messages
 from .plugins import digest_of
-from .text import (
-    CharacterTokenizer,
-    LabelledText,
-    common_length,
-    label_ids,
-    read_texts,
-    tokenise,
-)
+from .text import AS_CHARACTERS, HUB, Reading, Splits, as_dataset, hub_texts, read_splits
 
 FASHION_CLASSES = (
     "T-shirt/top",
@@ -52,102 +45,54 @@ _BY_PATH = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Labelled examples, for training and for testing.
-
-    Attributes:
-        name: What `load_dataset` finds it by.
-        train: Training examples on the scale of the data, not normalised, and labels from 0:
-            images or sound in [0, 1], or token ids.
-        test: Test examples.
-        classes: Name of each label.
-        space: What an adversary knows of the inputs.
-        vocabulary: The text of every token; empty if these are no tokens.
-    """
-
-    name: str
-    train: Batch
-    test: Batch
-    classes: tuple[str, ...]
-    space: InputSpace
-    vocabulary: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.classes:
-            raise ValueError(f"{self.name} has no classes")
-        if isinstance(self.space, TokenSpace) and self.space.vocabulary != len(self.vocabulary):
-            raise ValueError(
-                f"the vocabulary of {self.name} must hold {self.space.vocabulary} tokens, got "
-                f"{len(self.vocabulary)}"
-            )
-        for split, (inputs, targets) in (("train", self.train), ("test", self.test)):
-            if not len(inputs) == len(targets) >= 1:
-                raise ValueError(
-                    f"the {split} split of {self.name} must hold one label per example and at "
-                    f"least one example, got {len(inputs)} examples and {len(targets)} labels"
-                )
-            low, high = (value.item() for value in torch.aminmax(inputs))
-            most = 1 if self.space.continuous else len(self.vocabulary) - 1
-            if not (low >= 0 and high <= most):
-                raise ValueError(
-                    f"the {split} examples of {self.name} must lie in [0, {most}], got {low} to "
-                    f"{high}"
-                )
-            first, last = (value.item() for value in torch.aminmax(targets))
-            if not (first >= 0 and last < len(self.classes)):
-                raise ValueError(
-                    f"the {split} labels of {self.name} must be from 0 to "
-                    f"{len(self.classes) - 1}, got {first} to {last}"
-                )
-
-    @property
-    def modality(self) -> Modality:
-        """Return what kind of data it is."""
-        return modality_of(self.space, self.vocabulary)
-
-    @cached_property
-    def normalised(self) -> tuple[Batch, Batch]:
-        """Return the training and the test examples as model inputs."""
-        train, test = (
-            Batch(self.modality.inputs(batch.inputs), batch.targets)
-            for batch in (self.train, self.test)
-        )
-        return train, test
-
-
-def load_dataset(name: str, folder: Path | None = None) -> Dataset:
+def load_dataset(
+    name: str, folder: Path | None = None, reading: Reading = AS_CHARACTERS
+) -> Dataset:
     """Return a dataset; a process reads it once, so its tensors must not be modified.
 
     Args:
-        name: One of `DATASETS`, or a path.
+        name: One of `DATASETS` or `TEXTS`, a path, or `hub:` and the id of texts on the Hugging
+            Face hub (`hub_texts`).
             A folder of images or of WAV files has one subfolder per class, either directly (a
             fifth of each class is held out for testing) or within `train/` and `test/` (or
             `val/`). Grey images have one channel, all others three; for sound see `read_waves`.
             Texts are `.jsonl` files of {"text", "label"}: one file, or a folder with
-            `train.jsonl` and `test.jsonl` (or `val.jsonl`). Their tokens are characters.
+            `train.jsonl` and `test.jsonl` (or `val.jsonl`).
         folder: Where downloaded files are kept; `~/.cache/leakfrontier` by default.
+        reading: How texts become examples; by default a character is a token.
     """
     path = Path(name).expanduser()
     if name in DATASETS:
         return _load(name, (folder or DOWNLOADS).expanduser().resolve())
+    if name in TEXTS or name.startswith(HUB):
+        return _load(name, DOWNLOADS, reading)
     if path.is_dir() or (path.is_file() and path.suffix == ".jsonl"):
-        return _load(str(path.resolve()), DOWNLOADS, fingerprint(name))
+        return _load(str(path.resolve()), DOWNLOADS, reading, fingerprint(name))
     if path.is_file():
         raise ValueError(f"{path} must be a folder or a .jsonl file")
     if os.sep in name or "/" in name:
-        raise ValueError(f"there is no folder or file {path}")
+        raise ValueError(f"there is no folder or file {path}; texts on the hub are {HUB}{name}")
+    known = ", ".join([*DATASETS, *TEXTS])
     raise ValueError(
-        f"dataset must be one of {', '.join(DATASETS)}, or the path of {_BY_PATH}, got {name!r}"
+        f"dataset must be one of {known}, {HUB} and an id of texts on the Hugging Face hub, or the "
+        f"path of {_BY_PATH}, got {name!r}"
     )
+
+
+def is_named(name: str) -> bool:
+    """Return whether a dataset is found by its name, and not at a path."""
+    return name in DATASETS or name in TEXTS or name.startswith(HUB)
 
 
 @cache
 def fingerprint(name: str) -> str:
     """Return a hash of the examples at a path: of their names, relative to it, and their bytes.
 
-    It is taken once: `forget_fingerprints` asks for another look.
+    It is taken once: `forget_fingerprints` asks for another look. Of texts on the hub, it is a
+    hash of the texts.
     """
+    if name.startswith(HUB):
+        return hashlib.sha256(repr(hub_texts(name, "next-token")).encode()).hexdigest()
     path = Path(name).expanduser().resolve()
     if path.is_file():
         return digest_of(path)
@@ -162,6 +107,16 @@ def fingerprint(name: str) -> str:
 
 
 forget_fingerprints = fingerprint.cache_clear
+
+
+def example_files(folder: Path) -> list[Path]:
+    """Return the files below a folder that hold examples."""
+    return [Path(found.path) for found in _examples(str(folder))] if folder.is_dir() else []
+
+
+def downloads(name: str, folder: Path) -> list[Path]:
+    """Return the files that a dataset was downloaded as; nothing for those of the package."""
+    return sorted(folder.glob(ARCHIVES[name])) if name in ARCHIVES else []
 
 
 def _examples(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -180,12 +135,17 @@ def _content(path: str, size: int, modified: int) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _load(name: str, folder: Path, content: str = "") -> Dataset:
+def _load(name: str, folder: Path, reading: Reading = AS_CHARACTERS, content: str = "") -> Dataset:
     if name in DATASETS:
         return DATASETS[name](folder)
+    if name in TEXTS:
+        return as_dataset(name, TEXTS[name](), reading)
+    if name.startswith(HUB):
+        return as_dataset(name, hub_texts(name, reading.task), reading)
     path = Path(name)
-    is_text = path.is_file() or (path / "train.jsonl").is_file()
-    return _texts(path) if is_text else _class_folders(path)
+    if path.is_file() or (path / "train.jsonl").is_file():
+        return as_dataset(name, read_splits(path, reading.task), reading)
+    return _class_folders(path)
 
 
 def _fashion_mini(folder: Path) -> Dataset:
@@ -207,11 +167,11 @@ def _digits(folder: Path) -> Dataset:
     inputs = torch.from_numpy(digits.images / 16).float().unsqueeze(1)
     targets = torch.from_numpy(digits.target).long()
     classes = tuple(str(digit) for digit in digits.target_names)
-    return _measured("digits", *_split(Batch(inputs, targets)), classes)
+    return _measured("digits", *split(Batch(inputs, targets)), classes)
 
 
-def _torchvision(name: str, reader: str, files: str, folder: Path, **options: str) -> Dataset:
-    """Return a dataset of torchvision's; `files` says what it downloads, and to where."""
+def _torchvision(name: str, reader: str, folder: Path, **options: str) -> Dataset:
+    """Return a dataset of torchvision's."""
     from torchvision import datasets  # slow to import
 
     try:
@@ -222,7 +182,7 @@ def _torchvision(name: str, reader: str, files: str, folder: Path, **options: st
     except (OSError, RuntimeError) as error:
         raise ValueError(
             f"cannot download {name}: {error}\nWithout a network, put the files there yourself: "
-            f"{folder / files}"
+            f"{folder / ARCHIVES[name]}"
         ) from error
     train, test = (
         Batch(
@@ -235,8 +195,7 @@ def _torchvision(name: str, reader: str, files: str, folder: Path, **options: st
 
 
 def _emnist_letters(folder: Path) -> Dataset:
-    files = "EMNIST/raw/gzip.zip"
-    raw = _torchvision("emnist-letters", "EMNIST", files, folder, split="letters")
+    raw = _torchvision("emnist-letters", "EMNIST", folder, split="letters")
 
     def upright(batch: Batch) -> Batch:
         # The files hold transposed images, and labels from 1.
@@ -245,18 +204,28 @@ def _emnist_letters(folder: Path) -> Dataset:
     return _measured("emnist-letters", upright(raw.train), upright(raw.test), raw.classes[1:])
 
 
+ARCHIVES = {
+    "mnist": "MNIST/raw/*-ubyte.gz",
+    "emnist-letters": "EMNIST/raw/gzip.zip",
+    "fashion-mnist": "FashionMNIST/raw/*-ubyte.gz",
+    "cifar10": "cifar-10-python.tar.gz",
+    "cifar100": "cifar-100-python.tar.gz",
+}
+"""What torchvision downloads, in the folder of downloads."""
+
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "fashion-mini": _fashion_mini,
     "digits": _digits,
-    "mnist": partial(_torchvision, "mnist", "MNIST", "MNIST/raw/*-ubyte.gz"),
+    "mnist": partial(_torchvision, "mnist", "MNIST"),
     "emnist-letters": _emnist_letters,
-    "fashion-mnist": partial(
-        _torchvision, "fashion-mnist", "FashionMNIST", "FashionMNIST/raw/*-ubyte.gz"
-    ),
-    "cifar10": partial(_torchvision, "cifar10", "CIFAR10", "cifar-10-python.tar.gz"),
-    "cifar100": partial(_torchvision, "cifar100", "CIFAR100", "cifar-100-python.tar.gz"),
+    "fashion-mnist": partial(_torchvision, "fashion-mnist", "FashionMNIST"),
+    "cifar10": partial(_torchvision, "cifar10", "CIFAR10"),
+    "cifar100": partial(_torchvision, "cifar100", "CIFAR100"),
 }
 """Every dataset by name, given the folder of downloads. Add a line here to add a dataset."""
+
+TEXTS: dict[str, Callable[[], Splits]] = {"messages": messages}
+"""Texts by name."""
 
 
 def _class_folders(folder: Path) -> Dataset:
@@ -269,7 +238,7 @@ def _class_folders(folder: Path) -> Dataset:
     everything = Batch(inputs, torch.tensor([label for part in files for _, label in part]))
     cut = len(files[0])
     if len(parts) == 1:
-        splits = _split(everything)
+        splits = split(everything)
     else:  # read together, because sizes must agree
         splits = everything.at(slice(cut)), everything.at(slice(cut, None))
     return _measured(str(folder), *splits, classes, space)
@@ -289,9 +258,9 @@ def _read_media(
     return inputs, partial(WaveSpace, rate=rate)
 
 
-def _held_out(folder: Path, suffix: str = "") -> Path | None:
+def _held_out(folder: Path) -> Path | None:
     """Return where a folder keeps its test examples, if it keeps them apart."""
-    found = (folder / f"{name}{suffix}" for name in ("test", "val"))
+    found = (folder / name for name in ("test", "val"))
     return next((path for path in found if path.exists()), None)
 
 
@@ -321,36 +290,6 @@ def _labelled_files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, 
             )
         files += [(path, label) for path in sorted(found)]
     return files
-
-
-def _texts(path: Path) -> Dataset:
-    if path.is_file():
-        train, test = _split_texts(read_texts(path))
-    else:
-        held_out = _held_out(path, ".jsonl")
-        if held_out is None:
-            raise ValueError(f"{path} has a train.jsonl, but no test.jsonl or val.jsonl")
-        train, test = read_texts(path / "train.jsonl"), read_texts(held_out)
-    classes = _labels(train)
-    tokenizer = CharacterTokenizer.of(line.text for line in train)
-    length = common_length(train, tokenizer)
-    splits = [
-        Batch(tokenise(lines, tokenizer, length), label_ids(lines, classes))
-        for lines in (train, test)
-    ]
-    vocabulary = tokenizer.vocabulary
-    space = TokenSpace((length,), len(classes), len(vocabulary), tokenizer.padding)
-    return Dataset(str(path), splits[0], splits[1], classes, space, vocabulary)
-
-
-def _split_texts(lines: list[LabelledText]) -> tuple[list[LabelledText], list[LabelledText]]:
-    rows = Batch(torch.arange(len(lines)), label_ids(lines, _labels(lines)))
-    train, test = ([lines[row] for row in part.inputs] for part in _split(rows))
-    return train, test
-
-
-def _labels(lines: list[LabelledText]) -> tuple[str, ...]:
-    return tuple(sorted({line.label for line in lines}))
 
 
 def _read_images(paths: Sequence[Path]) -> Tensor:
@@ -390,15 +329,6 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
 def _to_pixels(images: NDArray[np.uint8]) -> Tensor:
     """Return images of shape (n, height, width, channels) as (n, channels, height, width)."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float().div_(255)
-
-
-def _split(batch: Batch) -> tuple[Batch, Batch]:
-    """Return four fifths of every class, and the fifth that is held out; always the same."""
-    shuffled = torch.randperm(len(batch.targets), generator=Generator().manual_seed(0))
-    by_class = shuffled[batch.targets[shuffled].argsort(stable=True)]
-    held_out = torch.zeros(len(by_class), dtype=torch.bool)
-    held_out[by_class[4::5]] = True
-    return batch.at(~held_out), batch.at(held_out)
 
 
 def _measured(

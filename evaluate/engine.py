@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -69,6 +69,49 @@ class Done(Generic[T, R]):
     seconds: float
 
 
+class Engine(Protocol):
+    """Where tasks run: in processes of this machine, or of others."""
+
+    def slots(self) -> int:
+        """Return how many tasks can run at a time."""
+
+    def execute(
+        self, function: Callable[[T], R], tasks: Iterable[T], *, workers: int, time_limit: float
+    ) -> Generator[Done[T, R], None, None]:
+        """Apply a function to tasks in parallel: see `execute`."""
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Processes of this machine, one per core."""
+
+    def slots(self) -> int:
+        """Return the number of cores."""
+        return cores()
+
+    def execute(
+        self, function: Callable[[T], R], tasks: Iterable[T], *, workers: int, time_limit: float
+    ) -> Generator[Done[T, R], None, None]:
+        """Apply a function to tasks in parallel: see `execute`."""
+        return execute(function, tasks, workers=workers, time_limit=time_limit)
+
+
+LOCAL = LocalEngine()
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_limits(workers: int, time_limit: float) -> None:
+    """Raise for fewer than one worker or a time limit that is not positive."""
+    if not workers >= 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    if not time_limit > 0:
+        raise ValueError(f"time_limit must be positive, got {time_limit}")
+
+
 def execute(
     function: Callable[[T], R], tasks: Iterable[T], *, workers: int, time_limit: float
 ) -> Generator[Done[T, R], None, None]:
@@ -88,10 +131,7 @@ def execute(
         ValueError: For fewer than one worker or a time limit that is not positive.
         RuntimeError: While iterating, if a worker cannot start.
     """
-    if not workers >= 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
-    if not time_limit > 0:
-        raise ValueError(f"time_limit must be positive, got {time_limit}")
+    check_limits(workers, time_limit)
     waiting = tasks if isinstance(tasks, deque) else deque(tasks)
     return _results(pickle.dumps(function), waiting, workers, time_limit)
 

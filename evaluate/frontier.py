@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from markupsafe import escape
 from numpy.typing import NDArray
 
 from .analysis import SERVERS, at, blind_success, column, victim_matrix
@@ -67,6 +68,16 @@ class Frontier:
     families: pd.DataFrame
     answers: tuple[str, ...]
     baseline: pd.DataFrame
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: every defense, and what it is worth."""
+        shown = self.points[["name", "success_text", "accuracy", "verdict"]].rename(
+            columns={"name": "defense", "success_text": "victims identified"}
+        )
+        accuracy = [percent(value) for value in shown["accuracy"]]
+        return f"<p>{escape(self.scenario)}, model of round {self.checkpoint}</p>" + str(
+            shown.assign(accuracy=accuracy).to_html(index=False)
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +152,7 @@ def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
     arms = pd.concat([frame[["defense", *DEFENSE]] for frame in (attacked, trained)])
     points = describe_defenses(arms)[["defense", "name", *DEFENSE]]
     measured = ["accuracy", "accuracy_low", "accuracy_high", "relative", "seeds", "rounds"]
-    measured += ["refused", "contains", "epsilon", "delta", "refuted"]
+    measured += ["refused", "contains", "epsilon", "delta", "refuted", "perplexity"]
     points = points.merge(trained[["defense", *measured]], on="defense", how="left")
     points["epsilon"] = pd.to_numeric(points["epsilon"])
     points["refuted"] = points["refuted"].eq(True)

@@ -2,7 +2,7 @@
 
 Images and sound are on the scale of the data, where values lie in [0, 1]. Scores clamp both
 sides to that range, read NaN as 0, and are computed in double precision: a broken guess gets the
-score of what it would look like, never NaN. Tokens are compared place by place.
+score of what it would look like, never NaN.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
+
+from leakfrontier.adversaries.spaces import real_tokens
 
 TIERS: dict[str, tuple[float, float]] = {
     "weak": (15.0, 0.5),
@@ -95,7 +97,7 @@ def token_accuracy(guess: Tensor, truth: Tensor, padding: int | None = None) -> 
     Places where the truth is padding do not count; NaN for a truth of nothing else.
     """
     _check_same_shape(guess, truth)
-    counts = torch.ones_like(truth, dtype=torch.bool) if padding is None else truth != padding
+    counts = real_tokens(truth, padding)
     return ((guess == truth) & counts).sum(dim=1).double() / counts.sum(dim=1)
 
 
@@ -124,10 +126,28 @@ def match(guess: Tensor, truth: Tensor) -> Tensor:
     return assign(distance.square())
 
 
-def match_tokens(guess: Tensor, truth: Tensor) -> Tensor:
-    """Return, as `match`, the assignment with the fewest wrong tokens."""
+def match_tokens(guess: Tensor, truth: Tensor, padding: int | None = None) -> Tensor:
+    """Return, as `match`, the assignment with the least total `token_distance`."""
     _check_same_example_shape(guess, truth)
-    return assign((guess[:, None] != truth).sum(dim=-1))
+    return assign(token_distance(guess, truth.expand(len(guess), *truth.shape), padding))
+
+
+def token_distance(guess: Tensor, others: Tensor, padding: int | None = None) -> Tensor:
+    """Return how far sequences (n, length) are from others (n, m, length) each, in [0, 1].
+
+    One minus the mean of two shares: of tokens that both have, wherever they stand (F1 of the
+    multisets), and of places where both have the same (of the longer one's). The first sees what
+    an attack finds without its order, the second the order.
+    """
+    real, their_real = real_tokens(guess, padding), real_tokens(others, padding)
+    size, their_size = real.sum(-1)[:, None], their_real.sum(-1)
+    same = (guess[:, None] == others) & real[:, None] & their_real
+    places = same.sum(-1).double() / torch.maximum(size, their_size).clamp(min=1)
+    mine, theirs = _numbered(guess, real), _numbered(others, their_real).flatten(1)
+    found = torch.searchsorted(mine, theirs).clamp(max=mine.shape[1] - 1)
+    shared = (mine.gather(1, found) == theirs) & (theirs >= 0)
+    overlap = shared.view(others.shape).sum(-1).double()
+    return 1 - (places + 2 * overlap / (size + their_size).clamp(min=1)) / 2
 
 
 def assign(costs: Tensor) -> Tensor:
@@ -162,16 +182,29 @@ def identified(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
     return own + TIE < torch.stack(nearest) if nearest else own < 0
 
 
-def identified_tokens(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
-    """Return whether each guess differs from its truth in fewer places than from all distractors.
+def identified_tokens(
+    guess: Tensor, truth: Tensor, pool: Tensor, padding: int | None = None
+) -> Tensor:
+    """Return whether each guess is nearer to its truth than to all distractors.
 
-    Chance is as in `identified`, and ties are failures: with ties, a blind guess succeeds less
-    often than 1/N.
+    Nearer is by `token_distance`. Chance is as in `identified`, and ties are failures: with ties,
+    a blind guess succeeds less often than 1/N.
     """
     _check_same_shape(guess, truth)
     _check_pool(pool, truth)
-    own = (guess != truth).sum(dim=1)
-    return own < (guess[:, None] != pool).sum(dim=-1).amin(dim=1)
+    distance = token_distance(guess, torch.cat([truth[:, None], pool], dim=1), padding)
+    return distance[:, 0] + TIE < distance[:, 1:].amin(dim=1)
+
+
+def _numbered(tokens: Tensor, real: Tensor) -> Tensor:
+    """Return the tokens of sequences, sorted, each with how many of its kind are before it.
+
+    What two sequences have in common, as multisets, are then equal numbers; -1 is no token.
+    """
+    length = tokens.shape[-1]
+    ordered = torch.where(real & (tokens >= 0), tokens, -1).sort(dim=-1).values
+    before = torch.arange(length, device=tokens.device) - torch.searchsorted(ordered, ordered)
+    return torch.where(ordered >= 0, ordered * length + before, -1)
 
 
 def _pixels(values: Tensor) -> Tensor:

@@ -17,8 +17,12 @@ from leakfrontier.adversaries import ContinuousSpace, InputSpace, TokenSpace, Wa
 from leakfrontier.defenses import Batch, Loss
 
 from . import metrics
+from .language import NextTokenLoss
 from .rendering import image_png, token_texts, wave_file
+from .rouge import rouge
 from .rows import Media
+
+_LOGITS = 2**24  # that are computed at once
 
 
 class Utility(NamedTuple):
@@ -81,14 +85,18 @@ class Modality(ABC):
     def render(self, values: Tensor) -> bytes:
         """Return one example as a file of its media."""
 
+    def groups(self, targets: Tensor) -> Tensor:
+        """Return the group that each example's look-alikes are of: its label, if it has one."""
+        return targets
+
     def look_alikes(
         self, index: int, data: Batch, exclude: Tensor, count: int, rng: Generator
     ) -> Tensor:
         """Return the indices of look-alikes that an example has to be told apart from.
 
-        They are drawn without replacement from the examples of the same label, without those to
-        be excluded and without near-duplicates of the example itself, which no guess could tell
-        apart.
+        They are drawn without replacement from the examples of the same label, as like as
+        `alike` has it, without those to be excluded and without near-duplicates of the example
+        itself, which no guess could tell apart.
 
         Args:
             index: The example.
@@ -100,17 +108,25 @@ class Modality(ABC):
         Raises:
             ValueError: If the class has too few examples.
         """
-        allowed = data.targets == data.targets[index]
+        groups = self.groups(data.targets)
+        allowed = groups == groups[index]
         allowed[exclude] = False
+        allowed[index] = True
         candidates = allowed.nonzero().flatten()
-        candidates = candidates[self.differ(data.inputs[index], data.inputs[candidates])]
+        differ = self.differ(data.inputs[index], data.inputs[candidates])
+        candidates = self.alike(index, data, candidates[differ | (candidates == index)], count)
+        candidates = candidates[candidates != index]
         if not 1 <= count <= len(candidates):
             raise ValueError(
                 f"count must be in [1, {len(candidates)}], the look-alikes that class "
-                f"{data.targets[index].item()} has left, got {count}"
+                f"{groups[index].item()} has left, got {count}"
             )
         order = torch.randperm(len(candidates), generator=rng, device=rng.device)[:count]
         return candidates[order.to(candidates.device)]
+
+    def alike(self, index: int, data: Batch, among: Tensor, count: int) -> Tensor:
+        """Return those of some examples that are like one of them; at least `count` more."""
+        return among
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, test: Batch) -> Utility:
@@ -197,7 +213,9 @@ class Waves(_Continuous):
 
 @dataclass(frozen=True)
 class Text(Modality):
-    """Sequences of tokens, compared place by place.
+    """Sequences of tokens: token accuracy, ROUGE and exact match.
+
+    Sequences are compared by `metrics.token_distance`.
 
     Attributes:
         space: What is publicly known of the inputs.
@@ -208,6 +226,13 @@ class Text(Modality):
 
     space: TokenSpace
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def loss(self) -> Loss:
+        """Return the loss of labels, or of next tokens."""
+        if self.space.task == "next-token":
+            return NextTokenLoss(self.space.padding)
+        return super().loss
 
     def values(self, inputs: Tensor) -> Tensor:
         """Return the tokens."""
@@ -222,17 +247,59 @@ class Text(Modality):
         return like.new_full((1, *like.shape[1:]), -1)
 
     def match(self, guess: Tensor, truth: Tensor) -> Tensor:
-        """Assign guesses so that the fewest tokens are wrong."""
-        return metrics.match_tokens(guess, truth)
+        """Assign guesses to what they are nearest to, at the least total distance."""
+        return metrics.match_tokens(guess, truth, self.space.padding)
 
     def scores(self, guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
-        """Return the share of the truth's tokens that are right, and whether all places are."""
+        """Return the share of the truth's tokens that are right, whether all are, and ROUGE."""
         accuracy = metrics.token_accuracy(guess, truth, self.space.padding)
-        return {"token_accuracy": accuracy, "exact": metrics.exact_match(guess, truth)}
+        texts = [[self.text(tokens) for tokens in part] for part in (guess, truth)]
+        return {
+            "token_accuracy": accuracy,
+            "exact": metrics.exact_match(guess, truth),
+            **rouge(texts[0], texts[1]),
+        }
 
     def identified(self, guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
-        """Return whether fewer tokens differ from the truth than from any other."""
-        return metrics.identified_tokens(guess, truth, pool)
+        """Return whether each guess is nearer to its truth than to any other."""
+        return metrics.identified_tokens(guess, truth, pool, self.space.padding)
+
+    def groups(self, targets: Tensor) -> Tensor:
+        """Return the labels; for next tokens, there is one group."""
+        return targets if targets.dim() == 1 else targets.new_zeros(len(targets))
+
+    def alike(self, index: int, data: Batch, among: Tensor, count: int) -> Tensor:
+        """Return the examples of like length.
+
+        Sorted by length they are cut into as many parts of equal size as leave each at least
+        twice `count`: which part an example is in does not tell it from others of its part.
+        """
+        lengths = self.space.real(data.inputs[among]).sum(1)
+        ordered = among[lengths.argsort(stable=True)]
+        parts = ordered.tensor_split(max(1, len(ordered) // (2 * (count + 1))))
+        return next(part for part in parts if bool((part == index).any()))
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, test: Batch) -> Utility:
+        """Return accuracy and the mean loss, for next tokens per token: perplexity is its exp.
+
+        The accuracy of next tokens is the mean over texts of the share that is predicted: texts
+        are independent, tokens of one are not.
+        """
+        if self.space.task == "classification":
+            return super().evaluate(model, test)
+        loss, right, total, tokens = NextTokenLoss(self.space.padding), 0.0, 0.0, 0
+        model.eval()
+        size = max(1, _LOGITS // (self.space.vocabulary * self.space.shape[0]))
+        for start in range(0, len(test.inputs), size):
+            part = test.at(slice(start, start + size))
+            outputs = model(part.inputs)
+            losses, counted = loss.by_token(outputs, part.targets)
+            hits = (outputs[:, :-1].argmax(-1) == part.targets[:, 1:]) & counted
+            right += float((hits.sum(1) / counted.sum(1).clamp(min=1)).sum())
+            total, tokens = total + float(losses.sum()), tokens + int(counted.sum())
+        model.train()
+        return Utility(round(right), len(test.inputs), total / max(1, tokens))
 
     def differ(self, example: Tensor, others: Tensor) -> Tensor:
         """Return which are not the same sequence."""
@@ -240,10 +307,15 @@ class Text(Modality):
 
     def render(self, values: Tensor) -> bytes:
         """Return the tokens' texts, place by place, without the padding at the end."""
-        tokens = [int(token) for token in values]
-        while tokens and tokens[-1] == self.space.padding:
-            tokens.pop()
-        return token_texts([self._text(token) for token in tokens])
+        return token_texts([self._text(int(token)) for token in self._real(values)])
+
+    def text(self, tokens: Tensor) -> str:
+        """Return a sequence as text, without what stands for none."""
+        ids = (int(token) for token in self._real(tokens))
+        return "".join(self._text(token) for token in ids if token not in self.space.special)
+
+    def _real(self, tokens: Tensor) -> Tensor:
+        return tokens[self.space.real(tokens)]
 
     def _text(self, token: int) -> str:
         return self.vocabulary[token] if 0 <= token < len(self.vocabulary) else "\N{WHITE SQUARE}"

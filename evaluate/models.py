@@ -17,6 +17,8 @@ from leakfrontier.defenses import (
     trainable,
 )
 
+from .language_models import gpt2, hf, smollm2
+from .papers.rconv_networks import NETWORKS
 from .plugins import load_attribute
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -202,6 +204,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "conv1d": conv1d,
     "token_mlp": token_mlp,
+    "gpt2": gpt2,
+    "hf": hf,
+    "smollm2": smollm2,
+    **NETWORKS,
 }
 """Every model by name, as `factory(space, **options)`. Add a line here to add a model."""
 
@@ -273,8 +279,11 @@ def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
             f"{name} fails on inputs of shape {tuple(inputs.shape)} and {inputs.dtype}: "
             f"{type(error).__name__}: {error}"
         ) from error
-    expected = (2, space.classes)
+    each = isinstance(space, TokenSpace) and space.task == "next-token"
+    expected = (2, *(space.shape if each else ()), space.classes)
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if each and isinstance(output, Tensor) and output.dim() == 3:
+        found = (*found[:2], min(found[2], space.classes))  # rows without a token do no harm
     if found != expected:
         raise ValueError(f"{name} must map 2 examples to shape {expected}, got {found}")
     if not output.is_floating_point():
@@ -293,7 +302,8 @@ def _image_shape(name: str, space: InputSpace) -> tuple[int, int, int]:
 def _kind(space: InputSpace) -> str:
     """Return what a space holds, and the models for it."""
     if isinstance(space, TokenSpace):
-        return f"sequences of {space.shape[0]} tokens; use token_mlp or a model of your own"
+        models = "token_mlp, gpt2, smollm2, hf or a model of your own"
+        return f"sequences of {space.shape[0]} tokens; use {models}"
     if isinstance(space, WaveSpace):
         return f"sound of shape {space.shape}; use conv1d, mlp or a model of your own"
     return f"inputs of shape {space.shape}; use mlp or a model of your own"

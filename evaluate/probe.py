@@ -24,11 +24,10 @@ from .cells import AttackTrial
 from .client import Client, observe, release
 from .config import ConfigError, RunConfig
 from .contract import Checked, check_guarantee
-from .engine import Failure, execute
+from .engine import Failure, cores, execute
 from .errors import UserError
 from .methods import Method, own_code
 from .plugins import file_of
-from .progress import cores
 from .scenario import Scenario, World, label, load_world
 from .seeds import generator
 from .victims import candidate_count, check_sizes

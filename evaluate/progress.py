@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter, defaultdict
@@ -32,6 +31,7 @@ class Progress:
         self._seconds: dict[object, list[float]] = defaultdict(list)
         self._failures = 0
         self._console = Console() if console is None else console
+        self._live = self._console.is_terminal or self._console.is_jupyter
         self._bar = Bar(
             TextColumn("cells"),
             BarColumn(),
@@ -39,13 +39,13 @@ class Progress:
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not self._live,
         )
         self._task = self._bar.add_task("", total=self._total, left="")
 
     def __enter__(self) -> Progress:
         self._bar.start()
-        if not self._console.is_terminal:
+        if not self._live:
             self._say(f"{self._total} cells, {self._workers} at a time")
             threading.Thread(target=self._log, daemon=True).start()
         return self
@@ -53,7 +53,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._bar.stop()
-        if not self._console.is_terminal:
+        if not self._live:
             self._say(self._line())
 
     def advance(self, cell: Cell, status: Status = "ok", seconds: float | None = None) -> None:
@@ -96,11 +96,6 @@ class Progress:
         overall = mean(means.values())
         left = sum(count * means.get(alike, overall) for alike, count in self._left.items())
         return left / self._workers
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _alike(cell: Cell) -> object:

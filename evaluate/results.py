@@ -8,9 +8,10 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import pandas as pd
+from markupsafe import escape
 
 from . import analysis
-from .checks import Check, run_checks
+from .checks import Check, conclusion, run_checks
 from .frontier import Frontier, make_frontiers
 from .labels import labelled
 
@@ -66,6 +67,11 @@ class Results:
         for name, value in vars(self).copy().items():
             if isinstance(value, pd.DataFrame):
                 object.__setattr__(self, name, labelled(value))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: whether to trust the run, and every frontier."""
+        trust = f"<p><strong>{escape(conclusion(self.checks()))}</strong></p>"
+        return trust + "".join(frontier._repr_html_() for frontier in self.frontiers())
 
     @_once
     def rates(self) -> pd.DataFrame:

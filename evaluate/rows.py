@@ -14,7 +14,7 @@ _VERSION = version("leakfrontier")
 
 Kind = Literal["replay", "train", "attack", "table"]
 Status = Literal["ok", "error", "timeout", "crash", "not needed"]
-AttackOutcome = Literal["scored", "not applicable", "refused"]
+AttackOutcome = Literal["scored", "not applicable", "refused", "unscored"]
 Media = Literal["image/png", "audio/wav", "tokens"]
 
 
@@ -54,8 +54,8 @@ class AttackRow:
     Attributes:
         observation: Index of the upload; the independent unit of all intervals.
         victim: Index of the private example within the upload.
-        outcome: Whether there is a guess to score, the attack was not applicable, or the client
-            refused the model that it was sent.
+        outcome: Whether there is a guess to score, the attack was not applicable, the client
+            refused the model that it was sent, or nothing is known to score a guess by.
         reason: Why there is none.
         identified: Whether the guess is nearest to the victim among its look-alikes, or to what
             the defense made of the victim among its look-alikes treated alike.

@@ -15,10 +15,12 @@ from .cascade import Schedule, Step, Victim
 from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial, undefended
 from .config import ConfigError, RunConfig, load_config
 from .data import forget_fingerprints
-from .engine import Done, Failure, execute
+from .devices import resolved
+from .engine import LOCAL, Done, Engine, Failure
+from .errors import given_by_user
 from .methods import Method, build_adversary
 from .probe import probe
-from .progress import Progress, cores
+from .progress import Progress
 from .results import Results
 from .rows import Outcome
 from .scenario import Scenario
@@ -46,6 +48,7 @@ def run(
     out: Path,
     *,
     workers: int | None = None,
+    engine: Engine = LOCAL,
     retry_failed: bool = False,
     console: Console | None = None,
 ) -> Results:
@@ -54,12 +57,17 @@ def run(
     Args:
         config: What to evaluate.
         out: Folder of the results; a run that was interrupted there is continued.
-        workers: Processes; by default one per core.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run: `LOCAL`, or `ray_engine.RayEngine(...)`.
         retry_failed: Whether cells that ended in an error are run again.
         console: Where progress is shown; by default the terminal.
     """
     forget_fingerprints()
     console = Console() if console is None else console
+    if engine is LOCAL:  # other machines may have what this one lacks
+        for scenario in config.scenarios:
+            with given_by_user():
+                resolved(scenario.device)
     notes = probe(config, workers)
     for note in notes:
         console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
@@ -72,6 +80,7 @@ def run(
         cascade=not config.individual,
         time_limit=config.time_limit,
         workers=workers,
+        engine=engine,
         retry_failed=retry_failed,
         console=console,
     )
@@ -87,6 +96,7 @@ def run_trials(
     cascade: bool = False,
     time_limit: float = math.inf,
     workers: int | None = None,
+    engine: Engine = LOCAL,
     retry_failed: bool = False,
     console: Console | None = None,
 ) -> Results:
@@ -101,19 +111,22 @@ def run_trials(
         cascade: Whether attacks leave out the uploads that others have broken (`cascade`).
         time_limit: Seconds after which one cell is given up.
         workers: As for `run`.
+        engine: As for `run`.
         retry_failed: As for `run`.
         console: As for `run`.
     """
     forget_fingerprints()
     store = Store(out, create=True)
     cells = [trial.cell for trial in trials]
-    workers = workers or cores()
+    workers = workers or engine.slots()
     with store.occupied():
         store.begin(panel, config, cells, notes)
         with Progress(cells, workers=workers, console=console) as progress:
             agenda = _Agenda(trials, store, progress, cascade=cascade, retry_failed=retry_failed)
             if tasks := agenda.tasks:
-                for done in execute(run_trial, tasks, workers=workers, time_limit=time_limit):
+                for done in engine.execute(
+                    run_trial, tasks, workers=workers, time_limit=time_limit
+                ):
                     agenda.conclude(done)
     return store.results()
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import nn
 
@@ -16,11 +17,14 @@ from leakfrontier.adversaries import (
     InputSpace,
     Protocol,
     PublicData,
+    TokenSpace,
 )
 from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
-from .data import DATASETS, fingerprint, load_dataset
+from .data import fingerprint, is_named, load_dataset
+from .devices import Device, current_device
+from .language_models import pretrained_of, tokenizer_of
 from .methods import (
     Method,
     Number,
@@ -33,7 +37,10 @@ from .methods import (
 )
 from .modality import Modality
 from .models import build_model
+from .pretrained import Task
+from .pretrained import fingerprint as model_fingerprint
 from .seeds import generator
+from .text import HUB, Reading
 
 
 class Training(Strict):
@@ -72,11 +79,21 @@ class Scenario(Strict):
     title: str | None = None
     """How reports call it; by default the dataset, the model and what is not default."""
     dataset: str = "fashion-mini"
-    """A dataset by name, or a path: a folder of images or sounds, or a JSONL file."""
+    """A dataset by name, a path (a folder of images or sounds, or a JSONL file), or `hub:` and the
+    id of texts on the Hugging Face hub."""
     data_folder: Path | None = None
     """Where downloads are kept; ~/.cache/leakfrontier by default."""
     model: Method = Method(name="mlp")
     """A model by name, or your own file.py:factory, and its options."""
+    task: Task = "classification"
+    """What is learned: `classification`, or of texts each token from those before it:
+    `next-token`."""
+    tokenizer: str | None = None
+    """How texts become tokens: `characters`, `words`, `bytes`, or a model whose tokenizer to take;
+    by default the model's own, words for `gpt2`, and characters for others."""
+    length: Whole | None = Field(default=None, ge=2)
+    """Tokens of a text: longer ones are cut; by default as many as nine of ten have, at most
+    128."""
     replace_batch_norm: bool = False
     """Whether a model's BatchNorm becomes GroupNorm, under every defense."""
     protocol: Method = Method(name="FedSGD")
@@ -90,9 +107,16 @@ class Scenario(Strict):
     """Whether adversaries are told the labels."""
     public_data: bool = True
     """Whether adversaries have auxiliary data: the test split."""
+    threat: Literal["passive", "parameters", "architecture"] = "architecture"
+    """What a server may do at most: read uploads, send crafted parameters, or a crafted
+    architecture. An attack that does more is not applicable."""
     candidates: Whole = Field(default=100, ge=2)
     """Look-alikes of the same class among which a victim must be identified, the victim
     included."""
+    device: Device = "cpu"
+    """Where cells run: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. What is drawn
+    is the same everywhere, and results differ by rounding: the folder of a run does not tell
+    devices apart."""
     training: Training = Training()
     """How utility is measured: see its keys."""
 
@@ -101,7 +125,7 @@ class Scenario(Strict):
     def _placed_dataset(cls, value: str, info: ValidationInfo) -> str:
         found = placed(value, folder_of(info))
         is_path = "/" in value or value.startswith("~") or Path(found).exists()
-        return found if is_path and value not in DATASETS else value
+        return found if is_path and not is_named(value) else value
 
     @field_validator("data_folder")
     @classmethod
@@ -113,6 +137,25 @@ class Scenario(Strict):
     def _valid_protocol(cls, value: Method) -> Method:
         build_protocol(value)
         return value
+
+    @field_validator("model")
+    @classmethod
+    def _placed_model(cls, value: Method, info: ValidationInfo) -> Method:
+        place = value.options.get("id")
+        if value.name != "hf" or not isinstance(place, str):
+            return value
+        found = placed(place, folder_of(info))
+        is_path = place.startswith(("~", ".", "/")) or Path(found).exists()
+        options = {**value.options, "id": found if is_path else place}
+        return value.model_copy(update={"options": options})
+
+    @model_validator(mode="after")
+    def _secret_tokens(self) -> Scenario:
+        if self.task == "next-token" and self.knows_targets:
+            raise ValueError(
+                "knows_targets must be false for task: next-token: the targets are the private text"
+            )
+        return self
 
     @model_validator(mode="after")
     def _reachable_checkpoints(self) -> Scenario:
@@ -136,6 +179,8 @@ class Scenario(Strict):
         parts = [self.data_name, label(self.model)]
         if self.protocol != Method(name="FedSGD"):
             parts.append(label(self.protocol))
+        if self.task != "classification":
+            parts.append(self.task)
         if self.batch_size != 1:
             parts.append(f"batch {self.batch_size}")
         if self.knows_targets:
@@ -145,14 +190,30 @@ class Scenario(Strict):
     @property
     def data_name(self) -> str:
         """Return what the dataset is called, wherever it is."""
-        return self.dataset if self.dataset in DATASETS else Path(self.dataset).name
+        return self.dataset if is_named(self.dataset) else Path(self.dataset).name
 
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""
-        config = self.model_dump(mode="json", exclude={"title"})
-        if self.dataset not in DATASETS:
+        config = self.model_dump(mode="json", exclude={"title", "device"}) | {"data_folder": None}
+        for key in ("threat", "task", "tokenizer", "length"):
+            if getattr(self, key) == type(self).model_fields[key].default:
+                del config[key]  # cells are those of before there was such a key
+        if not is_named(self.dataset) or self.dataset.startswith(HUB):
             config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
-        return {**config, "model": self.model.config()}
+        return {**config, "model": self._model_config()}
+
+    def _model_config(self) -> dict[str, Any]:
+        """Return the model; of one that is read from files, their content and no folder."""
+        config, source = self.model.config(), pretrained_of(self.model)
+        content = model_fingerprint(source) if source else ""
+        if content and "id" in self.model.options:
+            config["options"] = {**self.model.options, "id": Path(str(source)).name}
+        return {**config, "content": content} if content else config
+
+    @property
+    def reading(self) -> Reading:
+        """Return how texts become examples."""
+        return Reading(self.task, self.tokenizer or tokenizer_of(self.model), self.length)
 
 
 def label(method: Method) -> str:
@@ -206,6 +267,11 @@ class World:
     test: Batch
 
     @property
+    def device(self) -> torch.device:
+        """Return where the data is."""
+        return self.train.inputs.device
+
+    @property
     def space(self) -> InputSpace:
         """Return what is publicly known of the inputs."""
         return self.modality.space
@@ -239,7 +305,7 @@ class World:
             replace_batch_norm=scenario.replace_batch_norm,
             **method.options,
         )
-        return defense.on_model(model)
+        return defense.on_model(model).to(self.device)
 
     def client(self, defense: Defense, model: nn.Module) -> Client:
         """Return a client of the scenario."""
@@ -252,9 +318,12 @@ class World:
 
 
 def load_world(scenario: Scenario) -> World:
-    """Return a scenario with its data."""
-    data = load_dataset(scenario.dataset, scenario.data_folder)
-    return World(scenario, data.modality, *data.normalised)
+    """Return a scenario with its data, on the current device."""
+    data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
+    if scenario.task == "next-token" and not isinstance(data.space, TokenSpace):
+        raise ValueError(f"task: next-token needs texts, {scenario.dataset} holds none")
+    train, test = (part.to(current_device()) for part in data.normalised)
+    return World(scenario, data.modality, train, test)
 
 
 SCENARIOS: dict[str, Scenario] = {

@@ -70,7 +70,7 @@ def candidates(world: World, victim: Tensor, *, seed: int, observation: int) -> 
 
 def candidate_count(world: World) -> int:
     """Return the number of look-alikes: as asked for, or what the smallest class allows."""
-    counts = torch.bincount(world.train.targets)
+    counts = torch.bincount(world.modality.groups(world.train.targets))
     counts = torch.where(counts > 0, counts, counts.max())
     label, batch_size = int(counts.argmin()), world.scenario.batch_size
     allowed = int(counts[label]) - batch_size + 1

@@ -8,9 +8,9 @@ from pathlib import Path
 import altair as alt
 import pandas as pd
 
-from leakfrontier.evaluate.advise.advice import Advice, number
+from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.question import Row
-from leakfrontier.evaluate.labels import percent
+from leakfrontier.evaluate.advise.tables import bounded, number, sigma
 
 from .charts import COLOURS, Figure, styled
 from .html import render, write
@@ -49,7 +49,8 @@ def _render(advice: Advice) -> str:
         header=list(advice.columns),
         tables=[(title, _table(advice, rows)) for title, rows in tables.items()],
         number=number,
-        percent=percent,
+        bounded=bounded,
+        sigma=sigma,
     )
 
 
@@ -58,11 +59,11 @@ def answer(advice: Advice) -> str:
     row = advice.recommended
     if row is None:
         return advice.reasons[0]
-    parts = [f"noise multiplier {row.noise_multiplier:.3g}"]
+    parts = [f"noise multiplier {sigma(row.noise_multiplier)}"]
     if row.max_norm is not None and row.lr is not None:
         parts += [f"clipping norm {row.max_norm:g}", f"learning rate {row.lr:.2g}"]
     text = f"Take {', '.join(parts)}: epsilon {number(row.epsilon['pld'])}"
-    text += f", reconstruction at most {percent(row.bound)}"
+    text += f", reconstruction at most {bounded(row.bound)}"
     return text + (f", accuracy {row.accuracy}." if row.accuracy is not None else ".")
 
 
@@ -96,7 +97,7 @@ def curves_figure(advice: Advice) -> Figure:
     )
     tooltip = [
         alt.Tooltip("series:N", title=" "),
-        alt.Tooltip("sigma:Q", title="noise multiplier", format=".3g"),
+        alt.Tooltip("sigma:Q", title="noise multiplier", format=".4g"),
         alt.Tooltip("epsilon:N", title="epsilon (PLD)"),
         alt.Tooltip("text:N", title="value"),
     ]
@@ -138,7 +139,7 @@ def _points(row: Row) -> list[dict[str, object]]:
         "proven bound, whole run": row.run_bound,
     }
     points: list[dict[str, object]] = [
-        {**place, "series": name, "value": value, "text": percent(value)}
+        {**place, "series": name, "value": value, "text": bounded(value)}
         for name, value in bounds.items()
     ]
     measured = {"test accuracy": row.accuracy, "measured success": row.success}

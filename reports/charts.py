@@ -15,6 +15,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 import vl_convert
+from markupsafe import escape
 
 Layers = alt.LayerChart | alt.FacetChart  # what altair.layer is declared to return
 Chart = Layers | alt.ConcatChart
@@ -58,6 +59,10 @@ class Figure:
     def svg(self) -> str:
         """The chart as an SVG document."""
         return str(vl_convert.vegalite_to_svg(self.spec, vl_version=VEGA_LITE))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return f"<figure>{self.svg}<figcaption>{escape(self.caption)}</figcaption></figure>"
 
     @cached_property
     def png(self) -> bytes:

@@ -8,7 +8,7 @@ from math import nan
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from leakfrontier.evaluate.analysis import FINISHED
 from leakfrontier.evaluate.labels import (
@@ -34,6 +34,10 @@ _METRICS = {
     "ssim": ("SSIM", "{:.2f}"),
     "snr": ("SNR", "{:.1f} dB"),
     "token_accuracy": ("Token accuracy", "{:.0%}"),
+    "exact": ("Exact match", "{:.0%}"),
+    "rouge1": ("ROUGE-1", "{:.0%}"),
+    "rouge2": ("ROUGE-2", "{:.0%}"),
+    "rougeL": ("ROUGE-L", "{:.0%}"),
 }
 """How metrics are called and printed; others by their own name."""
 
@@ -46,6 +50,15 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     marks: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
+        lines = (
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
 
 def stronger_servers(points: pd.DataFrame) -> list[str]:
     """Return the worst cases, besides the passive server's, of which something is known."""
@@ -55,9 +68,11 @@ def stronger_servers(points: pd.DataFrame) -> list[str]:
 def headline_table(points: pd.DataFrame) -> Table:
     """Return the frontier's points; the worst cases of stronger servers only if they attacked."""
     stronger = stronger_servers(points)
+    of_tokens = predicts_tokens(points)
     header = (
         "Defense",
-        f"Accuracy, {final_round(points['rounds'])}",
+        *(("Perplexity",) if of_tokens else ()),
+        f"{'Next-token accuracy' if of_tokens else 'Accuracy'}, {final_round(points['rounds'])}",
         "Worst-case success",
         "Advantage over prior",
         *(f"Success, {STRONGER[name]}" for name in stronger),
@@ -68,6 +83,7 @@ def headline_table(points: pd.DataFrame) -> Table:
     lines = tuple(
         (
             str(row.defense),
+            *((_number(row.perplexity),) if of_tokens else ()),
             _limits(row.accuracy, row.accuracy_low, row.accuracy_high),
             str(row.success_text),
             str(row.advantage_text),
@@ -82,6 +98,11 @@ def headline_table(points: pd.DataFrame) -> Table:
         "control" if row.control else "pareto" if row.pareto else "" for row in rows(points)
     )
     return Table(header, lines, marks)
+
+
+def predicts_tokens(points: pd.DataFrame) -> bool:
+    """Return whether models are of next tokens, whose utility is their perplexity."""
+    return "perplexity" in points and bool(points["perplexity"].notna().any())
 
 
 def claimed_epsilon(epsilon: float, *, refuted: bool) -> str:

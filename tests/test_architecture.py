@@ -1,6 +1,7 @@
 """Folders import only what they may, and every method is registered."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from leakfrontier.adversaries import ADVERSARIES, PANEL
 from leakfrontier.defenses import DEFENSES
 
 ROOT = Path(__file__).parents[1]
+DRAWING = ROOT / "docs" / "architecture.md"
 MAY_IMPORT: dict[str, set[str]] = {
     "defenses": set(),
     "adversaries": set(),
@@ -21,10 +23,15 @@ COMMAND_LINE = set(
     (ROOT / "evaluate" / "commands").glob("*.py")
 )  # commands end with a page or a figure
 MACHINERY = {  # what methods share, none itself
-    *("__init__", "base", "panel", "label_inference", "matching", "optimizers"),
-    *("disaggregation", "imprint", "protocols", "relu_layer", "spaces", "sparse_recovery"),
-    *("sphere", "ats_search", "pld", "secagg_protocol"),
-    *("torchvision_ops", "transforms", "vector"),
+    *("__init__", "base", "panel", "protocols", "spaces"),
+    *("ats_search", "per_example", "pld", "torchvision_ops", "transforms", "vector"),
+    *("secagg_keys", "secagg_masks", "secagg_protocol", "secagg_shamir"),
+    *("label_inference", "matching", "optimizers"),
+    *("disaggregation", "relu_layer", "sphere"),
+    *("elimination", "imprint", "sparse_recovery"),
+    *("activations", "constraints", "layer_chain", "layer_system", "recursion", "softmax_head"),
+    *("subspace", "transformer", "token_pool", "prefixes", "sentence_ends", "diverse_beams"),
+    *("gradient_atoms", "language_prior", "reordering", "texts", "token_matching"),
 }
 
 
@@ -48,6 +55,36 @@ def test_imports_follow_the_rule(folder: str) -> None:
         assert not climbing, f"{path} climbs out of {folder}: {climbing}"
 
 
+def room_of(parts: tuple[str, ...]) -> str:
+    """Return the box of the drawing that a module is in, given its path below the root."""
+    inner = parts[0] == "evaluate" and len(parts) > 1 and (ROOT / "evaluate" / parts[1]).is_dir()
+    return parts[1] if inner else parts[0]
+
+
+def rooms_imported_by(path: Path) -> set[str]:
+    place = path.relative_to(ROOT).parts
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        named = tuple((node.module or "").split(".")) if node.module else ()
+        if node.level:
+            origin = place[: -node.level] + named
+        elif named[:1] == ("leakfrontier",):
+            origin = named[1:]
+        else:
+            continue
+        rooms |= {room_of((*origin, alias.name)) for alias in node.names}
+    return rooms
+
+
+def test_the_drawing_shows_who_imports_whom() -> None:
+    drawn = set(re.findall(r"^  (\w+) --> (\w+)$", DRAWING.read_text(), re.MULTILINE))
+    files = [path for folder in MAY_IMPORT for path in (ROOT / folder).rglob("*.py")]
+    pairs = {(room_of(p.relative_to(ROOT).parts), r) for p in files for r in rooms_imported_by(p)}
+    assert drawn == {(user, used) for user, used in pairs if user != used}
+
+
 @pytest.mark.parametrize("registry", [DEFENSES, ADVERSARIES], ids=["defenses", "adversaries"])
 def test_every_module_is_registered(registry: dict[str, type]) -> None:
     classes = registry.values()
@@ -65,7 +102,7 @@ def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:
 
 def test_lives_beside_hugging_face_evaluate(tmp_path: Path) -> None:
     script = (
-        "import evaluate, leakfrontier.evaluate, leakfrontier.evaluate.run\n"
+        "import leakfrontier.evaluate, leakfrontier.evaluate.run, evaluate\n"
         "assert hasattr(evaluate, 'EvaluationModule') and hasattr(evaluate, 'load')\n"
         "assert evaluate.__file__ != leakfrontier.evaluate.__file__\n"
     )

@@ -10,65 +10,26 @@ References:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from scipy.stats import binom
 
-from ..privacy.accounting import delta_warning, schedule_epsilon
+from ..privacy.accounting import delta_warning
 from ..statistics import Interval
+from .clipping import ClippingPoint
+from .levers import Lever
+from .observation_points import ObservationPoint, observation_points
 from .question import Question, Row, finite
+from .tables import CLIPPING_COLUMNS, COLUMNS, LEVER_COLUMNS, bounded, number, sigma
 
 REASONABLE_EPSILON = 10.0
 """Epsilon up to which a guarantee is commonly called reasonable [1]."""
 
 ALARM = 5e-4
 """p-value of a success above its bound: 5 % for a hundred attacks and rows together."""
-
-
-def number(value: float) -> str:
-    """Return an epsilon in three digits."""
-    return "inf" if value == math.inf else f"{value:.3g}"
-
-
-COLUMNS: dict[str, Callable[[Row], str]] = {
-    "sigma": lambda row: f"{row.noise_multiplier:.3g}",
-    "C": lambda row: "" if row.max_norm is None else f"{row.max_norm:g}",
-    "lr": lambda row: "" if row.lr is None else f"{row.lr:.2g}",
-    "eps PLD": lambda row: number(row.epsilon["pld"]),
-    "PRV": lambda row: number(row.epsilon["prv"]),
-    "RDP": lambda row: number(row.epsilon["rdp"]),
-    "bound, run": lambda row: f"{100 * row.run_bound:.1f} %",
-    "bound, upload": lambda row: f"{100 * row.upload_bound:.1f} %",
-    "bound, both": lambda row: f"{100 * row.bound:.1f} %",
-    "best attack": lambda row: "" if row.success is None else str(row.success),
-    "any attack": lambda row: "" if row.any_attack is None else str(row.any_attack),
-    "accuracy": lambda row: "" if row.accuracy is None else str(row.accuracy),
-    "s": lambda row: "" if row.seconds is None else f"{row.seconds:.0f}",
-}
-"""The table of an advice, column by column."""
-
-
-@dataclass(frozen=True)
-class ObservationPoint:
-    """Where noise is added, and what the server then sees.
-
-    Attributes:
-        name: `local`, `distributed` or `central`.
-        sees: What the server sees of one client.
-        noise_multiplier: The noise on that.
-        epsilon: What is left of the guarantee against the server.
-        bound: Largest success of the server's attack on the run and one known upload.
-    """
-
-    name: str
-    sees: str
-    noise_multiplier: float
-    epsilon: float
-    bound: float
 
 
 @dataclass(frozen=True)
@@ -84,6 +45,8 @@ class Advice:
         panel: Version of the attacks; None without measurements.
         proxy: Examples that accuracy was measured with, if not those that were asked about.
         asked_candidates: Candidates that were asked about, of which the data may have fewer.
+        levers: What other runs would buy, beside the recommended row, or the closest.
+        clipping: What other clipping norms do, all else being as in that row.
     """
 
     question: Question
@@ -94,20 +57,36 @@ class Advice:
     panel: str | None = None
     proxy: int | None = None
     asked_candidates: int | None = None
+    levers: tuple[Lever, ...] = ()
+    clipping: tuple[ClippingPoint, ...] = ()
 
     @cached_property
     def observation_points(self) -> tuple[ObservationPoint, ...]:
         """Return who sees what if the recommended noise is added on the client, or later."""
-        return tuple(_observation_points(self)) if self.recommended is not None else ()
+        if self.recommended is None:
+            return ()
+        return tuple(observation_points(self.question, self.recommended))
 
     @property
     def columns(self) -> dict[str, Callable[[Row], str]]:
         """Return those of `COLUMNS` that have anything to show."""
-        shown = {}
-        for name, column in COLUMNS.items():
-            if any(column(row) for row in self.rows):
-                shown[name] = column
+        shown = _shown(COLUMNS, self.rows)
+        if len({row.rounds for row in self.rows}) < 2:
+            del shown["rounds"]
         return shown
+
+    @property
+    def tables(self) -> dict[str, tuple[list[str], list[list[str]]]]:
+        """Return what else could be changed, as tables by title: headers, and rows of cells."""
+        tables: dict[str, tuple[dict[str, Callable[[Any], str]], Sequence[Any]]] = {
+            "What else could be changed": (_shown(LEVER_COLUMNS, self.levers), self.levers),
+            "Clipping norms": (CLIPPING_COLUMNS, self.clipping),
+        }
+        return {
+            title: ([*columns], [[column(one) for column in columns.values()] for one in shown])
+            for title, (columns, shown) in tables.items()
+            if shown
+        }
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -122,7 +101,7 @@ class Advice:
                 **vars(question),
                 "delta": question.used_delta,
                 "sample_rate": question.sample_rate,
-                "adjacency": "add/remove",
+                "adjacency": "zero-out",
             },
             "setting": self.setting,
             "panel": self.panel,
@@ -134,65 +113,43 @@ class Advice:
                 for point in self.observation_points
             ],
             "rows": [row.document() for row in self.rows],
+            "levers": [lever.document() for lever in self.levers],
+            "clipping": [point.document() for point in self.clipping],
         }
+
+
+def _shown(
+    columns: Mapping[str, Callable[[Any], str]], rows: Sequence[Any]
+) -> dict[str, Callable[[Any], str]]:
+    """Return the columns that have anything to show."""
+    return {name: cell for name, cell in columns.items() if any(cell(row) for row in rows)}
 
 
 def proven_reasons(question: Question, row: Row) -> Iterator[str]:
     """Yield why a noise multiplier keeps the target, by the proofs alone."""
-    sigma, unit = row.noise_multiplier, question.unit
-    by = ", ".join(f"{name.upper()} {value:.3g}" for name, value in row.epsilon.items())
+    noise = f"Noise multiplier {sigma(row.noise_multiplier)}"
+    by = ", ".join(f"{name.upper()} {number(value)}" for name, value in row.epsilon.items())
     if question.epsilon is not None:
-        start = f"Noise multiplier {sigma:.3g} is the least that keeps epsilon {question.epsilon:g}"
+        start = f"{noise} is the least, rounded up, that keeps epsilon {question.epsilon:g}"
     elif question.reconstruction_success is not None:
         start = (
-            f"Noise multiplier {sigma:.3g} is the least that keeps every reconstruction attack at "
+            f"{noise} is the least, rounded up, that keeps every reconstruction attack at "
             f"{_percent(question.reconstruction_success)}"
         )
     else:
-        start = f"Noise multiplier {sigma:.3g} is the largest tested that keeps the accuracy"
+        start = f"{noise} is the largest tested that keeps the accuracy"
     yield (
-        f"{start}. Its epsilon is {by}, for one {unit} added or removed, at delta "
-        f"{question.used_delta:.2g}, over {question.rounds} steps that it is in with probability "
-        f"{question.sample_rate:.3g} each. All accountants are upper bounds; PLD is the tightest."
+        f"{start}. Its epsilon is {by}, for one {question.unit} that contributes or does not, at "
+        f"delta {question.used_delta:.2g}, over {question.schedule(1.0)[0].steps} steps that it is "
+        f"in with probability {question.sample_rate:.3g} each. All accountants are upper bounds; "
+        "PLD is the tightest."
     )
     yield (
         f"Among {question.candidates} candidates, where a blind guess is right in "
         f"{_percent(question.prior)} of cases, no attack that sees all uploads of the run is right "
-        f"in more than {_percent(row.run_bound)}, none that sees one upload, and knows that the "
-        f"victim is in it, in more than {_percent(row.upload_bound)}, and none that does both in "
-        f"more than {_percent(row.bound)}."
-    )
-
-
-def _observation_points(advice: Advice) -> Iterator[ObservationPoint]:
-    question, row = advice.question, advice.recommended
-    if row is None:
-        return
-    sigma, clients = row.noise_multiplier, question.clients
-    yield ObservationPoint(
-        "local",
-        "an upload that the client itself has noised; this is what the table is about",
-        sigma,
-        row.epsilon["pld"],
-        row.bound,
-    )
-    if clients > 1 and sigma:
-        part = sigma / math.sqrt(clients)
-        yield ObservationPoint(
-            "distributed",
-            f"only the sum of {clients} uploads, each with 1/sqrt({clients}) of the noise: as good "
-            "as local and far more accurate. If secure aggregation is bypassed, what stands here",
-            part,
-            schedule_epsilon(question.schedule(part), question.used_delta),
-            question.bound(part),
-        )
-    yield ObservationPoint(
-        "central",
-        "uploads in the clear, since the server itself adds the noise: the guarantee is against "
-        "those who see the model alone, none against the server",
-        0.0,
-        math.inf,
-        1.0,
+        f"in more than {bounded(row.run_bound)}, none that sees one upload, and knows that the "
+        f"victim is in it, in more than {bounded(row.upload_bound)}, and none that does both in "
+        f"more than {bounded(row.bound)}."
     )
 
 
@@ -214,9 +171,7 @@ def _warnings(advice: Advice) -> Iterator[str]:
             "counts in full."
         )
         if row is not None:
-            replaced = schedule_epsilon(
-                question.schedule(row.noise_multiplier / 2), question.used_delta
-            )
+            replaced = question.epsilon_of(row.noise_multiplier / 2)
             yield (
                 "That a client takes part is no secret to the server; what it has, is. For one "
                 f"client replaced by another, instead of removed, epsilon is {number(replaced)}."
@@ -229,14 +184,16 @@ def _warnings(advice: Advice) -> Iterator[str]:
         yield warning[0].upper() + warning[1:] + "."
     if not question.poisson_sampling:
         yield (
-            "Without Poisson sampling the accountants' amplification does not apply: shuffled "
-            "batches count with a sample rate of 1, and with half of their noise, since another "
-            "record takes the place of one that is removed."
+            "Without Poisson sampling nothing is gained by drawing batches: a record counts in "
+            "full at each step that it is in. That is one per epoch, if a client works through "
+            "all of its examples, shuffled, before it takes any of them again; batches that "
+            "are drawn anew every round have no such bound."
         )
     if row is not None and row.epsilon["pld"] > REASONABLE_EPSILON:
         yield (
-            f"Epsilon {row.epsilon['pld']:.3g} is above {REASONABLE_EPSILON:g}: next to nothing "
-            "is guaranteed by it; look at the bounds on reconstruction instead."
+            f"Epsilon {number(row.epsilon['pld'])} is above {REASONABLE_EPSILON:g}: next to "
+            "nothing is guaranteed by it; look at the bounds on reconstruction, and at what else "
+            "could be changed."
         )
     if any(not one.noise_multiplier for one in advice.rows):
         yield "Without noise (sigma 0) epsilon is infinite, however small the clipping norm is."
@@ -285,14 +242,14 @@ def _measured_warnings(advice: Advice) -> Iterator[str]:
     for one in advice.rows:
         if one.failed:
             yield (
-                f"At noise multiplier {one.noise_multiplier:.3g}, {one.failed} attacks crashed or "
-                "ran out of time: the success is that of the others."
+                f"At noise multiplier {sigma(one.noise_multiplier)}, {one.failed} attacks crashed "
+                "or ran out of time: the success is that of the others."
             )
         if one.success is not None and _refutes(one.success, one.upload_bound):
             yield (
-                f"At noise multiplier {one.noise_multiplier:.3g} the measured success, "
+                f"At noise multiplier {sigma(one.noise_multiplier)} the measured success, "
                 f"{one.success}, is above what is proven possible, "
-                f"{_percent(one.upload_bound)}: an error in the defense or in this evaluation."
+                f"{bounded(one.upload_bound)}: an error in the defense or in this evaluation."
             )
 
 

@@ -20,33 +20,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import torch
 from rich.console import Console
-from scipy.stats import t
-from torch import Tensor
-from torch.func import functional_call, grad, vmap
 
-from leakfrontier.defenses import Defense, trainable
+from leakfrontier.defenses import Defense
 
 from ..cells import AttackTrial, TrainTrial, Trial
 from ..config import RunConfig
-from ..errors import UserError
+from ..engine import LOCAL, Engine
 from ..methods import Method
 from ..probe import check_scenario
 from ..results import Results
 from ..run import plan, run_trials
 from ..scenario import Scenario, World, label, load_world
-from ..statistics import Interval, accuracy_interval, clopper_pearson
 from ..victims import candidate_count
+from .clipping import gradient_norms
+from .measurements import Key, Trained, attacked, trained
 from .question import Question, Row, proven
-
-NORM_SAMPLE = 256
-"""Public examples whose gradients set the scale of clipping norms."""
 
 SEED_STRIDE = 1000
 """Distance of the seeds of two repetitions, more than any of them uses."""
@@ -72,6 +66,7 @@ class Effort:
         seeds: Repetitions of what is reported; five make an interval over seeds.
         observations: Attacked uploads per seed.
         adversaries: The attacks.
+        what_if: Whether other clipping norms and other runs are trained at the end.
     """
 
     norm_factors: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
@@ -81,6 +76,7 @@ class Effort:
     seeds: int = 5
     observations: int = 8
     adversaries: Literal["panel"] | tuple[Method, ...] = "panel"
+    what_if: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,8 @@ class Experiment:
         out: Folder of the cells; what is there is not run again.
         effort: How much is tried.
         seed: Repetition: another one shares no seed with this.
-        workers: Processes; by default one per core.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run.
         console: Where progress is shown.
     """
 
@@ -103,33 +100,36 @@ class Experiment:
     effort: Effort = Effort()
     seed: int = 0
     workers: int | None = None
+    engine: Engine = LOCAL
     console: Console | None = None
 
     def settings(self, noise_multiplier: float) -> list[Setting]:
         """Return every pair of a clipping norm and a step size at one noise multiplier."""
-        usual = self.usual_norm()
-        norms = [_rounded(factor * usual) for factor in self.effort.norm_factors]
-        return [Setting(noise_multiplier, *pair) for pair in product(norms, self.effort.step_sizes)]
+        pairs = product(self.norms, self.effort.step_sizes)
+        return [Setting(noise_multiplier, *pair) for pair in pairs]
 
-    def usual_norm(self) -> float:
-        """Return the median norm of what is clipped, on public data at the initial model."""
-        world = load_world(self.scenario)
-        size = 1 if self.question.unit == "record" else self.question.batch_size
-        norms = gradient_norms(world, size)
-        return float(norms.median())
+    @cached_property
+    def norms(self) -> list[float]:
+        """Return the clipping norms to try, around the usual one of public gradients."""
+        initial = self.world.model(Defense(), seed=0)
+        usual = float(gradient_norms(self.world, initial, self.clipped_examples).median())
+        return [_rounded(factor * usual) for factor in self.effort.norm_factors]
 
     def search(self, noise_multiplier: float) -> tuple[Setting, list[Row]]:
         """Return the best setting at one noise multiplier, and the rows of all."""
         check_scenario(self.scenario)
         everything = self.settings(noise_multiplier)
         short = max(1, math.ceil(self.question.rounds / self.effort.shortening))
-        trained = self.train(everything, self._searched, rounds=short)
-        best = sorted(everything, key=lambda one: -trained[one].accuracy.value)
-        finalists = self.train(best[: self.effort.survivors], self._searched)
+        begun = self.train(everything, self.searched, rounds=short)
+        best = sorted(everything, key=lambda one: -begun[one].accuracy.value)
+        finalists = self.train(best[: self.effort.survivors], self.searched)
         if around := _around(_best(finalists), everything):
-            finalists |= self.train(around, self._searched)
-        trained |= finalists
-        rows = [self.row(one, result, searched=True) for one, result in trained.items()]
+            finalists |= self.train(around, self.searched)
+        shorter = replace(self, question=replace(self.question, rounds=short))
+        rows = [
+            *(self.row(one, result, searched=True) for one, result in finalists.items()),
+            *(shorter.row(one, begun[one], searched=True) for one in best if one not in finalists),
+        ]
         return _best(finalists), rows
 
     def retune(self, best: Setting, noise: Sequence[float]) -> tuple[list[Setting], list[Row]]:
@@ -144,27 +144,24 @@ class Experiment:
             for sigma in noise
             if sigma != best.noise_multiplier
         ]
-        trained = self.train([one for level in levels for one in level], self._searched)
+        tried = self.train([one for level in levels for one in level], self.searched)
         chosen = {best.noise_multiplier: best}
         for level in levels:
-            most = max(trained[one].accuracy.value for one in level)
+            most = max(tried[one].accuracy.value for one in level)
             error = math.sqrt(most * (1 - most) / self._test_examples)
             chosen[level[0].noise_multiplier] = next(
-                one for one in level if trained[one].accuracy.value >= most - error
+                one for one in level if tried[one].accuracy.value >= most - error
             )
-        rows = [self.row(one, result, searched=True) for one, result in trained.items()]
+        rows = [self.row(one, result, searched=True) for one, result in tried.items()]
         return [chosen[sigma] for sigma in noise], rows
 
     def train(
         self, settings: Sequence[Setting], seeds: range, rounds: int | None = None
     ) -> dict[Setting, Trained]:
         """Train every setting with every seed, by default for all rounds."""
-        trials = {one: self._trials(one, seeds, rounds) for one in settings}
-        self._say(f"training of {len(settings)} settings, {rounds or self.question.rounds} rounds")
-        results = self._run(
-            [trial for several in trials.values() for trial in several], self.config(settings[:1])
-        )
-        return _trained(results, trials)
+        trials = {one: self.trials(one, seeds, rounds) for one in settings}
+        what = f"{len(settings)} settings, {rounds or self.question.rounds} rounds"
+        return self.train_all(trials, what)
 
     def measure(self, settings: Sequence[Setting], *, repetition: int | None = None) -> list[Row]:
         """Train and attack settings with seeds that no search uses, and return their rows.
@@ -175,22 +172,32 @@ class Experiment:
             settings: Settings that differ in their noise.
             repetition: Another `seed` than the experiment's.
         """
-        first = SEED_STRIDE * (self.seed if repetition is None else repetition) + 1
-        seeds = range(first, first + self.effort.seeds)
+        seeds = self.fresh(self.seed if repetition is None else repetition)
         self._say(f"training and attacks of {len(settings)} settings, with {len(seeds)} new seeds")
         trials = [
             trial
             for one in settings
-            for trial in plan(self.config([one]), first)
+            for trial in plan(self.config([one]), seeds.start)
             if not isinstance(trial, AttackTrial) or trial.knows_defense
         ]
         results = self._run(trials, self.config(settings))
-        trained = _trained(results, {one: self._trials(one, seeds) for one in settings})
-        attacked = _attacked(results)
+        models = trained(results, {one: self.trials(one, seeds) for one in settings})
+        attacks = attacked(results)
         return [
-            replace(self.row(one, trained[one]), **attacked[label(self.defense(one))])
+            replace(self.row(one, models[one]), **attacks[label(self.defense(one))])
             for one in settings
         ]
+
+    def train_all(
+        self, trials: Mapping[Key, Sequence[TrainTrial]], what: str
+    ) -> dict[Key, Trained]:
+        """Run the trials of several settings, and return what became of each."""
+        self._say(f"training of {what}")
+        every = [trial for several in trials.values() for trial in several]
+        if not every:
+            return {}
+        config = self.config([Setting(0.0, 1.0, every[0].scenario.training.lr)])
+        return trained(self._run(every, config), trials)
 
     def _run(self, trials: Sequence[Trial], config: RunConfig) -> Results:
         """Run cells, each attack on every upload: the rate of the strongest is reported."""
@@ -201,6 +208,7 @@ class Experiment:
             config=config.model_dump(mode="json"),
             time_limit=config.time_limit,
             workers=self.workers,
+            engine=self.engine,
             retry_failed=True,
             console=self.console,
         )
@@ -261,20 +269,34 @@ class Experiment:
         change = {"training": training.model_copy(update=plan), "candidates": question.candidates}
         return self.scenario.model_copy(update={**change, "batch_size": 1, "checkpoints": (0,)})
 
-    def _trials(
-        self, setting: Setting, seeds: range, rounds: int | None = None
-    ) -> list[TrainTrial]:
+    def trials(self, setting: Setting, seeds: range, rounds: int | None = None) -> list[TrainTrial]:
+        """Return the training runs of a setting, by default for all rounds."""
         scenario, defense = self.scenario_for(setting, rounds), self.defense(setting)
         return [TrainTrial(scenario, defense, seed) for seed in seeds]
 
     @property
-    def _searched(self) -> range:
+    def searched(self) -> range:
         """Return the seed of the search."""
         return range(SEED_STRIDE * self.seed, SEED_STRIDE * self.seed + 1)
 
+    def fresh(self, repetition: int) -> range:
+        """Return the seeds of what is reported."""
+        first = SEED_STRIDE * repetition + 1
+        return range(first, first + self.effort.seeds)
+
+    @property
+    def world(self) -> World:
+        """Return the scenario with its data."""
+        return load_world(self.scenario)
+
     @property
     def _test_examples(self) -> int:
-        return len(load_world(self.scenario).test.targets)
+        return len(self.world.test.targets)
+
+    @property
+    def clipped_examples(self) -> int:
+        """Return how many examples are behind what is clipped."""
+        return 1 if self.question.unit == "record" else self.question.batch_size
 
     def _scale(self, setting: Setting) -> float:
         """Return how a learning rate depends on the clipping norm, at the same step size."""
@@ -286,13 +308,6 @@ class Experiment:
             self.console.print(text, highlight=False)
 
 
-class Trained(NamedTuple):
-    """How good the models of a setting became, and how long each took."""
-
-    accuracy: Interval
-    seconds: float
-
-
 def _best(trained: Mapping[Setting, Trained]) -> Setting:
     return max(trained, key=lambda one: trained[one].accuracy.value)
 
@@ -300,100 +315,19 @@ def _best(trained: Mapping[Setting, Trained]) -> Setting:
 def _around(winner: Setting, grid: Sequence[Setting]) -> list[Setting]:
     """Return what a grid leaves out around its best: step sizes between, and norms beyond."""
     norms, sizes = (sorted({one[i] for one in grid}) for i in (1, 2))
-    found = []
-    if len(sizes) > 1:
-        half = (sizes[-1] / sizes[0]) ** (0.5 / (len(sizes) - 1))
-        own = winner.step_size
-        found += [winner._replace(step_size=_rounded(size)) for size in (own / half, own * half)]
+    found = [winner._replace(step_size=size) for size in between(winner.step_size, sizes)]
     if len(norms) > 1 and winner.max_norm in (norms[0], norms[-1]):
         inner = norms[1] if winner.max_norm == norms[0] else norms[-2]
         found.append(winner._replace(max_norm=_rounded(winner.max_norm**2 / inner)))
     return found
 
 
-def _trained(
-    results: Results, trials: Mapping[Setting, Sequence[TrainTrial]]
-) -> dict[Setting, Trained]:
-    """Return the accuracy after the last round, by setting, from the rows of its cells."""
-    cells, found = results.cells.set_index("cell"), {}
-    for setting, own in trials.items():
-        keys = [trial.cell.key for trial in own]
-        failed = cells.loc[keys].query("status != 'ok'")
-        if len(failed):
-            reason = failed["error"].iloc[0].partition("\n")[0]
-            raise UserError(f"training under {setting} failed: {reason}")
-        rows = results.utility[results.utility["cell"].isin(keys)]
-        last = rows[rows["round"] == rows["round"].max()]
-        accuracy = predicted_accuracy(last["correct"].tolist(), last["total"].tolist())
-        found[setting] = Trained(accuracy, float(cells.loc[keys, "busy"].median()))
-    return found
-
-
-def _attacked(results: Results) -> dict[str, dict[str, Any]]:
-    """Return what attacks on each arm achieved, as fields of a row.
-
-    The strongest is chosen among several; its interval holds for all of them at once.
-    """
-    rates, worst = results.rates(), results.worst_case()
-    failed = results.cells[(results.cells["kind"] == "attack") & (results.cells["status"] != "ok")]
-    found = {}
-    for arm, attacks in rates[~rates["baseline"]].groupby("defense"):
-        ran = attacks[attacks["rate"].notna()]
-        if ran.empty:
-            raise UserError(f"no attack on {arm} ran")
-        best = ran.sort_values("rate", kind="stable").iloc[-1]
-        n = int(best["observations"])
-        union = worst[worst["defense"] == arm].iloc[0]
-        rate, low, high = (float(union[f"candidates_{name}"]) for name in ("rate", "low", "high"))
-        found[str(arm)] = {
-            "success": clopper_pearson(round(best["rate"] * n), n, 1 - 0.05 / len(ran)),
-            "strongest": str(best["adversary"]),
-            "any_attack": Interval(rate, low, high, int(union["observations"])),
-            "failed": int((failed["defense"] == arm).sum()),
-        }
-    return found
-
-
-def predicted_accuracy(
-    correct: Sequence[int], total: Sequence[int], confidence: float = 0.95
-) -> Interval:
-    """Return the mean accuracy over seeds, and where one more run will be.
-
-    Whoever follows the advice trains once, with yet another seed: the interval is that of a
-    prediction, by Student's t, and contains the one of the mean. One seed predicts nothing, and
-    its interval is that of the test set alone.
-
-    Args:
-        correct: Correctly classified test examples, per seed.
-        total: Test examples, per seed.
-        confidence: Confidence level.
-    """
-    mean = accuracy_interval(correct, total, confidence)
-    if mean.n < 2:
-        return mean
-    spread = float(np.std(np.array(correct) / np.array(total), ddof=1))
-    half = float(t.isf((1 - confidence) / 2, mean.n - 1)) * spread * math.sqrt(1 + 1 / mean.n)
-    low, high = max(0.0, mean.value - half), min(1.0, mean.value + half)
-    return Interval(mean.value, min(mean.low, low), max(mean.high, high), mean.n)
-
-
-def gradient_norms(world: World, batch_size: int = 1) -> Tensor:
-    """Return the norms of gradients of batches of public examples, at an initial model."""
-    model = world.model(Defense(), seed=0)
-    parameters = {name: value.detach() for name, value in trainable(model).items()}
-    batches = max(1, NORM_SAMPLE // batch_size)
-    rows = torch.arange(batches * batch_size).remainder(len(world.test.targets))
-    inputs, targets = (part[rows].unflatten(0, (batches, batch_size)) for part in world.test)
-
-    def objective(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return world.modality.loss(functional_call(model, parameters, (inputs,)), targets)
-
-    gradients = vmap(grad(objective), in_dims=(None, 0, 0), chunk_size=32)(
-        parameters, inputs, targets
-    )
-    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()])
-    together: Tensor = norms.norm(dim=0)
-    return together
+def between(size: float, grid: Sequence[float]) -> list[float]:
+    """Return the sizes half a step of a grid below and above one; none where there is no grid."""
+    if not len(grid) > 1:
+        return []
+    half = (max(grid) / min(grid)) ** (0.5 / (len(grid) - 1))
+    return [_rounded(size / half), _rounded(size * half)]
 
 
 def fitting(question: Question, scenario: Scenario) -> Question:

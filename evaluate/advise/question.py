@@ -11,28 +11,39 @@ about one upload.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from decimal import ROUND_CEILING, Context
+from functools import cache, lru_cache
 from typing import Any
+
+from scipy.optimize import brentq
 
 from ..errors import UserError
 from ..privacy.accounting import (
     ACCOUNTANTS,
+    NOISE_RANGE,
     Schedule,
     Unit,
-    calibrate,
+    Unreachable,
     client_segment,
     default_delta,
     epsilons,
     least_noise,
     record_segment,
+    schedule_epsilon,
 )
 from ..privacy.bounds import Bounds, reconstruction
 from ..statistics import Interval
 
 TARGETS = ("epsilon", "reconstruction_success", "min_accuracy")
 """What a question may ask for: exactly one of them."""
+
+TOLERANCE = 2e-4
+"""How closely a noise multiplier is calibrated, before it is rounded up."""
+
+DIGITS = 4
+"""Digits of a noise multiplier, rounded up: what is printed keeps the target, too."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,9 @@ class Question:
             succeeds with probability 1 / N.
         poisson_sampling: Whether batches are Poisson samples. Of shuffled epochs, a record is in
             one batch each: as many steps count, in full.
+        dropout: Share of clients that may be lost in a round; it matters to noise that clients
+            add together, as do the next.
+        colluders: Share of clients that may tell the server their noise.
         epsilon: The largest epsilon, by PLD.
         reconstruction_success: The largest probability of reconstruction, by an attacker who
             knows one upload that the victim is in, and sees all others.
@@ -67,6 +81,8 @@ class Question:
     delta: float | None = None
     candidates: int = 100
     poisson_sampling: bool = True
+    dropout: float = 0.1
+    colluders: float = 0.1
     epsilon: float | None = None
     reconstruction_success: float | None = None
     min_accuracy: float | None = None
@@ -90,6 +106,9 @@ class Question:
             raise ValueError(f"delta must be in (0, 1), got {self.delta}")
         if not self.candidates >= 2:
             raise ValueError(f"candidates must be at least 2, got {self.candidates}")
+        for name in ("dropout", "colluders"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         given = [name for name in TARGETS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -113,6 +132,12 @@ class Question:
     def share(self) -> int:
         """Return the examples of one client; of the one with fewer, if they do not divide."""
         return self.examples // self.clients
+
+    @property
+    def noise_makers(self) -> int:
+        """Return how many clients add noise that the server does not know, at the least."""
+        gone = math.ceil(self.dropout * self.clients) + math.ceil(self.colluders * self.clients)
+        return max(0, self.clients - gone)
 
     @property
     def units(self) -> int:
@@ -148,6 +173,14 @@ class Question:
             ),
         )
 
+    def update_noise(self, noise_multiplier: float) -> float:
+        """Return the noise of a round's mean update, as a standard deviation over C.
+
+        Every client noises the sum of its batch, or its whole update; the server takes the mean.
+        """
+        parts = self.batch_size if self.unit == "record" else 1
+        return noise_multiplier / parts / math.sqrt(self.clients)
+
     def bound(self, noise_multiplier: float) -> float:
         """Return the largest success of an attack on the run, one upload of the victim known."""
         (segment,) = self.schedule(noise_multiplier)
@@ -155,14 +188,24 @@ class Question:
         others = (replace(segment, steps=segment.steps - 1),) if segment.steps > 1 else ()
         return Bounds((known, *others)).reconstruction(self.prior)
 
+    def epsilon_of(self, noise_multiplier: float) -> float:
+        """Return the epsilon of a noise multiplier, by PLD."""
+        return _epsilon(self.schedule(noise_multiplier), self.used_delta)
+
     def noise_for(self, epsilon: float) -> float:
-        """Return the least noise multiplier that keeps an epsilon, by PLD."""
-        (segment,) = self.schedule(1.0)
-        sigma = calibrate(epsilon, segment.sample_rate, segment.steps, self.used_delta)
-        return sigma / segment.noise_multiplier
+        """Return the least noise multiplier of `DIGITS` that keeps an epsilon, by PLD."""
+
+        def loose(sigma: float) -> float:
+            return schedule_epsilon(self.schedule(sigma), self.used_delta, "rdp")
+
+        try:
+            guess = least_noise("epsilon", epsilon, loose, tolerance=0.01)
+        except Unreachable:  # by RDP, which is fast, but not the last word
+            guess = least_noise("epsilon", epsilon, self.epsilon_of)
+        return rounded_up(noise_near(guess, epsilon, self.epsilon_of), DIGITS)
 
     def least_noise(self) -> float:
-        """Return the least noise multiplier that keeps a target which needs no data.
+        """Return the least noise multiplier of `DIGITS` that keeps a target which needs no data.
 
         Raises:
             Unreachable: If none does; it says the closest that can be reached.
@@ -171,7 +214,8 @@ class Question:
             return self.noise_for(self.epsilon)
         if self.reconstruction_success is None:
             raise UserError("an accuracy can only be kept where it can be measured: give a model")
-        return least_noise("a reconstruction success of", self.reconstruction_success, self.bound)
+        target = self.reconstruction_success
+        return rounded_up(least_noise("a reconstruction success of", target, self.bound), DIGITS)
 
 
 @dataclass(frozen=True)
@@ -184,6 +228,7 @@ class Row:
         run_bound: Largest success of an attack on the run: gamma(kappa).
         upload_bound: Largest success of an attack on one upload that the victim is in.
         bound: Largest success of an attack on both.
+        rounds: Rounds of which all this is said.
         max_norm: C, the clipping norm; None where nothing was measured, or clipped.
         lr: The server's learning rate.
         accuracy: Test accuracy, and where that of one more run will be; over seeds that had no
@@ -203,6 +248,7 @@ class Row:
     run_bound: float
     upload_bound: float
     bound: float
+    rounds: int
     max_norm: float | None = None
     lr: float | None = None
     accuracy: Interval | None = None
@@ -240,7 +286,47 @@ def proven(question: Question, noise_multiplier: float) -> Row:
         run_bound=Bounds(schedule).reconstruction(question.prior),
         upload_bound=reconstruction(question.prior, 1.0, noise_multiplier, 1),
         bound=question.bound(noise_multiplier),
+        rounds=question.rounds,
     )
+
+
+@lru_cache(maxsize=256)
+def _epsilon(schedule: Schedule, delta: float) -> float:
+    return schedule_epsilon(schedule, delta)
+
+
+def noise_near(guess: float, target: float, risk: Callable[[float], float]) -> float:
+    """Return the least noise multiplier, to `TOLERANCE`, whose risk is at most a target.
+
+    With few evaluations if the guess is good, such as the noise of another accountant.
+    """
+    floor = math.log(NOISE_RANGE[0])
+
+    @cache
+    def excess(log_sigma: float) -> float:
+        return math.log(min(max(risk(math.exp(log_sigma)), 1e-300), 1e300) / target)
+
+    low = high = max(math.log(guess), floor)
+    step = 0.02
+    if excess(high) > 0:
+        while excess(high := high + step) > 0:
+            low, step = high, 4 * step
+    else:
+        while excess(low := max(low - step, floor)) <= 0:
+            if low == floor:
+                return NOISE_RANGE[0]
+            high, step = low, 2 * step
+    root = float(brentq(excess, low, high, xtol=TOLERANCE / 2))
+    while excess(root) > 0:
+        root += TOLERANCE / 2
+    return math.exp(root)
+
+
+def rounded_up(value: float, digits: int) -> float:
+    """Return the least number of some digits that is not below a value."""
+    if not 0 < value < math.inf:
+        return value
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value

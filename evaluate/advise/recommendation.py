@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
+from rich.progress import Progress
 
+from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..scenario import Scenario, load_world
 from .advice import Advice, proven_reasons
 from .experiment import Effort, Experiment, Setting, fitting
-from .question import Question, Row, proven
+from .levers import MOST_LEVERS, Lever, changes, pull
+from .question import DIGITS, Question, Row, proven, rounded_up
+from .tables import bounded, number
+from .what_if import over_norms, pulled
 
 PROVEN_LADDER = tuple(2 ** (step / 2) for step in range(-2, 5))
 """Noise multipliers in a table of proofs alone, relative to the one asked for."""
 
 MEASURED_LADDER = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The same where each is trained and attacked."""
+
+BUDGET = 12.0
+"""CPU seconds after which proofs leave out other noise multipliers and other runs."""
 
 EPSILONS = (32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5)
 """Epsilons whose noise is tried where an accuracy is asked for, the least noise first."""
@@ -36,6 +46,7 @@ def advise(
     effort: Effort | None = None,
     seed: int = 0,
     workers: int | None = None,
+    engine: Engine = LOCAL,
     console: Console | None = None,
 ) -> Advice:
     """Answer a question about DP parameters.
@@ -48,14 +59,15 @@ def advise(
             not kept.
         effort: How much is tried.
         seed: Repetition: other seeds throughout.
-        workers: Processes; by default one per core.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run.
         console: Where progress is shown; by default nowhere.
 
     Raises:
         Unreachable: If no noise keeps an epsilon or a bound; it says the closest.
     """
     if scenario is None:
-        return _proofs(question)
+        return _proofs(question, console or Console(quiet=True))
     if out is None:
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             return advise(
@@ -65,6 +77,7 @@ def advise(
                 effort=effort,
                 seed=seed,
                 workers=workers,
+                engine=engine,
                 console=console,
             )
     check_sizes(question, scenario)
@@ -77,6 +90,7 @@ def advise(
         effort=effort or Effort(),
         seed=seed,
         workers=workers,
+        engine=engine,
         console=console or Console(quiet=True),
     )
     advice = _measurements(experiment)
@@ -94,18 +108,55 @@ def check_sizes(question: Question, scenario: Scenario) -> None:
         )
 
 
-def _proofs(question: Question) -> Advice:
-    """Answer from accountants and bounds."""
-    sigma = question.least_noise()
-    rows = [proven(question, factor * sigma) for factor in (0.0, *PROVEN_LADDER)]
-    recommended = next(row for row in rows if row.noise_multiplier == sigma)
+def _proofs(question: Question, console: Console) -> Advice:
+    """Answer from accountants and bounds, showing how far it is."""
+    start = time.process_time()
+    levers: list[Lever] = []
+    with _progress(console) as advance:
+        sigma = question.least_noise()
+        advance()
+        recommended = proven(question, sigma)
+        rows = [recommended]
+        factors = [0.0, *sorted({*PROVEN_LADDER} - {1.0}, key=lambda one: abs(one - 1))]
+        for factor in factors:
+            rows.append(proven(question, rounded_up(factor * sigma, DIGITS)))
+            advance()
+            if time.process_time() - start > BUDGET:
+                break
+        for lever in pulled_by_proof(question, recommended):
+            if time.process_time() - start > BUDGET:
+                break
+            levers.append(lever)
+            advance()
     return Advice(
         question,
         setting=None,
-        rows=tuple(rows),
+        rows=tuple(sorted(rows, key=lambda row: row.noise_multiplier)),
         recommended=recommended,
         reasons=tuple(proven_reasons(question, recommended)),
+        levers=tuple(levers),
     )
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[], None]]:
+    """Show how many of the steps of a proof are done."""
+    steps = 1 + len(PROVEN_LADDER) + MOST_LEVERS
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("accounting", total=steps)
+        yield lambda: progress.advance(task)
+
+
+def pulled_by_proof(question: Question, row: Row) -> Iterator[Lever]:
+    """Yield what each change of a run would buy, by accountants and bounds.
+
+    Where an accuracy is asked for, the target is the epsilon of the row.
+    """
+    asked = question
+    if question.min_accuracy is not None:
+        asked = replace(question, min_accuracy=None, epsilon=row.epsilon["pld"])
+    for name, changed in changes(asked):
+        yield pull(name, changed, asked, row)
 
 
 def _measurements(experiment: Experiment) -> Advice:
@@ -113,7 +164,7 @@ def _measurements(experiment: Experiment) -> Advice:
     question = experiment.question
     if question.min_accuracy is None:
         tuned_at = question.least_noise()
-        ladder = [factor * tuned_at for factor in MEASURED_LADDER]
+        ladder = [rounded_up(factor * tuned_at, DIGITS) for factor in MEASURED_LADDER]
     else:
         tuned_at = question.noise_for(TUNED_AT)
         ladder = [question.noise_for(epsilon) for epsilon in EPSILONS]
@@ -125,7 +176,7 @@ def _measurements(experiment: Experiment) -> Advice:
     else:
         recommended = most_private(rows[1:], question.min_accuracy)
     data = len(load_world(experiment.scenario).train.targets)
-    return Advice(
+    advice = Advice(
         question,
         setting=experiment.scenario.name,
         rows=(*rows, *searched, *retuned),
@@ -134,6 +185,18 @@ def _measurements(experiment: Experiment) -> Advice:
         panel=experiment.config([best]).panel,
         proxy=data if data != question.examples else None,
     )
+    if not experiment.effort.what_if:
+        return advice
+    row = recommended or closest(rows)
+    setting = experiment.setting(row)
+    levers = list(pulled_by_proof(question, row))
+    advice = replace(
+        advice,
+        levers=tuple(pulled(experiment, levers, setting)),
+        clipping=tuple(over_norms(experiment, setting)),
+    )
+    experiment.measure(settings)  # nothing runs again, but `report` shows what was run last
+    return advice
 
 
 def most_private(rows: Sequence[Row], least: float) -> Row | None:
@@ -150,6 +213,11 @@ def most_private(rows: Sequence[Row], least: float) -> Row | None:
     return chosen
 
 
+def closest(rows: Sequence[Row]) -> Row:
+    """Return the row with noise whose accuracy is the highest for sure."""
+    return max(rows[1:], key=lambda row: row.accuracy.low if row.accuracy else 0.0)
+
+
 def _reasons(
     experiment: Experiment, best: Setting, rows: Sequence[Row], recommended: Row | None
 ) -> Iterator[str]:
@@ -161,14 +229,14 @@ def _reasons(
     yield (
         f"Clipping norm {recommended.max_norm:g} and learning rate {recommended.lr:g} were the "
         "best of those tried, with one seed: the norm at noise multiplier "
-        f"{best.noise_multiplier:.3g}, the rate at this one. With {experiment.effort.seeds} other "
+        f"{best.noise_multiplier:.4g}, the rate at this one. With {experiment.effort.seeds} other "
         f"seeds the accuracy is {recommended.accuracy}; without clipping and noise it is "
         f"{control.accuracy}."
     )
     yield (
         f"The strongest attack, {recommended.strongest}, identified {recommended.success} of "
         f"{recommended.success.n if recommended.success else 0} uploads of one example, where no "
-        f"attack can exceed {100 * recommended.upload_bound:.3g} %; all attacks together "
+        f"attack can exceed {bounded(recommended.upload_bound)}; all attacks together "
         f"{recommended.any_attack}. Undefended, the strongest, {control.strongest}, identified "
         f"{control.success}."
     )
@@ -176,17 +244,16 @@ def _reasons(
 
 def _closest(question: Question, rows: Sequence[Row]) -> Iterator[str]:
     """Yield why no row keeps an accuracy, and what comes closest."""
-    control = rows[0]
-    closest = max(rows[1:], key=lambda row: row.accuracy.low if row.accuracy else 0.0)
+    control, row = rows[0], closest(rows)
     yield (
         f"An accuracy of {100 * question.value:g} % is not shown to be kept at any epsilon up to "
-        f"{EPSILONS[0]:g}. The closest is {closest.accuracy}, at noise multiplier "
-        f"{closest.noise_multiplier:.3g} (epsilon {closest.epsilon['pld']:.3g}); without clipping "
+        f"{EPSILONS[0]:g}. The closest is {row.accuracy}, at noise multiplier "
+        f"{row.noise_multiplier:.4g} (epsilon {number(row.epsilon['pld'])}); without clipping "
         f"and noise it is {control.accuracy}."
     )
-    if closest.accuracy is not None and closest.accuracy.value >= question.value:
+    if row.accuracy is not None and row.accuracy.value >= question.value:
         yield (
             "The estimate suffices, its lower limit does not: more test examples would narrow it."
         )
     else:
-        yield "More examples, larger batches, more rounds or another model may help."
+        yield "Another model may help, or another run: see what else could be changed."

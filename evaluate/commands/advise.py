@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +14,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..advise.advice import Advice, number
+from ..advise.advice import Advice
 from ..advise.question import Question
 from ..advise.recommendation import advise as answer
+from ..advise.tables import bounded, number, sigma
+from ..engine import Engine
 from ..errors import UserError, given_by_user
 from ..privacy.accounting import Unreachable
 from ..scenario import Scenario, load_world
-from .options import AsJson, Data, Workers, print_path, scenario_from, writable
+from .options import (
+    Address,
+    AsJson,
+    Data,
+    EngineName,
+    EngineOption,
+    Workers,
+    engine_from,
+    print_path,
+    scenario_from,
+    writable,
+)
 
 BATCH, ROUNDS = 128, 100
 """What is asked about where only a dataset is given."""
@@ -62,6 +76,12 @@ def advise(
     shuffled: Annotated[
         bool, typer.Option("--shuffled", help="Batches are shuffled, not Poisson samples.")
     ] = False,
+    dropout: Annotated[
+        float, typer.Option(help="Share of clients that may be lost, for distributed noise.")
+    ] = 0.1,
+    colluders: Annotated[
+        float, typer.Option(help="Share that may tell the server their noise, for the same.")
+    ] = 0.1,
     dataset: Annotated[
         str | None, typer.Option(help="Measure on a dataset by name, or a folder of images.")
     ] = None,
@@ -75,6 +95,8 @@ def advise(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Repetition: other seeds.")] = 0,
     workers: Workers = None,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose DP parameters: from sizes and one target to noise, clipping norm and their price.
@@ -104,13 +126,23 @@ def advise(
             delta=delta,
             candidates=candidates,
             poisson_sampling=not shuffled,
+            dropout=dropout,
+            colluders=colluders,
             epsilon=epsilon,
             reconstruction_success=reconstruction_success,
             min_accuracy=min_accuracy,
         )
     folder = out or (None if scenario is None else Path("runs") / "advise")
     progress = Console(stderr=True)
-    advice = _answer(question, scenario, folder, seed=seed, workers=workers, progress=progress)
+    advice = _answer(
+        question,
+        scenario,
+        folder,
+        seed=seed,
+        workers=workers,
+        engine=engine_from(engine, address),
+        progress=progress,
+    )
     _show(advice, folder, as_json=as_json, progress=progress)
     if advice.recommended is None:
         raise typer.Exit(1)
@@ -123,13 +155,22 @@ def _answer(
     *,
     seed: int,
     workers: int | None,
+    engine: Engine,
     progress: Console,
 ) -> Advice:
     """Return the advice, which says so if the target cannot be reached."""
     if folder is not None:
         writable(folder)
     try:
-        return answer(question, scenario, out=folder, seed=seed, workers=workers, console=progress)
+        return answer(
+            question,
+            scenario,
+            out=folder,
+            seed=seed,
+            workers=workers,
+            engine=engine,
+            console=progress,
+        )
     except Unreachable as error:
         return Advice(question, setting=None, rows=(), recommended=None, reasons=(str(error),))
     except KeyboardInterrupt:
@@ -181,13 +222,16 @@ def _print_advice(console: Console, advice: Advice) -> None:
     """Print the table, the recommendation, who sees what, and the warnings."""
     if advice.rows:
         _print_rows(console, advice)
+    for title, (header, cells) in advice.tables.items():
+        _print_table(console, title, header, cells)
     for title, texts in (
         ("Recommended" if advice.recommended else "Not reachable", advice.reasons),
         (
             "Who sees what",
             [
-                f"{point.name}: the server sees {point.sees}: sigma {point.noise_multiplier:.3g}, "
-                f"epsilon {number(point.epsilon)}, bound {100 * point.bound:.3g} %"
+                f"{point.name}: the server sees {point.sees}: sigma "
+                f"{sigma(point.noise_multiplier)}, epsilon {number(point.epsilon)}, bound "
+                f"{bounded(point.bound)}"
                 for point in advice.observation_points
             ],
         ),
@@ -200,16 +244,29 @@ def _print_advice(console: Console, advice: Advice) -> None:
 
 
 def _print_rows(console: Console, advice: Advice) -> None:
-    """Print the table as wide as it is: a narrow terminal wraps it, and loses nothing."""
-    table = Table(title=advice.setting or "proven", title_justify="left", box=None)
-    table.add_column("")
-    for name in advice.columns:
-        table.add_column(name, justify="right", no_wrap=True)
+    """Print the settings that are not of the search."""
     shown = [row for row in advice.rows if not row.searched]
-    for row in shown:
-        mark = "->" if row is advice.recommended else ""
-        table.add_row(mark, *(escape(column(row)) for column in advice.columns.values()))
-    width = console.measure(table, options=console.options.update(width=1000)).maximum
-    Console(file=console.file, width=max(width, console.width)).print(table)
+    cells = [
+        [
+            "->" if row is advice.recommended else "",
+            *(cell(row) for cell in advice.columns.values()),
+        ]
+        for row in shown
+    ]
+    _print_table(console, advice.setting or "proven", ["", *advice.columns], cells)
     if len(advice.rows) > len(shown):
         console.print(f"{len(advice.rows) - len(shown)} rows of the search are on the page.")
+
+
+def _print_table(
+    console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print a table as wide as it is: a narrow terminal wraps it, and loses nothing."""
+    table = Table(title=title, title_justify="left", box=None)
+    for place, name in enumerate(header):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    width = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.print()
+    Console(file=console.file, width=max(width, console.width)).print(table)

@@ -19,7 +19,7 @@ from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES, Chain
 
 from ..config import RunConfig
-from ..data import DATASETS
+from ..data import DATASETS, TEXTS
 from ..methods import PROTOCOLS, Method, Strict
 from ..models import MODELS
 from ..papers.tables import TABLES
@@ -100,6 +100,8 @@ def _datasets() -> Iterable[tuple[str, str, str]]:
     for name in DATASETS:
         embedded = name in ("fashion-mini", "digits")
         yield name, "", "comes with the package" if embedded else "downloaded by torchvision"
+    for name in TEXTS:
+        yield name, "", "texts that come with the package"
     yield (
         "a folder",
         "",
@@ -110,6 +112,7 @@ def _datasets() -> Iterable[tuple[str, str, str]]:
         "",
         "one text and its label per line, or a folder with train and test.jsonl",
     )
+    yield "hub:ID", "", "texts on the Hugging Face hub; hub:ID@CONFIGURATION for one of several"
 
 
 def _tables() -> Iterable[tuple[str, str, str]]:

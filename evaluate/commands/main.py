@@ -13,6 +13,8 @@ from rich.markup import escape
 
 from ..errors import UserError, users_line
 from .advise import advise
+from .analyse import analyse
+from .attack import attack
 from .audit import audit
 from .list import list_
 from .membership import membership
@@ -50,7 +52,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (run, report, reproduce, advise, audit, membership):
+for command in (run, report, attack, reproduce, advise, audit, membership, analyse):
     app.command(epilog=EXIT_CODES)(_interruptible(command))
 app.command("list")(list_)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
@@ -14,9 +15,12 @@ from torch import nn
 from leakfrontier.defenses import Defense
 
 from ..checks import conclusion, overall
+from ..devices import DEVICES
+from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..methods import LOADING, Method, check_loading, own_code
 from ..probe import check_defense
+from ..ray_engine import RayEngine
 from ..results import Results
 from ..scenario import Scenario, World, label, load_world
 from ..strict_yaml import load_yaml
@@ -26,6 +30,28 @@ Data = Annotated[
     typer.Option(help="Where downloads are kept.", envvar="LEAKFRONTIER_DATA"),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")]
+
+
+DeviceName = StrEnum("DeviceName", {name: name for name in DEVICES})
+
+
+class EngineName(StrEnum):
+    """Where cells run."""
+
+    local = "local"
+    ray = "ray"
+
+
+EngineOption = Annotated[
+    EngineName, typer.Option("--engine", help="Where cells run: `ray` needs the extra of its name.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of a Ray cluster, as in `auto`; one of this machine alone by default."),
+]
+DeviceOption = Annotated[
+    DeviceName | None, typer.Option("--device", help="Where tensors live; as configured, or cpu.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 DefenseText = Annotated[
     str,
@@ -34,6 +60,15 @@ DefenseText = Annotated[
         "noise_multiplier: 1.0}'."
     ),
 ]
+
+
+def engine_from(name: EngineName, address: str | None) -> Engine:
+    """Return where cells run."""
+    if name is EngineName.ray:
+        return RayEngine(address)
+    if address is not None:
+        raise UserError("--address is of a Ray cluster: give --engine ray as well")
+    return LOCAL
 
 
 @given_by_user()

@@ -21,7 +21,16 @@ from ..papers.table import Metric
 from ..papers.table import Table as PaperTable
 from ..papers.tables import TABLES
 from ..statistics import Interval
-from .options import AsJson, Workers, print_path, writable
+from .options import (
+    Address,
+    AsJson,
+    EngineName,
+    EngineOption,
+    Workers,
+    engine_from,
+    print_path,
+    writable,
+)
 
 
 def reproduce(
@@ -55,6 +64,8 @@ def reproduce(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Repetition: other batches and weights.")] = 0,
     workers: Workers = None,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     as_json: AsJson = False,
     out: Annotated[
         Path | None,
@@ -82,6 +93,7 @@ def reproduce(
             seed=seed,
             data=data,
             workers=workers,
+            engine=engine_from(engine, address),
             console=progress,
         )
     except KeyboardInterrupt:
@@ -136,7 +148,7 @@ def _print_table(
 def _estimate(metric: Metric, interval: Interval) -> str:
     """Return an estimate, and below it the interval if there is one."""
     limits = [metric.text(limit).removesuffix(" %") for limit in (interval.low, interval.high)]
-    bounded = interval.n and isfinite(interval.low)
+    bounded = interval.n and isfinite(interval.low) and not metric.brief
     return metric.text(interval.value) + (f"\n[{','.join(limits)}]" if bounded else "")
 
 

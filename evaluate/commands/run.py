@@ -8,16 +8,27 @@ from textwrap import wrap
 from typing import Annotated
 
 import typer
+from pandas import isna
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..config import load_config
 from ..errors import UserError
-from ..labels import final_round
+from ..labels import final_round, rows
 from ..results import Results
 from ..run import run as run_config
-from .options import Workers, conclude, method_from, print_path
+from .options import (
+    Address,
+    DeviceOption,
+    EngineName,
+    EngineOption,
+    Workers,
+    conclude,
+    engine_from,
+    method_from,
+    print_path,
+)
 
 TEXT_COLUMNS = 50
 """Room for two columns of rates and the lines between all of them; names get the rest."""
@@ -27,6 +38,7 @@ class Preset(StrEnum):
     """Configurations that come with the package."""
 
     quick = "quick"
+    quick_text = "quick-text"
     full = "full"
 
 
@@ -53,7 +65,10 @@ def run(
             "--individual", help="Run every attack on every upload, even where others succeeded."
         ),
     ] = False,
+    device: DeviceOption = None,
     workers: Workers = None,
+    engine: EngineOption = EngineName.local,
+    address: Address = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run cells again that ended in an error.")
     ] = False,
@@ -69,12 +84,19 @@ def run(
     )
     if individual:
         loaded = loaded.model_copy(update={"individual": True})
+    if device is not None:
+        loaded = loaded.on_device(device.value)
     folder = out or Path("runs") / Path(source).stem
     console = Console()
     print_path(console, "Results go to", folder)
     try:
         results = run_config(
-            loaded, folder, workers=workers, retry_failed=retry_failed, console=console
+            loaded,
+            folder,
+            workers=workers,
+            engine=engine_from(engine, address),
+            retry_failed=retry_failed,
+            console=console,
         )
     except KeyboardInterrupt:
         console.print("Interrupted. The same command continues where it stopped.")
@@ -93,7 +115,11 @@ def _print_summary(console: Console, results: Results) -> None:
         text = escape(f"{what} on {cell['defense']}: {reason}")
         console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
     utility = results.final_utility()
-    accuracy = utility.set_index(["scenario", "defense"])["text"]
+    accuracy = {
+        (row.scenario, row.defense): str(row.text)
+        + ("" if isna(row.perplexity) else f", perplexity {row.perplexity:.3g}")
+        for row in rows(utility)
+    }
     last = final_round(utility["rounds"])
     for (scenario, checkpoint), arms in results.worst_case().groupby(
         ["scenario", "checkpoint"], sort=False

@@ -6,6 +6,11 @@ evaluation mode with its initial statistics, as when these papers attack it untr
 References:
     SME: Zhu, Yao, Blaschko. "Surrogate Model Extension (SME): A Fast and Accurate Weight Update
     Attack on Federated Learning." ICML 2023, appendices D and G. https://arxiv.org/abs/2306.00127
+    ARES: Gong et al. "ARES: Scalable and Practical Gradient Inversion Attack in Federated Learning
+    through Activation Recovery." IEEE S&P 2026.
+    Scale-MIA: Shi, Kotevska, Reshniak, Amini, Chakraborty, Lou, Hou. "Scale-MIA: A Scalable Model
+    Inversion Attack against Secure Federated Learning via Latent Space Reconstruction." NDSS 2025.
+    https://arxiv.org/abs/2311.05808
     IG: Geiping, Bauermeister, Droege, Moeller. "Inverting Gradients: How easy is it to break
     privacy in federated learning?" NeurIPS 2020. https://arxiv.org/abs/2003.14053
 """
@@ -85,6 +90,45 @@ def sme_resnet8(space: InputSpace) -> nn.Module:
 def sme_vit(space: InputSpace) -> nn.Module:
     """SME: return a transformer of four blocks on one patch, the whole image, and a class token."""
     return _VisionTransformer(math.prod(space.shape), space.classes)
+
+
+def ares_summed(space: InputSpace, clients: int = 10) -> nn.Module:
+    """ARES: return a convolution with three kernels for each of several clients, and a CNN's end.
+
+    The paper names the three kernels, and no network.
+    """
+    channels, height, width = space.shape
+    return nn.Sequential(
+        nn.Conv2d(channels, 3 * clients, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(3 * clients * height * width, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, space.classes),
+    )
+
+
+def ares_audio(space: InputSpace) -> nn.Module:
+    """ARES: return a convolution over time and a wide layer. The paper names no network."""
+    channels, samples = space.shape
+    return nn.Sequential(
+        nn.Conv1d(channels, 12, 9, padding=4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12 * samples, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, space.classes),
+    )
+
+
+def scale_mia(space: InputSpace) -> nn.Module:
+    """Scale-MIA: return three convolutions with strides, and three linear layers."""
+    layers: list[nn.Module] = []
+    sizes = pairwise((space.shape[0], 12, 32, 64))
+    for (inputs, outputs), kernel in zip(sizes, (4, 3, 4), strict=True):
+        layers += [nn.Conv2d(inputs, outputs, kernel, stride=2, padding=1), nn.ReLU()]
+    layers += [nn.Flatten(), nn.LazyLinear(1024), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, space.classes))
 
 
 def ig_convnet(space: InputSpace, width: int = 64) -> nn.Module:

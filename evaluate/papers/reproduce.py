@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from ..data import load_dataset
+from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..results import Results
 from ..run import run_trials
@@ -56,6 +57,7 @@ def reproduce(
     seed: int = 0,
     data: Path | None = None,
     workers: int | None = None,
+    engine: Engine = LOCAL,
     console: Console | None = None,
 ) -> list[Result]:
     """Measure rows of a table.
@@ -70,7 +72,8 @@ def reproduce(
         quick: Whether each trial is reduced as the table says.
         seed: Repetition. Trials depend on it, their number and their problem alone.
         data: Where the dataset is (`find_data`).
-        workers: Processes; by default one per core.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where trials run.
         console: Where progress is shown; by default the terminal.
     """
     if trials is not None and not trials >= 1:
@@ -109,6 +112,7 @@ def reproduce(
         panel="tables",  # several may share a folder
         config={"table": table.name, "procedure": procedure, "seed": seed},
         workers=workers,
+        engine=engine,
         retry_failed=True,
         console=console,
     )

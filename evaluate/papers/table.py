@@ -18,7 +18,7 @@ from leakfrontier.adversaries import InputSpace
 from leakfrontier.defenses import Batch
 
 from .. import metrics
-from ..data import Dataset, load_dataset
+from ..data import DATASETS, Dataset, fingerprint, load_dataset
 from ..errors import UserError
 from ..identity import source
 from ..rows import Cell, Outcome, Score
@@ -37,6 +37,22 @@ TrialFunction = Callable[[Setting, Setting, Dataset, Generator], Scores]
 A function at the top level of a module, or a `partial` of one: workers import it.
 """
 
+HUB_IDS = {
+    "cola": "hub:nyu-mll/glue@cola",
+    "sst2": "hub:stanfordnlp/sst2",
+    "rotten_tomatoes": "hub:cornell-movie-review-data/rotten_tomatoes",
+    "imdb": "hub:stanfordnlp/imdb",
+}
+"""Texts on the Hugging Face hub."""
+
+FOLDERS = {
+    "ham": "ham10000_128",
+    "photos": "tiny_imagenet20",
+    "speech": "audio/fsdd",
+    **{name: f"text/{name}" for name in HUB_IDS},
+}
+"""Where datasets are that torchvision does not download, within a folder of datasets."""
+
 PATH = "evaluate/papers/table.py"
 """What all trials run, beside their own function."""
 
@@ -51,12 +67,14 @@ class Metric:
             `statistics.rate` or `statistics.mean_interval`.
         percent: Whether it prints as a percentage; values are shares all the same.
         digits: Decimals in print, if it is no percentage.
+        brief: Whether its interval is left out in print.
     """
 
     definition: str
     interval: Callable[[Sequence[float], Sequence[int]], Interval]
     percent: bool = False
     digits: int = 1
+    brief: bool = False
 
     def text(self, value: float) -> str:
         """Return a value as it is printed."""
@@ -176,7 +194,8 @@ class TableTrial:
         """Return the cell, by which the outcome is stored."""
         names = ("table", "problem", "method", "seed", "index")
         config = {name: getattr(self, name) for name in names}
-        config["data"] = find_data(self.dataset, self.data)[0]
+        data = find_data(self.dataset, self.data)[0]
+        config["data"] = data if data in DATASETS else fingerprint(data)
         labels = {"table": self.table, "setting": self.setting, "trial": self.index}
         function = self.function.func if isinstance(self.function, partial) else self.function
         return Cell("table", config, labels, source([PATH], function))
@@ -204,21 +223,27 @@ def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
 
     Args:
         dataset: Its name.
-        folder: A folder of images in `train/` and `test/`, or one that holds such a folder under
-            the dataset's name, or one of torchvision's downloads. None for the default download.
+        folder: A folder of images in `train/` and `test/`, or of texts in `train.jsonl` and
+            `test.jsonl`, or one that holds such a folder under the dataset's name, or one of
+            torchvision's downloads, or one that holds those under the dataset's name. None for
+            the default download.
     """
     if folder is None:
-        return dataset, None
+        return HUB_IDS.get(dataset, dataset), None
     if not folder.is_dir():
         raise UserError(
             f"there is no folder {folder}: --data must name a folder with {dataset} as "
             "images in train/ and test/, or one for torchvision's download; without --data it is "
             "downloaded"
         )
-    for images in (folder, folder / dataset, folder / dataset.replace("-", "_")):
-        if (images / "train").is_dir():
+    names = (FOLDERS.get(dataset, dataset), dataset.replace("-", "_"))
+    for images in (folder, *(folder / name for name in names)):
+        if (images / "train").is_dir() or (images / "train.jsonl").is_file():
             return str(images), None
-    return dataset, folder
+    own = folder / dataset
+    if (own / "test").is_dir():  # nothing to train on: held out of it are a fifth
+        return str(own / "test"), None
+    return dataset, own if own.is_dir() else folder
 
 
 def matched_psnr(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:

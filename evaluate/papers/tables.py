@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import dlg_ig, sme, spearpp
+from . import ares, dager, dlg_ig, loki, rconv, robbing_the_fed, sme, somp, spearpp
 from .table import Table
 
 TABLES: Mapping[str, Table] = {
-    table.name: table for table in (*spearpp.TABLES, *sme.TABLES, *dlg_ig.TABLES)
+    table.name: table
+    for paper in (spearpp, sme, dlg_ig, ares, robbing_the_fed, loki, rconv, dager, somp)
+    for table in paper.TABLES
 }
 """Every table by name."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -41,6 +42,12 @@ Unit = Literal["record", "client"]
 
 NOISE_RANGE = (0.01, 1e6)
 """The noise multipliers among which a calibration searches."""
+
+INTEGER_ORDERS, LARGEST_FOR_SERIES = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024), 10.0
+"""Orders of Renyi differential privacy where noise is large, and where that begins."""
+
+PRV_POINTS, LARGEST_PRV_ERROR = 2_000_000, 0.5
+"""The most points of a privacy random variable, and the largest error that is put up with."""
 
 
 def record_segment(
@@ -155,31 +162,48 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 def _rdp_epsilon(schedule: Schedule, delta: float) -> float:
     from opacus.accountants import RDPAccountant  # here, because it takes seconds to import
 
-    return _opacus_epsilon(RDPAccountant(), schedule, delta)
+    # Orders that are no integers take series as long as the noise; any order is an upper bound.
+    noise = max(segment.noise_multiplier for segment in schedule)
+    orders = {"alphas": INTEGER_ORDERS} if noise > LARGEST_FOR_SERIES else {}
+    return _opacus_epsilon(RDPAccountant(), schedule, delta, **orders)
 
 
 def _prv_epsilon(schedule: Schedule, delta: float) -> float:
-    """Return an upper bound that is at most 0.01, or 0.1 %, above.
+    """Return an upper bound that is at most 0.01, or 0.1 %, above; more if steps are very many.
 
-    Infinite if it overflows, or if delta drowns in rounding errors, which Opacus does not count.
+    Infinite if it overflows, or if delta drowns in rounding errors, which Opacus does not count,
+    or if steps are too many for `PRV_POINTS`.
     """
     from opacus.accountants import PRVAccountant
     from opacus.accountants.analysis.prv import Domain
 
-    class Accountant(PRVAccountant):  # type: ignore[misc]
-        """The same on a domain of a size that the Fourier transform is fast for."""
-
-        def _get_domain(self, **options: Any) -> Domain:  # noqa: ANN401 - Opacus's own
-            domain = super()._get_domain(**options)
-            half = fft.next_fast_len(domain.size // 2)
-            return Domain((1 - half) * domain.dt, half * domain.dt, 2 * half)
-
     rounding = numerical_error(schedule)
     if not delta >= 2 * rounding:
         return math.inf
-    error = max(0.01, _rdp_epsilon(schedule, delta) / 1000)  # or memory would grow with epsilon
+    delta -= rounding
+    tail = delta / 1000
+    steps = sum(segment.steps for segment in schedule)
+    # Where losses may be (remark 5.6 of [2]), by our orders, which are fewer than Opacus's.
+    largest = 3 + max(
+        _rdp_epsilon(schedule, tail / 4),
+        *(_rdp_epsilon((replace(one, steps=1),), tail / 8 / steps) for one in schedule),
+    )
+    spread = math.sqrt(steps * math.log(12 / tail) / 2)
+    finest = 2 * largest / PRV_POINTS * spread
+    error = max(0.01, _rdp_epsilon(schedule, delta) / 1000, finest)
+    if not error <= LARGEST_PRV_ERROR:
+        return math.inf
+
+    class Accountant(PRVAccountant):  # type: ignore[misc]
+        """The same on a domain of a size that the Fourier transform is fast for."""
+
+        def _get_domain(self, **_: Any) -> Domain:  # noqa: ANN401 - Opacus's own
+            width = error / spread
+            half = fft.next_fast_len(math.ceil(largest / width))
+            return Domain((1 - half) * width, half * width, 2 * half)
+
     try:
-        return _opacus_epsilon(Accountant(), schedule, delta - rounding, eps_error=error)
+        return _opacus_epsilon(Accountant(), schedule, delta, eps_error=error, delta_error=tail)
     except RuntimeError:  # exp(epsilon) overflows, above 700
         return math.inf
 
@@ -188,7 +212,7 @@ def _opacus_epsilon(
     accountant: Any,  # noqa: ANN401 - untyped
     schedule: Schedule,
     delta: float,
-    **options: float,
+    **options: Any,  # noqa: ANN401 - the accountant's own
 ) -> float:
     accountant.history = [(s.noise_multiplier, s.sample_rate, s.steps) for s in schedule]
     with warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -176,7 +176,7 @@ class Subject:
 
     def canary_entries(self, update: Update) -> Floats:
         """Return the canaries' entries of an upload."""
-        entries: Floats = update["canary.weight"].detach().flatten().double().numpy()
+        entries: Floats = update["canary.weight"].detach().flatten().double().cpu().numpy()
         return entries
 
     def canary_values(self, update: Update, batch_size: int) -> Floats:

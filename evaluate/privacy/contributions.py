@@ -86,7 +86,7 @@ def _graded_uploads(subject: Subject, off: float, uploads: int) -> tuple[Floats,
         batch = subject.canaries(chosen, scale[chosen], weight=0.0)
         upload = subject.upload(client, batch, subject.probe.loss)
         values.append(subject.canary_entries(upload))
-        present.append(np.isin(np.arange(GRADED), chosen.numpy()))
+        present.append(np.isin(np.arange(GRADED), chosen.cpu().numpy()))
     return np.stack(values), np.stack(present)
 
 

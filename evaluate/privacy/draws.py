@@ -49,7 +49,7 @@ def poisson_samples(defense: Defense, rate: float, rng: Generator) -> list[Sympt
         return [Symptom(0.0, "a record is twice in one batch")]
     rate = batch_size / examples
     sizes = np.array([len(rows) for rows in drawn])
-    counts = torch.bincount(torch.cat(drawn), minlength=examples).numpy()
+    counts = torch.bincount(torch.cat(drawn), minlength=examples).cpu().numpy()
     total, draws = int(sizes.sum()), len(drawn) * examples
     found = total / draws
     return [

@@ -298,5 +298,5 @@ def _numbers(scores: Tensor) -> Tensor:
 
 
 def _roc(scores: list[Tensor]) -> ROC:
-    members, others = torch.stack(scores, dim=1).double().numpy()
+    members, others = torch.stack(scores, dim=1).double().cpu().numpy()
     return ROC(members, others)

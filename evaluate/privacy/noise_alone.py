@@ -93,7 +93,7 @@ def rare_steps(
 
 
 def _rows(uploads: list[Update], unit: float) -> Floats:
-    rows: Floats = np.stack([flat(upload).numpy() / unit for upload in uploads])
+    rows: Floats = np.stack([flat(upload).cpu().numpy() / unit for upload in uploads])
     if not np.isfinite(rows).all():
         raise NotApplicable("an upload of examples without a gradient has NaN or infinite values")
     return rows

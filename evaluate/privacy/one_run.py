@@ -160,7 +160,7 @@ def one_run(
         values = subject.canary_values(update, batch_size)
         scores += log_likelihood_ratio(values, plan.sample_rate, sigma)
     guesses, confidence = 2 * (canaries // 10), 1 - (1 - CONFIDENCE) / runs
-    correct = correct_guesses(scores[None], present.numpy()[None], guesses)[0]
+    correct = correct_guesses(scores[None], present.cpu().numpy()[None], guesses)[0]
     bound = one_run_lower_bound(canaries, guesses, int(correct), claim.delta, confidence)
     ceiling = one_run_ceiling(
         plan.sample_rate, sigma, plan.steps, claim.delta, canaries, guesses, confidence

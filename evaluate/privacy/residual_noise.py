@@ -44,9 +44,9 @@ def residual_noise(
     clients = [subject.client(count) for _ in range(2)]
     uploads = [subject.upload(clients[turn % 2], batch, inflated) for turn in range(REPEATS)]
     unit = subject.promise.noise_multiplier * subject.unit_size(count)
-    rows = np.stack([flat(upload).numpy() / unit for upload in uploads])
+    rows = np.stack([flat(upload).cpu().numpy() / unit for upload in uploads])
     if subject.replayable:
-        single = rows - flat(subject.replay(batch, inflated)).numpy() / unit
+        single = rows - flat(subject.replay(batch, inflated)).cpu().numpy() / unit
     else:
         single = (rows[::2] - rows[1::2]) / math.sqrt(2)
     noise = Noise(helmert(REPEATS) @ rows, [value.numel() for value in uploads[0].values()])

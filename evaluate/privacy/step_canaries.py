@@ -107,7 +107,7 @@ def _record_errors(subject: Subject) -> _Errors:
         batch = Batch.joined([subject.records(rows), subject.canaries(chosen)])
         upload = subject.upload(client, batch, subject.probe.loss)
         values.append(subject.canary_values(upload, size))
-        present.append(np.isin(np.arange(CANARIES), chosen.numpy()))
+        present.append(np.isin(np.arange(CANARIES), chosen.cpu().numpy()))
     return _errors(np.stack(values), np.stack(present))
 
 
@@ -118,7 +118,7 @@ def _client_errors(subject: Subject) -> _Errors:
         subject.canary_values(subject.upload(client, subject.canaries(one), subject.probe.loss), 1)
         for one in chosen.split(1)
     ]
-    return _errors(np.stack(values), np.arange(CANARIES) == chosen.numpy()[:, None])
+    return _errors(np.stack(values), np.arange(CANARIES) == chosen.cpu().numpy()[:, None])
 
 
 def _errors(values: Floats, present: Flags) -> _Errors:

@@ -127,6 +127,7 @@ def test_every_attack_says_what_it_costs() -> None:
         **dict.fromkeys(("DLG", "IDLG", "LearningToInvert", "ScaleMIA"), 1),
         **dict.fromkeys(("InvertingGradients", "SME", "Fishing"), 2),
         **dict.fromkeys(("SPEAR", "GradInversion", "FedLeak", "DLFA"), 3),
+        **{"LanguageGuess": 0, "LAMP": 3, "GRAB": 3},
     }
 
 

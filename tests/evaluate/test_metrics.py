@@ -244,6 +244,21 @@ def test_tokens_are_matched_by_the_fewest_wrong_ones() -> None:
         metrics.match_tokens(truth[:, :5], truth)
 
 
+def test_tokens_are_compared_with_and_without_their_places() -> None:
+    truth = torch.tensor([[5, 6, 5, PAD]])
+    guesses = {
+        (5, 6, 5, PAD): 0.0,
+        (6, 5, 5, PAD): 1 - (1 / 3 + 1) / 2,  # all tokens, one in its place
+        (5, PAD, PAD, PAD): 1 - (1 / 3 + 2 / 4) / 2,
+        (6, 6, 6, 6): 1 - (1 / 4 + 2 / 7) / 2,  # one of them counts
+        (PAD, 5, 6, 5): 1 - (0 + 2 * 3 / 7) / 2,  # padding is at the end
+        (-1, -1, -1, -1): 1.0,
+    }
+    for guess, expected in guesses.items():
+        distance = metrics.token_distance(torch.tensor([guess]), truth[None], PAD)
+        assert distance.item() == pytest.approx(expected)
+
+
 def test_tokens_are_identified_unless_there_is_a_tie() -> None:
     truth = torch.tensor([[1, 2, 3, 4]] * 3)
     pool = torch.tensor([[[1, 2, 9, 9], [8, 8, 8, 8]]] * 3)

@@ -14,7 +14,7 @@ from leakfrontier.evaluate.modality import Images, Modality, Text, Waves, modali
 
 IMAGES = modality_of(ImageSpace((1, 8, 8), 3, mean=(0.4,), std=(0.2,)))
 WAVES = modality_of(WaveSpace((1, 40), 3, mean=(0.5,), std=(0.02,), rate=8000))
-VOCABULARY = ("[PAD]", "[UNK]", *"abcdefgh")
+VOCABULARY = ("[PAD]", "[UNK]", *(f" {letter}" for letter in "abcdefgh"))
 TEXT = modality_of(TokenSpace((6,), 3, vocabulary=len(VOCABULARY), padding=0), VOCABULARY)
 ALL = [IMAGES, WAVES, TEXT]
 
@@ -33,7 +33,7 @@ def values(modality: Modality, count: int, seed: int = 0) -> Tensor:
 METRICS = {
     Images: {"psnr", "ssim"},
     Waves: {"psnr", "snr"},
-    Text: {"token_accuracy", "exact"},
+    Text: {"token_accuracy", "exact", "rouge1", "rouge2", "rougeL"},
 }
 
 
@@ -152,7 +152,7 @@ def test_examples_are_shown() -> None:
     rate, samples = wavfile.read(io.BytesIO(WAVES.render(torch.full((1, 40), 0.75))))
     assert (rate, samples.tolist()) == (8000, [2**14] * 40)
     shown = TEXT.render(torch.tensor([2, 0, 4, -1, 0, 0]))
-    assert json.loads(shown) == ["a", "[PAD]", "c", "\N{WHITE SQUARE}"]  # the end is left out
+    assert json.loads(shown) == [" a", "[PAD]", " c", "\N{WHITE SQUARE}"]  # the end is left out
     assert json.loads(TEXT.render(torch.zeros(6, dtype=torch.long))) == []
 
 
@@ -169,3 +169,33 @@ def test_utility_is_accuracy_and_loss(modality: Modality) -> None:
     assert (utility.correct, utility.total) == (4, 6)
     assert utility.loss == pytest.approx(math.log(math.e + 2) - 4 / 6)
     assert model.training
+
+
+def test_look_alikes_of_texts_are_of_like_length() -> None:
+    space = TokenSpace((12,), 10, vocabulary=10, padding=0, task="next-token")
+    text = Text(space, VOCABULARY)
+    tokens = torch.randint(1, 10, (120, 12), generator=rng())
+    lengths = 1 + torch.arange(120) // 10
+    tokens = tokens.masked_fill(torch.arange(12) >= lengths[:, None], 0)
+    tokens[:, 0] = 1 + torch.arange(120) % 9
+    for index in (25, 110):
+        found = text.look_alikes(index, Batch(tokens, tokens), torch.tensor([index]), 9, rng())
+        assert len(found.unique()) == 9
+        assert index not in found
+        assert (lengths[found] - lengths[index]).abs().max() <= 2
+
+
+def test_perplexity_is_of_tokens_and_accuracy_of_texts() -> None:
+    space = TokenSpace((4,), 6, vocabulary=6, padding=0, task="next-token")
+    tokens = torch.tensor([[1, 2, 3, 4], [1, 5, 0, 0]])
+
+    class Always(torch.nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            scores = torch.zeros(*inputs.shape, 6)
+            scores[..., 5] = 1.0
+            return scores
+
+    found = Text(space).evaluate(Always(), Batch(tokens, tokens))
+    assert (found.correct, found.total) == (1, 2)  # one of the second text's one token
+    right, wrong = (-math.log(math.exp(x) / (5 + math.e)) for x in (1, 0))
+    assert found.loss == pytest.approx((3 * wrong + right) / 4)

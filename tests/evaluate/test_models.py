@@ -25,7 +25,10 @@ CASES = {
     "conv1d-sound": ("conv1d", SOUND),
     "conv1d-shortest": ("conv1d", WaveSpace((2, 1), 3)),
     "token_mlp-text": ("token_mlp", TEXT),
+    "gpt2-text": ("gpt2", TEXT),
 }
+BUILT = {name: (name, space) for name, space in CASES.values()}
+PRETRAINED = {"hf", "smollm2"}  # in test_language_models.py
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -44,7 +47,7 @@ def examples(space: InputSpace, count: int) -> torch.Tensor:
 
 
 def test_every_model_is_tested() -> None:
-    assert {name for name, _ in CASES.values()} == set(MODELS)
+    assert {*BUILT, *PRETRAINED} == set(MODELS)
 
 
 @pytest.mark.parametrize(("name", "space"), CASES.values(), ids=CASES)
@@ -59,9 +62,7 @@ def test_scores_every_class_and_all_parameters_matter(name: str, space: InputSpa
     assert torch.allclose(outputs, alone, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "space"), {name: (name, space) for name, space in CASES.values()}.values(), ids=MODELS
-)
+@pytest.mark.parametrize(("name", "space"), BUILT.values(), ids=BUILT)
 def test_initialised_from_the_generator_alone(name: str, space: InputSpace) -> None:
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
@@ -132,7 +133,7 @@ def test_says_what_is_allowed(name: str, options: dict[str, object], message: st
     [
         (VECTORS, r"inputs of shape \(20,\); use mlp or"),
         (SOUND, r"sound of shape \(1, 1000\); use conv1d, mlp or"),
-        (TEXT, "sequences of 6 tokens; use token_mlp or"),
+        (TEXT, "sequences of 6 tokens; use token_mlp, gpt2"),
     ],
 )
 def test_convolutions_need_images(name: str, space: InputSpace, advice: str) -> None:

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from leakfrontier.evaluate import progress as progress_module
-from leakfrontier.evaluate.progress import Progress, cores
+from leakfrontier.evaluate.engine import cores
+from leakfrontier.evaluate.progress import Progress
 from leakfrontier.evaluate.rows import Cell
 
 CHEAP = [Cell("attack", {"n": n}, {"scenario": "s", "adversary": "cheap"}) for n in range(3)]

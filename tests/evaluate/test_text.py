@@ -8,14 +8,8 @@ import torch
 from leakfrontier.adversaries import TokenSpace
 from leakfrontier.evaluate.data import Dataset, load_dataset
 from leakfrontier.evaluate.modality import Text
-from leakfrontier.evaluate.text import (
-    MOST_TOKENS,
-    CharacterTokenizer,
-    LabelledText,
-    Tokenizer,
-    read_texts,
-    tokenise,
-)
+from leakfrontier.evaluate.text import HUB, MOST_TOKENS, Reading, read_texts, tokenise
+from leakfrontier.evaluate.tokenizers import CharacterTokenizer
 
 
 def write(path: Path, *entries: tuple[str, int | str]) -> Path:
@@ -29,30 +23,22 @@ def texts_of(dataset: Dataset, tokens: torch.Tensor) -> list[str]:
     return ["".join(dataset.vocabulary[token] for token in row if token) for row in tokens]
 
 
-def test_a_character_is_a_token() -> None:
-    tokenizer = CharacterTokenizer.of(["hello", "hi"])
-    assert tokenizer.vocabulary == ("[PAD]", "[UNK]", "e", "h", "i", "l", "o")
-    assert tokenizer.encode("hole!") == [3, 6, 5, 2, tokenizer.unknown]
-
-
 def test_texts_are_cut_or_padded() -> None:
-    texts = [LabelledText(text, "0", "") for text in ("ab", "abcab")]
-    tokens = tokenise(texts, CharacterTokenizer("abc"), 4)
+    tokens = tokenise([[2, 3], [2, 3, 4, 2, 3]], CharacterTokenizer(tuple("abc")), 4)
     assert tokens.dtype == torch.int64
     assert tokens.tolist() == [[2, 3, 0, 0], [2, 3, 4, 2]]
 
 
-def test_other_tokenizers_fit_in() -> None:
-    class Words:
-        vocabulary = ("to", "be", "or", "not", "")
-        padding = 4
+def test_the_end_of_a_text_is_kept() -> None:
+    class Bracketed:
+        vocabulary = ("[", "]", "", "a")
+        padding, first, last, special = 2, 0, 1, (0, 1, 2)
 
         def encode(self, text: str) -> list[int]:
-            return [self.vocabulary.index(word) for word in text.split()]
+            return [0, *(3 for _ in text), 1]
 
-    words: Tokenizer = Words()
-    tokens = tokenise([LabelledText("to be or not to be", "0", "")], words, 7)
-    assert tokens.tolist() == [[0, 1, 2, 3, 0, 1, 4]]
+    rows = [Bracketed().encode("aaaaa"), Bracketed().encode("a")]
+    assert tokenise(rows, Bracketed(), 4).tolist() == [[0, 3, 3, 1], [0, 3, 1, 2]]
 
 
 def test_a_folder_of_texts_is_a_dataset(tmp_path: Path) -> None:
@@ -61,7 +47,7 @@ def test_a_folder_of_texts_is_a_dataset(tmp_path: Path) -> None:
     dataset = load_dataset(str(tmp_path))
     assert dataset.classes == ("no", "yes")
     assert dataset.vocabulary == ("[PAD]", "[UNK]", *"abdfgnou")
-    assert dataset.space == TokenSpace((4,), 2, vocabulary=10, padding=0)
+    assert dataset.space == TokenSpace((4,), 2, vocabulary=10, padding=0, special=(0, 1))
     assert texts_of(dataset, dataset.train.inputs) == ["bad", "good", "fun"]
     assert texts_of(dataset, dataset.test.inputs) == ["fund", "a[UNK][UNK]o"]
     assert dataset.test.targets.tolist() == [1, 0]
@@ -140,3 +126,47 @@ def test_real_sentences(name: str, length: int) -> None:
     lines = [json.loads(line) for line in (path / "train.jsonl").open(encoding="utf-8")]
     assert texts_of(dataset, dataset.train.inputs) == [line["text"][:length] for line in lines]
     assert dataset.train.targets.tolist() == [line["label"] for line in lines]
+
+
+def test_next_tokens_are_the_tokens(tmp_path: Path) -> None:
+    (tmp_path / "all.jsonl").write_text("".join(f'{{"text": "a b {i}"}}\n' for i in range(10)))
+    reading = Reading("next-token", "words", length=5)
+    dataset = load_dataset(str(tmp_path / "all.jsonl"), reading=reading)
+    assert len(dataset.train.inputs) == 8
+    assert torch.equal(dataset.train.inputs, dataset.train.targets)
+    assert dataset.space.classes == len(dataset.vocabulary) == 2 + 2 + 8  # of training texts
+    assert dataset.train.inputs[:, 3:].eq(0).all()
+    with pytest.raises(ValueError, match=r'line 1 must be {"text": ..., "label": ...}'):
+        load_dataset(str(tmp_path / "all.jsonl"))
+    with pytest.raises(ValueError, match="length must be at least 2, got 1"):
+        Reading(length=1)
+
+
+def test_messages_come_with_the_package() -> None:
+    dataset = load_dataset("messages", reading=Reading("next-token", "words"))
+    assert dataset.train.inputs.shape == (960, 13)
+    assert len(dataset.test.inputs) == 240
+    assert isinstance(dataset.modality, Text)
+    assert dataset.modality.text(dataset.train.inputs[0]).startswith("The doctor says that my ")
+    assert load_dataset("messages").classes == ("health", "home", "money", "travel")
+
+
+def test_a_dataset_as_the_hub_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    pytest.importorskip("datasets")
+    folder = tmp_path / "texts"
+    write(folder / "train.jsonl", ("bad", 0), ("good", 1))
+    write(folder / "validation.jsonl", ("fine", 1))
+    write(folder / "test.jsonl", ("withheld", -1))
+    dataset = load_dataset(f"{HUB}{folder}")
+    assert dataset.classes == ("0", "1")
+    assert texts_of(dataset, dataset.train.inputs) == ["bad", "good"]
+    assert len(dataset.test.inputs) == 1  # not the split whose labels are withheld
+    with pytest.raises(ValueError, match="cannot load the dataset hub:/nowhere/at/all"):
+        load_dataset(f"{HUB}/nowhere/at/all")
+
+
+def test_the_hub_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leakfrontier.evaluate.text.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs the library datasets: pip install .*\[hub\]"):
+        load_dataset("hub:someone/something")

@@ -23,7 +23,7 @@ def rows() -> list[Row]:
     table = []
     for sigma in (0.0, 0.5, 1.0, 2.0):
         epsilon = float("inf") if not sigma else 3 / sigma
-        row = Row(sigma, dict.fromkeys(("pld", "prv", "rdp"), epsilon), 0.04, 0.1, 0.12)
+        row = Row(sigma, dict.fromkeys(("pld", "prv", "rdp"), epsilon), 0.04, 0.1, 0.12, 100)
         accuracy, success = Interval(0.7, 0.65, 0.75, 5), Interval(0.05, 0.01, 0.17, 40)
         table.append(
             replace(
@@ -47,7 +47,7 @@ def measured() -> Advice:
 
 
 def bare(row: Row) -> Row:
-    return Row(row.noise_multiplier, row.epsilon, row.run_bound, row.upload_bound, row.bound)
+    return Row(row.noise_multiplier, row.epsilon, row.run_bound, row.upload_bound, row.bound, 100)
 
 
 def proofs() -> Advice:

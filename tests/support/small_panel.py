@@ -1,4 +1,7 @@
-"""Every attack of the panel, at about a second for twenty uploads of a small perceptron."""
+"""The panel's attacks, at about a second for twenty uploads of a small perceptron.
+
+All but `OF_BATCHES`.
+"""
 
 from pathlib import Path
 
@@ -22,10 +25,18 @@ _OPTIONS: dict[str, dict[str, JsonValue]] = {
     "GradInversion": {"iterations": 100, "restarts": 1, "matching": 1.0},
     "FedLeak": {"iterations": 40, "lr": 0.1, "width": 0},
     "DLFA": {"iterations": 40, "order_prior": 0.0},
+    "RobbingTheFed": {"bins": 16},
+    "RobbingTheFedDirectPass": {},
+    "LOKI": {},
+    "TrapWeights": {},
+    "ARES": {},
 }
 SMALL = {name: Method(name=name, options=options) for name, options in _OPTIONS.items()}
 OF_WEIGHTS = {"SME", "DLFA"}
 """Those that need several local steps."""
+
+OF_BATCHES = {"Fishing", "ScaleMIA"}
+"""Those that need several examples, or convolutions."""
 
 OF_ONE_STEP = {"DLG", "IDLG", "GradInversion"}
 """Those that a second local step stops."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -7,34 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from scipy.stats import norm
-from torch.nn.functional import cross_entropy
 
-from leakfrontier.defenses import ClientDP, Defense, Plan, batch_gradient
-from leakfrontier.defenses.base import Batch
-from leakfrontier.evaluate import run as run_module
+from leakfrontier.defenses import ClientDP, Plan
+from leakfrontier.evaluate import engine as engine_module
 from leakfrontier.evaluate.advise import experiment as tuning
 from leakfrontier.evaluate.advise.advice import Advice
-from leakfrontier.evaluate.advise.experiment import (
-    Effort,
-    Experiment,
-    Setting,
-    Trained,
-    fitting,
-    gradient_norms,
-    predicted_accuracy,
-)
+from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting, fitting
+from leakfrontier.evaluate.advise.measurements import Trained
 from leakfrontier.evaluate.advise.question import Question, Row, proven
 from leakfrontier.evaluate.advise.recommendation import advise, most_private
+from leakfrontier.evaluate.advise.tables import sigma
 from leakfrontier.evaluate.engine import Done, Failure, execute
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.privacy.accounting import ACCOUNTANTS, Segment, Unreachable, epsilon
 from leakfrontier.evaluate.privacy.bounds import Bounds, reconstruction
 from leakfrontier.evaluate.scenario import Scenario, Training, load_world
-from leakfrontier.evaluate.statistics import Interval, accuracy_interval, clopper_pearson
+from leakfrontier.evaluate.statistics import Interval, clopper_pearson
 from leakfrontier.evaluate.store import Store
 
 
@@ -43,6 +36,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out most of the table, whose rows take a second each."""
     for name, values in (("PROVEN_LADDER", (1.0, 2.0)), ("EPSILONS", (16.0, 4.0, 2.0))):
         monkeypatch.setattr(f"leakfrontier.evaluate.advise.recommendation.{name}", values)
+    monkeypatch.setattr("leakfrontier.evaluate.advise.recommendation.changes", lambda _: iter(()))
 
 
 SIZES = {"examples": 60_000, "batch_size": 256, "rounds": 1000}
@@ -65,7 +59,7 @@ def test_epsilon_sets_the_least_noise() -> None:
     assert noises[0] == 0
     assert len(noises) == 3
     assert {tuple(one.epsilon) for one in advice.rows} == {tuple(ACCOUNTANTS)}
-    assert "the least that keeps epsilon 3" in advice.reasons[0]
+    assert "the least, rounded up, that keeps epsilon 3" in advice.reasons[0]
     assert "in more than 5.24 %" in advice.reasons[1]
 
 
@@ -107,11 +101,16 @@ def test_who_sees_what() -> None:
     advice = advise(ask(clients=16, unit="client", rounds=20))
     assert advice.recommended is not None
     assert any("unit is a client" in text for text in advice.warnings)
-    local, distributed, central = advice.observation_points
-    sigma = advice.recommended.noise_multiplier
-    assert (local.noise_multiplier, local.epsilon) == (sigma, advice.recommended.epsilon["pld"])
-    assert distributed.noise_multiplier == pytest.approx(sigma / 4)
-    assert distributed.epsilon == epsilon(1.0, sigma / 4, 20, advice.question.used_delta)
+    local, planned, unplanned, bypassed, central = advice.observation_points
+    noise, question = advice.recommended.noise_multiplier, advice.question
+    assert (local.noise_multiplier, local.epsilon) == (noise, advice.recommended.epsilon["pld"])
+    assert question.noise_makers == 12  # of 16, two may be lost, and two collude
+    assert (planned.noise_multiplier, planned.epsilon) == (local.noise_multiplier, local.epsilon)
+    assert f"{noise / math.sqrt(12):.4g} of noise" in planned.sees
+    for point, left in ((unplanned, math.sqrt(12 / 16)), (bypassed, 1 / math.sqrt(12))):
+        assert point.noise_multiplier == pytest.approx(left * noise)
+        assert point.epsilon == epsilon(1.0, point.noise_multiplier, 20, question.used_delta)
+        assert point.epsilon > local.epsilon
     assert (central.noise_multiplier, central.epsilon, central.bound) == (0, math.inf, 1)
     alone = advise(ask()).observation_points  # no sum to hide in
     assert [point.name for point in alone] == ["local", "central"]
@@ -129,13 +128,14 @@ def test_a_delta_that_is_not_below_one_over_n_warns_and_says_why() -> None:
     assert "publishes one of the 60000 in the clear" in warning
 
 
-def test_shuffled_batches_count_in_full() -> None:
-    advice = advise(ask(poisson_sampling=False, rounds=100))
+def test_shuffled_epochs_count_one_step_each() -> None:
+    question = Question(12_000, 100, 240, poisson_sampling=False, epsilon=2.5)
+    advice = advise(question)
     row = advice.recommended
     assert row is not None
-    once = epsilon(1.0, row.noise_multiplier, 1, advice.question.used_delta)
-    assert row.epsilon["pld"] == once <= 3  # 100 rounds are less than one epoch
-    assert any("amplification does not apply" in warning for warning in advice.warnings)
+    assert row.noise_multiplier < 5.2  # 50.6, if every step counted
+    assert row.epsilon["pld"] == epsilon(1.0, row.noise_multiplier, 2, question.used_delta) <= 2.5
+    assert any("nothing is gained by drawing" in warning for warning in advice.warnings)
 
 
 def test_weak_guarantees_are_called_weak() -> None:
@@ -213,8 +213,8 @@ def here(function: Any, tasks: Sequence[Any], **_: object) -> Iterator[Done[Any,
 def ask_digits(out: Path) -> Advice:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leakfrontier.evaluate.advise.recommendation.MEASURED_LADDER", (1.0, 4.0))
-        if run_module.execute is execute:
-            patch.setattr(run_module, "execute", here)
+        if engine_module.execute is execute:
+            patch.setattr(engine_module, "execute", here)
         return advise(ASKED, DIGITS, out=out, effort=SMALL)
 
 
@@ -268,7 +268,7 @@ def test_a_measured_advice_is_continued_not_repeated(
         assert not tasks
         return iter(())
 
-    monkeypatch.setattr(run_module, "execute", nothing)
+    monkeypatch.setattr(engine_module, "execute", nothing)
     assert ask_digits(out) == advice
 
 
@@ -278,7 +278,7 @@ def test_run_afresh_the_recommended_row_keeps_its_promise(
     advice, out = measured
     row = advice.recommended
     assert row is not None
-    monkeypatch.setattr(run_module, "execute", here)
+    monkeypatch.setattr(engine_module, "execute", here)
     experiment = Experiment(advice.question, DIGITS, out, SMALL)
     (afresh,) = experiment.measure([experiment.setting(row)], repetition=1)
     assert row.accuracy is not None
@@ -339,13 +339,13 @@ def test_attacks_that_crash_are_counted_and_tried_again(
     attacks = (Method(name="PriorGuess"), Method(name="PriorAware"), Method(name="LinearLeakage"))
     effort = replace(SMALL, seeds=2, adversaries=attacks)
     experiment = Experiment(replace(ASKED, rounds=1), DIGITS, tmp_path, effort)
-    monkeypatch.setattr(run_module, "execute", failing)
+    monkeypatch.setattr(engine_module, "execute", failing)
     (row,) = experiment.measure([Setting(1.0, 1.0, 0.01)])
     assert row.failed == 2
     assert row.strongest == "PriorAware"
     advice = Advice(ASKED, "digits", (row, row), row, ())
     assert any("2 attacks crashed or ran out of time" in text for text in advice.warnings)
-    monkeypatch.setattr(run_module, "execute", here)
+    monkeypatch.setattr(engine_module, "execute", here)
     (row,) = experiment.measure([Setting(1.0, 1.0, 0.01)])
     assert row.failed == 0
 
@@ -391,8 +391,8 @@ def test_for_clients_the_epsilon_of_a_replacement_is_said_too() -> None:
     assert row is not None
     halved = epsilon(1.0, row.noise_multiplier / 2, 20, advice.question.used_delta)
     assert any(f"epsilon is {halved:.3g}" in text for text in advice.warnings)
-    assert "for one client added or removed" in advice.reasons[0]
-    assert advice.document()["question"]["adjacency"] == "add/remove"
+    assert "for one client that contributes or does not" in advice.reasons[0]
+    assert advice.document()["question"]["adjacency"] == "zero-out"
 
 
 def test_no_more_candidates_than_the_data_has(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_the_step_size_is_the_rate_times_the_norm_under_sgd(tmp_path: Path) -> N
         assert trained.lr == pytest.approx(lr)
         assert trained.partition == "label-skew"
         assert (trained.clients, trained.clients_per_round, trained.rounds) == (3, 3, 15)
-        row = Row(1.0, {}, 0, 0, 0, max_norm=0.5, lr=trained.lr)
+        row = Row(1.0, {}, 0, 0, 0, 15, max_norm=0.5, lr=trained.lr)
         assert experiment.setting(row) == pytest.approx(setting)
 
 
@@ -431,39 +431,9 @@ def test_the_defense_follows_the_unit(tmp_path: Path) -> None:
         assert Experiment(question, DIGITS, tmp_path).defense(setting).options == expected
 
 
-@pytest.mark.parametrize("size", [1, 64])
-def test_gradient_norms_are_those_of_public_batches(size: int) -> None:
-    world = load_world(DIGITS)
-    norms = gradient_norms(world, size)
-    model = world.model(Defense(), 0)
-    for index in (0, len(norms) - 1):
-        rows = slice(index * size, (index + 1) * size)
-        batch = Batch(world.test.inputs[rows], world.test.targets[rows])
-        gradient = batch_gradient(model, cross_entropy, batch)
-        exact = torch.cat([g.flatten() for g in gradient.values()]).norm()
-        assert norms[index].item() == pytest.approx(float(exact.detach()), rel=1e-4)
-
-
-def test_one_more_run_is_predicted_not_the_mean() -> None:
-    correct = [820, 800, 790, 810, 830]
-    predicted, mean = (f(correct, [1000] * 5) for f in (predicted_accuracy, accuracy_interval))
-    half = 2.776 * 0.0158114 * math.sqrt(1.2)  # Student's t with four degrees of freedom
-    assert predicted.value == mean.value == pytest.approx(0.81)
-    assert predicted.low == pytest.approx(0.81 - half, abs=1e-4)
-    assert predicted.high == pytest.approx(0.81 + half, abs=1e-4)
-    assert predicted.low < mean.low
-    assert predicted_accuracy([8], [10]) == accuracy_interval([8], [10])
-    many = [predicted_accuracy(draw[:5], [10**6] * 5) for draw in DRAWN]
-    inside = [one.low <= draw[5] / 1e6 <= one.high for one, draw in zip(many, DRAWN, strict=True)]
-    assert 0.93 < sum(inside) / len(inside) < 0.97
-
-
-DRAWN = np.random.default_rng(0).normal(8e5, 2e4, (2000, 6)).astype(int).tolist()
-
-
 def rows_of(accuracies: list[tuple[float, float]]) -> list[Row]:
     return [
-        Row(sigma, {"pld": 4 / sigma}, 0.1, 0.1, 0.1, 1.0, 0.1, Interval(value, low, 1.0, 5))
+        Row(sigma, {"pld": 4 / sigma}, 0.1, 0.1, 0.1, 15, 1.0, 0.1, Interval(value, low, 1.0, 5))
         for sigma, (value, low) in enumerate(accuracies, start=1)
     ]
 
@@ -505,7 +475,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def accurate(least: float) -> Advice:
     question = replace(ASKED, epsilon=None, min_accuracy=least)
-    return advise(question, DIGITS, workers=1)
+    return advise(question, DIGITS, workers=1, effort=Effort(what_if=False))
 
 
 @pytest.mark.usefixtures("canned")
@@ -525,5 +495,53 @@ def test_an_accuracy_that_no_noise_keeps() -> None:
     assert "The closest is 80.0 %" in advice.reasons[0]
     assert "without clipping and noise it is 90.0 %" in advice.reasons[0]
     assert advice.observation_points == ()
-    assert "another model may help" in advice.reasons[1]
+    assert "Another model may help" in advice.reasons[1]
     assert "The estimate suffices" in accurate(0.78).reasons[1]
+
+
+def test_printed_noise_keeps_the_target() -> None:
+    for target in (0.73, 1.1, 2.5, 7.0):
+        question = ask(epsilon=target, batch_size=60_000, rounds=40)
+        found = question.least_noise()
+        assert question.epsilon_of(float(sigma(found))) <= target
+        assert question.epsilon_of(0.998 * found) > target
+
+
+def test_rounds_of_the_search_are_shown(measured: tuple[Advice, Path]) -> None:
+    advice, _ = measured
+    rounds = {row.rounds for row in advice.rows if row.searched}
+    assert rounds == {8, 15}
+    assert {row.rounds for row in advice.rows if not row.searched} == {15}
+    short = next(row for row in advice.rows if row.rounds == 8)
+    assert short.epsilon == proven(replace(ASKED, rounds=8), short.noise_multiplier).epsilon
+    assert "rounds" in advice.columns
+    assert "rounds" not in advise(ask(batch_size=60_000, rounds=10)).columns
+
+
+def test_what_other_choices_would_have_brought(measured: tuple[Advice, Path]) -> None:
+    advice, _ = measured
+    row = advice.recommended
+    assert row is not None
+    assert len(advice.levers) == 5
+    assert all(lever.accuracy is not None and lever.accuracy.n == 3 for lever in advice.levers)
+    norms = [point.max_norm for point in advice.clipping]
+    assert norms == sorted(norms)
+    assert row.max_norm in norms
+    shares = [point.first.share for point in advice.clipping]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.9  # of a third of the median
+    assert [*advice.tables] == ["What else could be changed", "Clipping norms"]
+    json.dumps(advice.document(), allow_nan=False)
+
+
+def test_proofs_that_take_long_leave_out_what_is_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leakfrontier.evaluate.advise.recommendation.BUDGET", 0.0)
+    advice = advise(ask(batch_size=60_000, rounds=10))
+    assert advice.recommended in advice.rows
+    assert len(advice.rows) == 2
+
+
+def test_progress_is_shown_where_there_is_a_terminal() -> None:
+    shown = io.StringIO()
+    advise(ask(batch_size=60_000, rounds=10), console=Console(file=shown, force_terminal=True))
+    assert "accounting" in shown.getvalue()

@@ -1,4 +1,5 @@
 import math
+import time
 import warnings
 from itertools import permutations
 
@@ -352,3 +353,21 @@ def test_rejects_an_empty_schedule_and_a_bad_target() -> None:
     for target in (0.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=r"target must be in \(0, inf\)"):
             calibrate(target, 0.01, 1, 1e-5)
+
+
+def test_large_noise_takes_no_longer_and_is_as_tight() -> None:
+    small, large = (Segment(0.5, 12.0, 100),), (Segment(0.5, 61.5, 4000),)
+    epsilons(small, 1e-9)  # imports
+    start = time.process_time()
+    found = epsilons(large, 1e-9)
+    assert time.process_time() - start < 2  # 4 to 6, with Opacus's orders and domain
+    assert found["pld"] <= found["prv"] <= found["pld"] + 0.02
+    accountant = RDPAccountant()
+    accountant.history = [(12.0, 0.5, 100)]
+    assert epsilons(small, 1e-9)["rdp"] == pytest.approx(accountant.get_epsilon(1e-9), rel=1e-3)
+
+
+def test_very_many_steps_cost_prv_precision_not_memory() -> None:
+    wide = epsilon(1e-3, 5.0, 10**7, 1e-6, "prv")
+    assert epsilon(1e-3, 5.0, 10**7, 1e-6) <= wide <= 1.1 * epsilon(1e-3, 5.0, 10**7, 1e-6)
+    assert epsilon(0.5, 1000.0, 10**6, 1e-10, "prv") == math.inf

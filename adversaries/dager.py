@@ -1,0 +1,370 @@
+"""Exact text from the gradients of the first two blocks' attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from .base import Adversary, Observation, Reconstruction
+from .sentence_ends import Ending, find_endings
+from .spaces import NotApplicable, TokenSpace
+from .subspace import Subspace, row_space, threshold
+from .token_pool import ROUNDING, TokenPool, find_tokens
+from .transformer import Transformer, block_gradient, find_transformer, is_causal
+
+_STRANGERS = 256
+"""Random tokens that show how far vectors are from a space that has nothing to do with them."""
+
+
+class Sentence(NamedTuple):
+    """A sequence whose every prefix is near the second block's space.
+
+    Attributes:
+        tokens: Its tokens.
+        distance: Their mean distance from the space.
+    """
+
+    tokens: tuple[int, ...]
+    distance: float
+
+
+@dataclass(frozen=True)
+class DAGER(Adversary):
+    """DAGER: the inputs of a linear layer span its gradient's rows, so wrong ones are seen at once.
+
+    Tokens (and positions, where these are added) are kept if the first block's input that they
+    make lies in the span of its query, key and value gradients. From them, a decoder's sentences
+    are grown: a token is appended if the second block's input at it, a function of the prefix
+    alone, lies in the span of the second block's gradients. An encoder's sentences are tested as
+    a whole. Exact while fewer different tokens and prefixes are behind the upload than the model
+    is wide; no prior, no labels and no lengths are needed.
+
+    Where we read the paper and its code in our own way:
+
+    - Gradients of queries, keys and values are stacked: alone, queries miss a sequence's first
+      token, keys without rotation span only differences, grouped keys and values have few rows.
+    - Ranks are where singular values fall most steeply, and thresholds where distances do, between
+      those of kept tokens and those of random ones: the published ones are absolute, and depend
+      on the scale of the gradient, the precision and the protocol.
+    - Of a decoder's prefix only the newest position is tested, and only its newest token runs
+      through the block: causality leaves the others as they were.
+    - Growth stops when as many prefixes are accepted as the second block's rank.
+    - The last token under a next-token loss, sentences that begin others and sentences that occur
+      twice are in no span; they come from the last block (`sentence_ends`). The published
+      evaluation leaves them out.
+    - An encoder's candidates beyond `combinations` are searched by changing one token at a time
+      from random starts; the published code draws at random.
+    - Under noise, directions are weighted by their share of signal, and tokens and sentences are
+      kept that stand out of the vocabulary.
+
+    Attributes:
+        rank_cutoff: Directions that are left out of a space that is full, the weakest first; the
+            published code has 20. None to refuse.
+        tolerance: Singular values below this share of the largest are zero.
+        pool: Most tokens for one position under noise.
+        combinations: Most combinations of tokens that are tested for one length of an encoder's
+            sentences; the published code has 10^7.
+
+    References:
+        Petrov, Dimitrov, Baader, Mueller, Vechev. "DAGER: Exact Gradient Inversion for Large
+        Language Models." NeurIPS 2024. https://arxiv.org/abs/2405.15586 (Theorem 5.1,
+        Algorithms 1 and 2)
+    """
+
+    cost: ClassVar[int] = 0
+
+    rank_cutoff: int | None = None
+    tolerance: float = 1e-7
+    pool: int = 400
+    combinations: int = 20_000
+
+    def __post_init__(self) -> None:
+        if self.rank_cutoff is not None and not self.rank_cutoff >= 1:
+            raise ValueError(f"rank_cutoff must be at least 1, got {self.rank_cutoff}")
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"tolerance must be in (0, 1), got {self.tolerance}")
+        for name in ("pool", "combinations"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return the sentences; see `Adversary`."""
+        view = find_transformer(observation)
+        first, second = (
+            self._space(block_gradient(observation, block.projections), place)
+            for block, place in ((view.first, "first"), (view.second, "second"))
+        )
+        length = view.space.shape[0]
+        pool = find_tokens(view, first, length, most=self.pool)
+        if not sum(len(tokens) for tokens in pool.tokens):
+            raise NotApplicable("no token of the vocabulary is in the span of the gradient")
+        causal = is_causal(view)
+        limit = Limit.of(view, second, pool, rng, causal=causal)
+        if causal:
+            found = grow(view, second, pool, limit, observation.batch_size)
+        else:
+            found = _search(view, second, pool, limit, observation, self.combinations, rng)
+        return rebuilt(view, observation, found, limit)
+
+    def _space(self, gradient: Tensor, place: str) -> Subspace:
+        space = row_space(gradient, tolerance=self.tolerance)
+        if not space.rank:
+            raise NotApplicable(
+                f"nothing of the {place} block's gradient is above the noise"
+                if space.noise > 0
+                else f"the {place} block's gradient is zero"
+            )
+        if not space.saturated:
+            return space
+        if self.rank_cutoff is None:
+            raise NotApplicable(
+                f"the rank is saturated: the {place} block's gradient spans all {space.width} "
+                "dimensions, because at least as many tokens are behind the upload"
+            )
+        return space.without(self.rank_cutoff)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Which distances from the second block's space count as none.
+
+    Attributes:
+        low: What rounding and drift make of no distance at all.
+        high: What hardly any vector reaches that has nothing to do with the space.
+    """
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(
+        cls, view: Transformer, space: Subspace, pool: TokenPool, rng: Generator, *, causal: bool
+    ) -> Limit:
+        """Measure them: on the tokens that were kept, and on random ones."""
+        strangers = torch.randint(view.space.vocabulary, (_STRANGERS,), generator=rng)
+        strangers = strangers.to(view.device)
+        if causal:
+            (vectors,) = view.extend(view.no_prefix(), strangers, [view.second.module]).vectors
+        else:
+            (vectors,) = view.sequences(strangers.view(-1, 8), [view.second.module])
+        high = float(space.distance(vectors).flatten().quantile(0.02))
+        return cls(max(ROUNDING, min(pool.level, high)), high)
+
+    def accepts(self, distances: Tensor, most: int) -> Tensor:
+        """Return which distances count as none; at most `most` can."""
+        gap = threshold(distances, most=most, floor=self.low)
+        middle = math.sqrt(self.low * self.high)
+        return distances < min(max(gap, min(3 * self.low, middle)), 0.5 * (middle + self.high))
+
+
+def grow(
+    view: Transformer, space: Subspace, pool: TokenPool, limit: Limit, batch_size: int
+) -> list[Sentence]:
+    """Return a decoder's sentences: prefixes that no token continues, all of them near the space.
+
+    There are never more different prefixes of one length than examples. A first token that is
+    repeated leaves the first block as it entered it, if positions are rotations: attention finds
+    the same value everywhere. Such a prefix is as near as the token alone, and says nothing; it
+    is followed in case something else comes after it.
+    """
+    prefixes, totals = view.no_prefix(), torch.zeros(1, dtype=torch.float64, device=view.device)
+    found: list[Sentence] = []
+    accepted = 0
+    for position in range(view.space.shape[0]):
+        candidates = pool.at(position)
+        if not len(candidates) or accepted >= space.rank:
+            break
+        extended = view.extend(prefixes, candidates, [view.second.module])
+        distances = space.distance(extended.vectors[0])
+        repeated = echoes(prefixes.tokens, candidates) & (not view.absolute)
+        near = limit.accepts(distances.masked_fill(repeated, torch.inf), batch_size)
+        if position == 0:
+            near.view(-1)[distances.argmin()] = True  # there is a sentence
+        row, column = near.nonzero(as_tuple=True)
+        sums = totals[row] + distances[row, column]
+        best = sums.argsort()[:batch_size]
+        row, column, sums = row[best], column[best], sums[best]
+        accepted += len(row)
+        ended = torch.ones(len(prefixes.tokens), dtype=torch.bool, device=row.device)
+        ended[row] = False
+        found += _sentences(prefixes.tokens[ended], totals[ended])
+        again, place = (repeated & (distances < limit.high)).nonzero(as_tuple=True)
+        row, column = torch.cat([row, again]), torch.cat([column, place])
+        sums = torch.cat([sums, totals[again] + distances[again, place]])
+        if not len(row):
+            break
+        prefixes, totals = extended.keep(row, column), sums
+    return _without_echoes([*found, *_sentences(prefixes.tokens, totals)], view)
+
+
+def echoes(tokens: Tensor, candidates: Tensor) -> Tensor:
+    """Return which candidates only repeat a prefix that has no other token."""
+    if not tokens.shape[1]:
+        return torch.zeros(1, len(candidates), dtype=torch.bool, device=candidates.device)
+    same = (tokens == tokens[:, :1]).all(1, keepdim=True)
+    return same & (candidates == tokens[:, :1])
+
+
+def _without_echoes(sentences: Sequence[Sentence], view: Transformer) -> list[Sentence]:
+    """Return sentences, each once, with those that only repeat their first token cut to it."""
+    once: dict[tuple[int, ...], float] = {}
+    for tokens, distance in sentences:
+        echo = not view.absolute and len({*tokens}) == 1
+        once.setdefault(tokens[:1] if echo else tokens, distance)
+    return [
+        Sentence(tokens, distance)
+        for tokens, distance in once.items()
+        if not any(other != tokens and other[: len(tokens)] == tokens for other in once)
+    ]
+
+
+def _sentences(tokens: Tensor, totals: Tensor) -> list[Sentence]:
+    if not tokens.shape[1]:
+        return []
+    rows = zip(tokens.tolist(), totals.tolist(), strict=True)
+    return [Sentence(tuple(row), total / len(row)) for row, total in rows]
+
+
+def _search(
+    view: Transformer,
+    space: Subspace,
+    pool: TokenPool,
+    limit: Limit,
+    observation: Observation,
+    combinations: int,
+    rng: Generator,
+) -> list[Sentence]:
+    """Return an encoder's sentences, the nearest first."""
+    found: list[Sentence] = []
+    for length in _lengths(pool, view.space):
+        columns = [pool.at(place)[: observation.batch_size] for place in range(length)]
+        if view.space.last is not None:
+            columns[-1] = torch.tensor([view.space.last], device=view.device)
+        if any(not len(column) for column in columns):
+            break
+        tried = []
+        for guess in _guesses(columns, combinations, rng):
+            distances = space.distance(view.sequences(guess, [view.second.module])[0]).mean(1)
+            tried += _sentences(guess, distances * length)
+        if math.prod(len(column) for column in columns) > combinations:
+            tried = _climb(view, space, columns, tried, observation.batch_size)
+        found += tried
+    found.sort(key=lambda sentence: sentence.distance)
+    distances = torch.tensor([sentence.distance for sentence in found], dtype=torch.float64)
+    near = limit.accepts(distances, observation.batch_size).nonzero().flatten().tolist()
+    return [found[place] for place in near or [0]][: observation.batch_size]
+
+
+def _lengths(pool: TokenPool, space: TokenSpace) -> list[int]:
+    """Return the lengths that sentences may have: where the last token of all is possible."""
+    return [
+        place + 1
+        for place in range(len(pool.tokens))
+        if len(pool.at(place))
+        and (space.last is None or bool((pool.at(place) == space.last).any()))
+    ]
+
+
+def _guesses(columns: Sequence[Tensor], most: int, rng: Generator) -> Iterator[Tensor]:
+    """Yield all combinations of tokens if there are few, or else random ones."""
+    count = math.prod(len(column) for column in columns)
+    if count <= most:
+        index = torch.arange(count)
+        sizes = [len(column) for column in columns]
+        digits = []
+        for size in reversed(sizes):
+            digits.append(index % size)
+            index = index // size
+        picks = torch.stack(digits[::-1], dim=1)
+    else:
+        picks = torch.stack(
+            [torch.randint(len(column), (min(most, 512),), generator=rng) for column in columns], 1
+        )
+    rows = torch.stack(
+        [column[pick.to(column.device)] for column, pick in zip(columns, picks.T, strict=True)], 1
+    )
+    yield from rows.split(2048)
+
+
+def _climb(
+    view: Transformer,
+    space: Subspace,
+    columns: Sequence[Tensor],
+    tried: Sequence[Sentence],
+    batch_size: int,
+) -> list[Sentence]:
+    """Return sentences from the best random ones by changing one token at a time."""
+    starts = sorted(tried, key=lambda sentence: sentence.distance)[: 8 * batch_size]
+    current = torch.tensor([sentence.tokens for sentence in starts], device=view.device)
+    score = torch.tensor([s.distance for s in starts], dtype=torch.float64, device=view.device)
+    for _ in range(4):
+        before = score
+        for place, column in enumerate(columns):
+            changed = current.repeat_interleave(len(column), 0)
+            changed[:, place] = column.repeat(len(current))
+            distances = space.distance(view.sequences(changed, [view.second.module])[0]).mean(1)
+            score, best = distances.view(len(current), -1).min(1)
+            current = current.clone()
+            current[:, place] = column[best]
+        if torch.equal(score, before):
+            break
+    return _sentences(current, score * len(columns))
+
+
+def rebuilt(
+    view: Transformer, observation: Observation, found: Sequence[Sentence], limit: Limit
+) -> Reconstruction:
+    """Return the batch that sentences make, with what no span says of them.
+
+    A guess is as certain as it is near, compared with random vectors. The objective is the share
+    of the second block's gradient that the sentences do not span.
+    """
+    sure = {s.tokens: max(0.0, 1 - s.distance / max(limit.high, 1e-12)) for s in found}
+    endings = find_endings(view, observation, [*sure]) if is_causal(view) else None
+    guesses: list[tuple[float, tuple[int, ...]]] = []
+    for ending in endings or []:
+        nearest = max(sure[s] for s in sure if s[: len(ending.prefix)] == ending.prefix)
+        copies = max(1, round(ending.count))
+        guesses += [(nearest * _trust(ending), sentence_of(view, ending))] * copies
+    if endings is None:
+        guesses = [(certainty, tokens) for tokens, certainty in sure.items()]
+    guesses.sort(key=lambda guess: -guess[0])
+    guesses = guesses[: observation.batch_size]
+    gradient = block_gradient(observation, view.second.projections)
+    return Reconstruction(
+        inputs=view.padded([tokens for _, tokens in guesses]),
+        objective=_unexplained(view, gradient, [*sure]),
+        confidence=torch.tensor([certainty for certainty, _ in guesses]),
+    )
+
+
+def _trust(ending: Ending) -> float:
+    return min(1.0, ending.fit) if ending.leaf else min(1.0, ending.fit, ending.count)
+
+
+def sentence_of(view: Transformer, ending: Ending) -> tuple[int, ...]:
+    """Return the tokens of a sentence: under a next-token loss, the label is its last."""
+    if view.space.task == "next-token":
+        return (*ending.prefix, ending.label)
+    return ending.prefix
+
+
+def _unexplained(
+    view: Transformer, gradient: Tensor, sentences: Sequence[tuple[int, ...]]
+) -> float | None:
+    """Return the share of a gradient's squared norm outside the span of sentences' vectors."""
+    vectors = [
+        view.sequences(torch.tensor([tokens], device=view.device), [view.second.module])[0][0]
+        for tokens in sentences
+    ]
+    if not vectors:
+        return None
+    basis = torch.linalg.qr(torch.cat(vectors).double().T).Q
+    wide = gradient.double()
+    outside = wide - (wide @ basis) @ basis.T
+    return float(outside.square().sum() / wide.square().sum().clamp(min=1e-300))

@@ -1,0 +1,175 @@
+"""What the gradient of the last linear layer says of a batch, class by class.
+
+A last layer with logits W x + b has dL/dW = sum_k s_k x_k^T and dL/db = sum_k s_k, where s_k is
+the slope of example k's loss in its logits: softmax less label, for cross-entropy. A class that a
+single example moves has a row of dL/dW that is a multiple of its x [1, Eq. 23]; of others it is a
+mean. Whether a row is of one example can be told: the slope that x itself would have must be the
+row's own, and x must be something that the layers before can give. What was found is subtracted,
+which leaves others alone in their rows.
+
+References:
+    [1] Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities
+        through Analytical Gradient Inversion Attacks." Computing 107:156, 2025.
+        https://doi.org/10.1007/s00607-025-01508-w
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_SAME = 1e-3
+"""Relative distance within which two vectors are one example's."""
+_AGREEMENT = 1e-3
+"""Relative distance of a row's bias gradient from the slope of the example that it gives."""
+_EXPLAINED = 1e-6
+"""Part of a vector that the layers before need not explain."""
+_LOST = 1e-9
+"""Part of what was subtracted from a row, below which what is left is rounding."""
+
+
+class Head:
+    """The last layer's gradient, summed over a batch, less what was found of it.
+
+    Args:
+        weight: W.
+        bias: b.
+        weight_gradient: dL/dW, summed over the examples.
+        bias_gradient: dL/db, likewise.
+        loss: Mean loss of a batch of logits.
+        precision: Relative rounding error of the gradients.
+        residual: From vectors to the part of each that the layers before cannot give.
+
+    Attributes:
+        found: Vectors that single examples gave.
+        labels: Their labels; -1 where they are not known.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        weight_gradient: Tensor,
+        bias_gradient: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        precision: float,
+        residual: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.weight, self.bias, self.loss = weight, bias, loss
+        self.rows, self.totals = weight_gradient.clone(), bias_gradient.clone()
+        self.taken = precision * bias_gradient.abs()
+        self.tolerance = max(_AGREEMENT, 1e4 * precision)
+        self.residual, self.explained = residual, max(_EXPLAINED, 1e4 * precision)
+        self.found = weight.new_zeros(0, weight.shape[1])
+        self.labels: list[int] = []
+
+    def slopes(self, vectors: Tensor, labels: Tensor) -> Tensor:
+        """Return dL/dlogits of each vector as an example of its own."""
+        logits = (vectors @ self.weight.T + self.bias).detach().requires_grad_()
+        total = self.loss(logits, labels) * len(labels)  # it is a mean
+        (slopes,) = torch.autograd.grad(total, logits)
+        return slopes
+
+    def candidates(self) -> tuple[Tensor, Tensor]:
+        """Return the classes with a gradient, and the vector that each gives."""
+        tiny = 1e3 * torch.finfo(self.totals.dtype).tiny
+        classes = (self.totals.abs() > torch.clamp(self.taken, min=tiny)).nonzero().flatten()
+        vectors = self.rows[classes] / self.totals[classes].unsqueeze(1)
+        finite = vectors.isfinite().all(1)
+        return classes[finite], vectors[finite]
+
+    def single(self, classes: Tensor, vectors: Tensor) -> Tensor:
+        """Return which of these vectors, taken for examples, explain their rows."""
+        if not len(classes):
+            return classes.bool()
+        totals = self.totals[classes]
+        other = (classes + 1) % len(self.bias)  # any label but the class itself
+        labels = torch.where(totals < 0, classes, other)
+        own = self.slopes(vectors, labels).gather(1, classes.unsqueeze(1)).squeeze(1)
+        return self._possible((own - totals).abs() <= self.tolerance * totals.abs(), vectors)
+
+    def _possible(self, likely: Tensor, vectors: Tensor) -> Tensor:
+        """Return which likely vectors the layers before can give."""
+        if self.residual is None or not likely.any():
+            return likely
+        likely = likely.clone()
+        likely[likely.clone()] = self.residual(vectors[likely]) < self.explained
+        return likely
+
+    def known(self, vectors: Tensor) -> Tensor:
+        """Return which vectors were found already."""
+        if not len(self.found) or not len(vectors):
+            return torch.zeros(len(vectors), dtype=torch.bool)
+        distances = torch.cdist(vectors, self.found) / vectors.norm(dim=1, keepdim=True)
+        return (distances < _SAME).any(1)
+
+    def add(self, vector: Tensor, label: int) -> None:
+        """Note an example, and subtract what it explains."""
+        self.found = torch.cat([self.found, vector.unsqueeze(0)])
+        self.labels.append(label)
+        slope = self.slopes(vector.unsqueeze(0), torch.tensor([max(label, 0)]))[0]
+        if label < 0:  # rows that may be its label's are left as they are
+            slope = torch.where(self.totals < -0.5 * self.totals.abs().max(), 0.0, slope)
+            slope[0] = 0.0 if self.totals[0] < 0 else slope[0].clamp(min=0)
+        self._subtract(vector, slope)
+
+    def _subtract(self, vector: Tensor, slope: Tensor) -> None:
+        self.rows = self.rows - torch.outer(slope, vector)
+        self.totals = self.totals - slope
+        self.taken = self.taken + _LOST * slope.abs()
+
+    def label_of(self, vector: Tensor) -> int:
+        """Return the label whose row, less the example, is a single one's or nothing; else -1."""
+        likely = (self.totals < -self.tolerance).nonzero().flatten()
+        if not len(likely):
+            return -1
+        slopes = self.slopes(vector.expand(len(likely), -1), likely)
+        own = slopes.gather(1, likely.unsqueeze(1)).squeeze(1)
+        rest = self.totals[likely] - own
+        rows = self.rows[likely] - own.unsqueeze(1) * vector
+        gone = rows.norm(dim=1) < self.tolerance * vector.norm() * own.abs()
+        vectors = (rows / rest.unsqueeze(1)).nan_to_num(0.0, 0.0, 0.0)
+        left = self.slopes(vectors, likely).gather(1, likely.unsqueeze(1)).squeeze(1)
+        single = self._possible((left - rest).abs() <= self.tolerance * rest.abs(), vectors)
+        explained = gone | single
+        return int(likely[explained][0]) if explained.any() else -1
+
+
+def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, Tensor]:
+    """Return the vectors of a batch's examples that are single ones for sure, or else mixtures.
+
+    Args:
+        head: The last layer's gradient; what is found is subtracted from it.
+        examples: Most vectors.
+        peel: Whether to look again once what was found is subtracted.
+    """
+    rounds = examples if peel else 1
+    for _ in range(rounds):
+        before = len(head.found)
+        _find(head, examples, peel=peel)
+        if len(head.found) in (before, examples):
+            break
+    if len(head.found):  # mixtures beside them would only blur the matching of guesses
+        return head.found, torch.ones(len(head.found), dtype=torch.bool)
+    classes, vectors = head.candidates()
+    vectors = vectors[head.totals[classes].argsort()][:examples]  # rows of labels first
+    return vectors, torch.zeros(len(vectors), dtype=torch.bool)
+
+
+def _find(head: Head, examples: int, *, peel: bool) -> None:
+    classes, vectors = head.candidates()
+    keep = head.single(classes, vectors) & ~head.known(vectors)
+    order = head.totals[classes[keep]].argsort()  # rows of labels first, whose label is known
+    for place, vector in zip(classes[keep][order].tolist(), vectors[keep][order], strict=True):
+        if len(head.found) == examples:
+            return
+        if bool(head.known(vector.unsqueeze(0))):
+            continue
+        if not peel:
+            head.found = torch.cat([head.found, vector.unsqueeze(0)])
+            head.labels.append(place if head.totals[place] < 0 else -1)
+            continue
+        row_is_label = bool(head.totals[place] < 0)
+        head.add(vector, place if row_is_label else head.label_of(vector))

@@ -1,0 +1,200 @@
+"""The space that a linear layer's gradient spans, and how far vectors are from it.
+
+A layer y = W x has dL/dW = sum_i (dL/dy_i) x_i^T: the rows of the gradient are combinations of
+the inputs x_i, and span them all while there are fewer of them than x has entries. Which of many
+known vectors were among the inputs is then a question of distances.
+
+The singular values come from the Gram matrix in double precision: one product and one symmetric
+eigenproblem of the width, exact to 1e-8 of the largest, where gradients in single precision end.
+
+References:
+    [1] Petrov, Dimitrov, Baader, Mueller, Vechev. "DAGER: Exact Gradient Inversion for Large
+        Language Models." NeurIPS 2024. https://arxiv.org/abs/2405.15586
+    [2] Gavish, Donoho. "The Optimal Hard Threshold for Singular Values is 4/sqrt(3)." IEEE
+        Transactions on Information Theory 60, 2014. https://arxiv.org/abs/1305.5870
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+PRECISION = 1e-7
+"""Singular values below this share of the largest are rounding errors of single precision."""
+
+GAP = 4.0
+"""Ratio of successive singular values that shows where signal ends."""
+
+NOISE_EDGE = 1.05
+"""Singular values above this multiple of the largest that noise alone would have are signal."""
+
+_CHUNK = 16_384
+"""Vectors that are looked at together."""
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """The space that the rows of a gradient span.
+
+    Attributes:
+        basis: Orthonormal rows, the strongest direction first; (rank, width), in double precision.
+        weights: How much of each direction is signal and not noise, in (0, 1].
+        values: All singular values, the largest first.
+        noise: Standard deviation of the noise of one entry; 0 where a gap shows the rank.
+    """
+
+    basis: Tensor
+    weights: Tensor
+    values: Tensor
+    noise: float
+
+    @property
+    def rank(self) -> int:
+        """Return the dimension of the space."""
+        return len(self.basis)
+
+    @property
+    def width(self) -> int:
+        """Return the dimension of the vectors."""
+        return self.basis.shape[1]
+
+    @property
+    def saturated(self) -> bool:
+        """Return whether the space is everything, so that it tells no vector from another."""
+        return self.rank >= self.width - self.width // 64  # norms leave out a direction or two
+
+    def energy(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
+        """Return the share of each vector's squared norm that lies in the space, weighted.
+
+        Args:
+            vectors: Of shape (..., width).
+            exact: Whether to compute in double precision: single precision is exact to about
+                1e-6, that is to a distance of 1e-3.
+        """
+        dtype = torch.float64 if exact else torch.float32
+        basis = (self.weights.sqrt()[:, None] * self.basis).to(dtype).T
+        flat = vectors.reshape(-1, self.width)
+        shares = [_share(part.to(dtype), basis) for part in flat.split(_CHUNK)]
+        return torch.cat(shares).view(vectors.shape[:-1])
+
+    def distance(self, vectors: Tensor) -> Tensor:
+        """Return the distance of vectors, scaled to length 1, from the space."""
+        return (1 - self.energy(vectors)).clamp(min=0).sqrt()
+
+    def without(self, directions: int) -> Subspace:
+        """Return the space without its weakest directions, so that at most the rest is kept."""
+        keep = max(1, min(self.rank, self.width - directions))
+        return Subspace(self.basis[:keep], self.weights[:keep], self.values, self.noise)
+
+
+def _share(vectors: Tensor, basis: Tensor) -> Tensor:
+    size = vectors.square().sum(1).clamp(min=torch.finfo(vectors.dtype).tiny)
+    return (vectors @ basis).square().sum(1) / size
+
+
+def row_space(gradient: Tensor, *, tolerance: float = PRECISION) -> Subspace:
+    """Return the space that the rows of a gradient span.
+
+    Its rank is where the singular values fall most steeply. Where they nowhere fall much, the
+    gradient is taken for signal plus noise that is alike in all entries: directions count that
+    are above what noise alone would reach [2], each weighted by s^2 / (s^2 + m sigma^2), where
+    m sigma^2 is the noise along it. Where the smallest ones are no noise either, the space is all.
+
+    Args:
+        gradient: Of shape (rows, width), with rows that are combinations of inputs.
+        tolerance: Singular values below this share of the largest are taken for zero.
+    """
+    values, directions = _decompose(gradient)
+    if not values[0] > 0:
+        return Subspace(directions[:0], values[:0], values, 0.0)
+    rows = len(gradient)
+    rank = _rank_by_gap(values, tolerance)
+    if rank is not None:
+        weights = torch.ones_like(values[:rank])
+        return Subspace(directions[:rank], weights, values, 0.0)
+    noise = noise_level(values, rows)
+    if not _like_noise(values, rows, noise):
+        return Subspace(directions, torch.ones_like(values), values, 0.0)
+    edge = NOISE_EDGE * noise * (math.sqrt(rows) + math.sqrt(len(values)))
+    kept = values[values > edge].square()
+    weights = kept / (kept + rows * noise**2)
+    return Subspace(directions[: len(kept)], weights, values, noise)
+
+
+def _decompose(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return singular values, the largest first, and the right singular vectors, as rows."""
+    wide = gradient.detach().double()
+    size = wide.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
+    wide = wide / size
+    squares, vectors = torch.linalg.eigh(wide.T @ wide)
+    return squares.flip(0).clamp(min=0).sqrt() * size, vectors.flip(1).T
+
+
+def _rank_by_gap(values: Tensor, tolerance: float) -> int | None:
+    """Return the rank that a gap shows; the full one if all are well above rounding errors."""
+    floored = values.clamp(min=float(values[0]) * 1e-9)
+    ratios = floored[:-1] / floored[1:]
+    ratios[values[:-1] < tolerance * values[0]] = 0
+    if len(ratios) and float(ratios.max()) >= GAP:
+        return int(ratios.argmax()) + 1
+    return None
+
+
+def noise_level(values: Tensor, rows: int) -> float:
+    """Return the standard deviation of noise, from singular values most of which are noise.
+
+    Compares the lower half of them with that of a matrix of noise of the same shape, whose
+    squared singular values follow the law of Marchenko and Pastur.
+
+    Args:
+        values: Singular values, the largest first.
+        rows: Rows of the matrix; its columns are as many as the values.
+    """
+    quarter = float(values[(3 * len(values)) // 4])
+    return quarter / math.sqrt(rows * _marchenko_pastur_quantile(len(values) / rows, 0.25))
+
+
+def _like_noise(values: Tensor, rows: int, noise: float) -> bool:
+    """Return whether the smallest singular values are as even as those of noise.
+
+    Those of a gradient that more inputs are behind than it has columns go on falling.
+    """
+    expected = noise * math.sqrt(rows * _marchenko_pastur_quantile(len(values) / rows, 0.05))
+    return float(values[(19 * len(values)) // 20]) > 0.7 * expected
+
+
+@lru_cache(maxsize=32)
+def _marchenko_pastur_quantile(ratio: float, share: float) -> float:
+    """Return a quantile of the eigenvalues of N^T N / rows for standard normal N."""
+    low, high = (1 - math.sqrt(ratio)) ** 2, (1 + math.sqrt(ratio)) ** 2
+    grid = torch.linspace(low, high, 20_001, dtype=torch.float64)
+    density = ((high - grid) * (grid - low)).clamp(min=0).sqrt() / grid.clamp(min=1e-12)
+    mass = torch.cumulative_trapezoid(density, grid)
+    return float(grid[1:][int((mass >= share * mass[-1]).nonzero()[0])])
+
+
+def threshold(distances: Tensor, *, most: int, floor: float = 1e-4) -> float:
+    """Return what separates the distances of true vectors from those of all others.
+
+    True vectors are few and near, the others many and far: the threshold is in the middle of
+    the widest gap, as a ratio, among the smallest distances.
+
+    Args:
+        distances: Of true and other vectors together.
+        most: How many may be true.
+        floor: Distances below it are the same: what rounding makes of 0.
+
+    Returns:
+        The geometric mean of both sides of the gap; 0 if nothing is near.
+    """
+    near = distances.flatten().sort().values[: most + 1].double().clamp(min=floor)
+    near = torch.cat([near.new_full((1,), floor), near])
+    if len(near) < 3:
+        return math.sqrt(floor) if len(near) == 2 and float(near[1]) < math.sqrt(floor) else 0.0
+    ratios = near[1:] / near[:-1]
+    place = int(ratios.argmax())
+    return 0.0 if place == 0 else float((near[place] * near[place + 1]).sqrt())

@@ -1,0 +1,99 @@
+"""Shamir's secret sharing, of all the words of a secret at once.
+
+A secret is cut into words of 16 bits. Each is the value at 0 of a polynomial, of degree
+`threshold` - 1 and with uniform coefficients, over the field of integers modulo 65537, whose
+values at 1, 2, ... are the holders' shares. As many as the threshold determine it; fewer tell
+nothing: whatever the secret, they are uniform.
+
+References:
+    Shamir. "How to Share a Secret." Communications of the ACM 22(11), 1979.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Share = tuple[int, bytes]
+"""A share and its number, from 1 on."""
+
+RandomBytes = Callable[[int], bytes]
+"""Source of secrets: returns as many random bytes as it is asked for."""
+
+PRIME = 2**16 + 1
+"""Size of the field: a prime above every word, and above the number of holders."""
+
+_WORD, _VALUE = np.dtype("<u2"), np.dtype("<u4")  # a value of the field may be 2^16
+
+
+def share_bytes(secret_bytes: int) -> int:
+    """Return how long a share of a secret is, without its number."""
+    return secret_bytes // _WORD.itemsize * _VALUE.itemsize
+
+
+def split(secret: bytes, threshold: int, holders: int, randbytes: RandomBytes) -> list[Share]:
+    """Return a share for each holder, of which any `threshold` recover the secret."""
+    if not 1 <= threshold <= holders < PRIME:
+        raise ValueError(
+            f"threshold must be in [1, holders] and holders below {PRIME}, got {threshold} of "
+            f"{holders}"
+        )
+    words = np.frombuffer(secret, _WORD)
+    drawn = _uniform((threshold - 1) * words.size, randbytes)
+    coefficients = np.concatenate([words, drawn]).reshape(threshold, words.size)
+    # Sums of fewer than 2^17 products below 2^33 each: floating point is exact, and fast.
+    values = _powers(holders, threshold) @ coefficients.astype(np.float64) % PRIME
+    return [(number, row.tobytes()) for number, row in enumerate(values.astype(_VALUE), start=1)]
+
+
+def combine(shares: Sequence[Share]) -> bytes:
+    """Return the secret of as many shares as its threshold.
+
+    Raises:
+        ValueError: If they cannot be shares of one secret. Fewer than the threshold, or altered
+            ones, give another secret, or this.
+    """
+    numbers, values = zip(*shares, strict=True)
+    if not len(set(numbers)) == len(numbers):
+        raise ValueError(f"shares must be of different holders, got {sorted(numbers)}")
+    matrix = np.frombuffer(b"".join(values), _VALUE).reshape(len(shares), -1)
+    words = _weights(numbers) @ matrix.astype(np.float64) % PRIME
+    if not words.max(initial=0) < 2**16:
+        raise ValueError("these are not shares of one secret, or not enough of them")
+    return words.astype(_WORD).tobytes()
+
+
+def _uniform(count: int, randbytes: RandomBytes) -> NDArray[np.uint32]:
+    """Return uniform elements of the field."""
+    kept = np.empty(0, _VALUE)
+    while kept.size < count:
+        drawn = np.frombuffer(randbytes(_VALUE.itemsize * (count - kept.size)), _VALUE)
+        # 2^32 is 1 modulo the prime: without the last value, all remainders are equally likely.
+        kept = np.concatenate([kept, drawn[drawn < 2**32 - 1]])
+    return kept % PRIME
+
+
+@lru_cache(maxsize=8)
+def _powers(holders: int, threshold: int) -> NDArray[np.float64]:
+    """Return number^exponent, for every holder's number and every coefficient's exponent."""
+    numbers = np.arange(1, holders + 1, dtype=np.uint64)
+    powers = np.ones((holders, threshold), np.uint64)
+    for exponent in range(1, threshold):
+        powers[:, exponent] = powers[:, exponent - 1] * numbers % PRIME
+    return powers.astype(np.float64)
+
+
+@lru_cache(maxsize=256)
+def _weights(numbers: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return by what to multiply the shares of these numbers: Lagrange's polynomials at 0."""
+    weights = []
+    for own in numbers:
+        above, below = 1, 1
+        for other in numbers:
+            if other != own:
+                above, below = above * other % PRIME, below * (other - own) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return np.array(weights, np.float64)

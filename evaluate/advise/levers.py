@@ -1,0 +1,112 @@
+"""What else could be changed about a training run, and what each change would buy.
+
+At a given target the noise follows from sampling and rounds. What training feels is the noise of
+a round's mean update, and how much of it remains in the mean of all rounds [1, section 5]: larger
+batches and more data lower both; more rounds raise the first and hardly move the second, which is
+why their number is for measurements to choose.
+
+References:
+    [1] Ponomareva, Hazimeh, Kurakin, Xu, Denison, McMahan, Vassilvitskii, Chien, Thakurta. "How
+        to DP-fy ML: A Practical Guide to Machine Learning with Differential Privacy." JAIR 2023.
+        https://arxiv.org/abs/2303.00654
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..statistics import Interval
+from .question import DIGITS, Question, Row, noise_near, rounded_up
+
+MOST_LEVERS = 5
+"""The most changes that are looked at."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One change of a training run.
+
+    Attributes:
+        name: The change, in words.
+        question: The run with it.
+        noise_multiplier: The least noise that then keeps the target.
+        epsilon: By PLD, with the noise that is recommended now.
+        round_noise: Noise of a round's mean update at the target, over what it is now.
+        run_noise: The same for the mean over all rounds.
+        accuracy: What was measured at the target; None where it could not be.
+    """
+
+    name: str
+    question: Question
+    noise_multiplier: float
+    epsilon: float
+    round_noise: float
+    run_noise: float
+    accuracy: Interval | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the lever as JSON values."""
+        sizes = ("examples", "batch_size", "rounds", "clients")
+        return {
+            **{name: value for name, value in vars(self).items() if name != "question"},
+            **{name: getattr(self.question, name) for name in sizes},
+            "epsilon": self.epsilon if self.epsilon < math.inf else None,
+            "accuracy": None if self.accuracy is None else vars(self.accuracy),
+        }
+
+
+def changes(question: Question) -> Iterator[tuple[str, Question]]:
+    """Yield changes of a run, at its delta: twice or half of what may be chosen."""
+    fixed = replace(question, delta=question.used_delta)
+    larger = min(2 * question.batch_size, question.share)
+    if larger > question.batch_size:
+        yield f"batch {question.batch_size} -> {larger}", replace(fixed, batch_size=larger)
+    for rounds in (question.rounds // 2, 2 * question.rounds):
+        if rounds:
+            yield f"rounds {question.rounds} -> {rounds}", replace(fixed, rounds=rounds)
+    examples, clients = 2 * question.examples, 2 * question.clients
+    more = replace(fixed, examples=examples, clients=clients)
+    yield f"clients {question.clients} -> {clients}, each with as much data", more
+    if question.unit == "record":
+        yield f"examples {question.examples} -> {examples}", replace(fixed, examples=examples)
+
+
+def pull(name: str, question: Question, now: Question, row: Row) -> Lever:
+    """Return what a change buys, by accountants and bounds.
+
+    Args:
+        name: The change.
+        question: The run with it, and a target that needs no data.
+        now: The run without it.
+        row: What is recommended now.
+    """
+    sigma = row.noise_multiplier
+    found = sigma
+    if question.schedule(sigma) != now.schedule(sigma):
+        risk = question.epsilon_of if question.epsilon is not None else question.bound
+        guess = _guess(question, now, sigma)
+        found = rounded_up(noise_near(guess, question.value, risk), DIGITS)
+    ratio = question.update_noise(found) / now.update_noise(sigma)
+    return Lever(
+        name,
+        question,
+        found,
+        epsilon=question.epsilon_of(sigma),
+        round_noise=ratio,
+        run_noise=ratio * math.sqrt(now.rounds / question.rounds),
+    )
+
+
+def _guess(question: Question, now: Question, sigma: float) -> float:
+    """Return the noise at which both runs are as private in the limit of many steps.
+
+    There q sqrt(T (exp(1 / sigma^2) - 1)) tells all (Dong et al., Gaussian differential privacy).
+    """
+    (old,), (new,) = now.schedule(sigma), question.schedule(sigma)
+    scale = old.sample_rate**2 * old.steps / (new.sample_rate**2 * new.steps)
+    halved = old.noise_multiplier / sigma  # of shuffled batches
+    exponent = min((halved * sigma) ** -2, 700.0)
+    return math.log1p(scale * math.expm1(exponent)) ** -0.5 / (new.noise_multiplier / sigma)

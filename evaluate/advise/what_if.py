@@ -1,0 +1,81 @@
+"""What other choices would have brought, measured: clipping norms, and changes of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from safetensors.torch import load_model
+from torch import nn
+
+from ..cells import TrainTrial
+from .clipping import ClippingPoint, clipped
+from .experiment import Experiment, Setting, between
+from .levers import Lever
+
+
+def over_norms(experiment: Experiment, setting: Setting) -> list[ClippingPoint]:
+    """Return what each clipping norm does, all else being as in a setting.
+
+    Accuracies are of the search's seed; gradients are those of public examples, at the initial
+    model and at the one that the setting trains.
+    """
+    norms = sorted({*experiment.norms, setting.max_norm})
+    seeds, rounds = experiment.searched, experiment.question.rounds
+    trials = {norm: experiment.trials(setting._replace(max_norm=norm), seeds) for norm in norms}
+    (trial,) = trials[setting.max_norm]
+    kept = trial.scenario.model_copy(update={"checkpoints": (0, rounds)})
+    trials[setting.max_norm] = [replace(trial, scenario=kept)]
+    results = experiment.train_all(trials, f"{len(norms)} clipping norms")
+    noise = experiment.question.update_noise(setting.noise_multiplier)
+    first, last = (
+        clipped(experiment.world, model, norms, noise, experiment.clipped_examples)
+        for model in _models(experiment, *trials[setting.max_norm])
+    )
+    return [
+        ClippingPoint(norm, *both, results[norm].accuracy)
+        for norm, *both in zip(norms, first, last, strict=True)
+    ]
+
+
+def _models(experiment: Experiment, trial: TrainTrial) -> list[nn.Module]:
+    """Return the initial model of a training run, and the last."""
+    world, defense = experiment.world, experiment.world.defense(trial.defense)
+    first, last = (world.model(defense, trial.seed) for _ in range(2))
+    load_model(last, trial.checkpoint(experiment.out, experiment.question.rounds))
+    return [first, last]
+
+
+def pulled(experiment: Experiment, levers: Sequence[Lever], setting: Setting) -> list[Lever]:
+    """Return levers with the accuracy that each brings at its own noise, where data allows.
+
+    The step size is searched for again around the setting's; what is reported is of the seeds
+    that the recommended row was measured with. More data cannot be had: of twice as many examples
+    it is measured what their lower noise brings, and twice as many clients share what there is.
+    """
+    examples = len(experiment.world.train.targets)
+    possible = {
+        lever.name: lever
+        for lever in levers
+        if lever.question.batch_size <= examples // lever.question.clients
+    }
+    sizes = [setting.step_size, *between(setting.step_size, experiment.effort.step_sizes)]
+    tried = {}
+    for name, lever in possible.items():
+        changed = replace(experiment, question=lever.question)
+        for size in sizes:
+            own = Setting(lever.noise_multiplier, setting.max_norm, size)
+            tried[name, size] = changed.trials(own, experiment.searched)
+    found = experiment.train_all(tried, f"{len(possible)} changes with {len(sizes)} step sizes")
+    fresh = {}
+    for name in possible:
+        best = max(sizes, key=lambda size: found[name, size].accuracy.value)
+        (trial,) = tried[name, best]
+        fresh[name] = [replace(trial, seed=seed) for seed in experiment.fresh(experiment.seed)]
+    results = experiment.train_all(
+        fresh, f"{len(possible)} changes with {experiment.effort.seeds} new seeds"
+    )
+    return [
+        replace(lever, accuracy=results[lever.name].accuracy) if lever.name in results else lever
+        for lever in levers
+    ]

@@ -1,0 +1,152 @@
+"""Language models of transformers, as functions of token ids; and the loss of next tokens."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries.spaces import TokenSpace, real_tokens, up_to_last
+
+from .pretrained import Task
+
+
+class LanguageModel(nn.Module):
+    """A causal language model or a classifier of sequences, as a function of token ids alone.
+
+    Maps token ids (n, length) to logits: (n, length, vocabulary) for next tokens, (n, classes)
+    for a label. Floating inputs (n, length, width) stand for the input embeddings of tokens;
+    their rows of zeros at the end of a sequence, for its padding.
+
+    Padding changes nothing: it is on the right, where no causal model looks; encoders get a mask,
+    and a decoder's label is read off the last token before the padding. Attention is computed
+    eagerly and there is no dropout, so that gradients can be differentiated and vectorised.
+
+    Attributes:
+        model: The transformers model.
+        padding: See `TokenSpace`.
+        task: See `TokenSpace`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        padding: int | None,
+        task: Task = "next-token",
+    ) -> None:
+        super().__init__()
+        self.model, self.padding, self.task = model, padding, task
+        self.causal = not is_encoder(model)
+        if self.causal is False and task == "next-token":
+            raise ValueError(
+                f"{type(model).__name__} is an encoder, whose tokens see those after them: it can "
+                "only be trained with task: classification"
+            )
+        without_dropout(model)
+        model.set_attn_implementation("eager")  # type: ignore[operator]
+        body = cast(nn.Module, model.base_model) if task == "classification" else model
+        self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
+
+    @classmethod
+    def for_space(cls, model: nn.Module, space: TokenSpace) -> LanguageModel:
+        """Return a language model for the task of a space."""
+        return cls(model, padding=space.padding, task=space.task)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits of tokens, or of their embeddings."""
+        if inputs.is_floating_point():
+            embedded, real = inputs, up_to_last((inputs != 0).any(-1))
+        else:
+            embedding = cast(nn.Module, self.model.get_input_embeddings())  # type: ignore[operator]
+            embedded, real = embedding(inputs), real_tokens(inputs, self.padding)
+        given: dict[str, Any] = {
+            "inputs_embeds": embedded,
+            "attention_mask": self._mask(real, embedded),
+        }
+        if not self.causal:
+            return cast(Tensor, self.model(**given).logits)
+        given["use_cache"] = False
+        if self._takes_positions:
+            places = torch.arange(embedded.shape[1], device=embedded.device)
+            given["position_ids"] = places.expand(embedded.shape[:2])
+        if self.task == "next-token":
+            return cast(Tensor, self.model(**given).logits)
+        hidden = cast(nn.Module, self.model.base_model)(**given).last_hidden_state
+        return self._at_end(cast(nn.Module, self.model.score)(hidden), real)
+
+    def _mask(self, real: Tensor, like: Tensor) -> Tensor:
+        """Return what is added to attention scores (n, heads, queries, keys)."""
+        count, length = real.shape
+        if self.causal:
+            seen = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
+            seen = seen.expand(count, 1, length, length)
+        else:
+            seen = real[:, None, None, :].expand(count, 1, length, length)
+        return torch.zeros_like(seen, dtype=like.dtype).masked_fill(
+            ~seen, torch.finfo(like.dtype).min
+        )
+
+    @staticmethod
+    def _at_end(scores: Tensor, real: Tensor) -> Tensor:
+        """Return the scores at each sequence's last real token; at its first if there is none."""
+        place = (real.sum(1) - 1).clamp(min=0)
+        chosen = place[:, None] == torch.arange(real.shape[1], device=real.device)
+        return (scores * chosen[..., None]).sum(1)
+
+    def train(self, mode: bool = True) -> LanguageModel:
+        """Set only the wrapper's mode: the model itself stays without dropout."""
+        self.training = mode
+        self.model.eval()
+        return self
+
+
+@dataclass(frozen=True)
+class NextTokenLoss:
+    """Mean over examples of the mean cross-entropy of an example's tokens after its first.
+
+    Every example has the same weight, however long it is, so that the gradient of a batch is the
+    mean of its examples' gradients; padding has none.
+
+    Attributes:
+        padding: See `TokenSpace`.
+    """
+
+    padding: int | None
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of logits (n, length, vocabulary) for tokens (n, length)."""
+        losses, counted = self.by_token(outputs, targets)
+        return (losses.sum(1) / counted.sum(1).clamp(min=1)).mean()
+
+    def by_token(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each token after the first, and which of them are no padding."""
+        counted = real_tokens(targets, self.padding)[:, 1:]
+        losses = cross_entropy(outputs[:, :-1].transpose(1, 2), targets[:, 1:], reduction="none")
+        return losses * counted, counted
+
+
+def is_encoder(model: nn.Module) -> bool:
+    """Return whether the tokens of a transformers model see those after them."""
+    from transformers.models.auto.modeling_auto import (  # slow to import
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    config = model.config
+    kind = getattr(config, "model_type", "")
+    return kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Switch dropout off for good, in layers and where attention applies it itself."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    model.eval()

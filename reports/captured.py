@@ -1,0 +1,140 @@
+"""A gallery of guesses at captured updates that nothing is known of: no scores, no claims."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from leakfrontier.evaluate.labels import rows, short_names
+from leakfrontier.evaluate.results import Results
+from leakfrontier.evaluate.store import Store
+
+from .gallery import Tile, Token
+from .html import render, write
+from .tables import attack_name
+
+GALLERY_NAME = "gallery.html"
+FOLDER = "reconstructions"
+_KEY = ["cell", "observation", "victim"]
+_SUFFIX = {"image/png": "png", "audio/wav": "wav", "tokens": "json"}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one attack made of one capture.
+
+    Attributes:
+        name: The attack.
+        remark: What it says of its guess, or why it has none.
+        tiles: Its guesses.
+        truths: The truth that each is nearest to, where it is known.
+    """
+
+    name: str
+    remark: str
+    tiles: tuple[Tile, ...]
+    truths: tuple[Tile, ...]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What attacks made of one capture."""
+
+    name: str
+    setting: str
+    attempts: tuple[Attempt, ...]
+
+
+def write_gallery(folder: Path) -> Path:
+    """Write the gallery of a folder of attacks on captures, and return the page's path.
+
+    Every guess that is shown is also a file in `reconstructions/`.
+
+    Args:
+        folder: Holds `results.sqlite`.
+    """
+    results = Store(folder).results()
+    uploads = [
+        _upload(results, name, number, group)
+        for name, (number, group) in _by_capture(results).items()
+    ]
+    _write_files(folder, results)
+    page = folder / GALLERY_NAME
+    text = render(
+        "captured.html.j2",
+        uploads=uploads,
+        panel=results.panel,
+        failures=results.cells[results.cells["status"] != "ok"][["adversary", "error"]],
+        config=yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True),
+    )
+    write(page, text.encode())
+    return page
+
+
+def _by_capture(results: Results) -> dict[str, tuple[int, pd.DataFrame]]:
+    """Return, for every capture, its number in its cells, and the rows of these."""
+    found: dict[str, tuple[int, pd.DataFrame]] = {}
+    for cell in rows(results.cells):
+        for number, name in enumerate(cell.captures):
+            _, before = found.get(name, (number, results.attacks.head(0)))
+            own = results.attacks[
+                (results.attacks["cell"] == cell.cell) & (results.attacks["observation"] == number)
+            ]
+            found[name] = number, pd.concat([before, own]) if len(before) else own
+    return found
+
+
+def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> Upload:
+    names = short_names(results.cells, "adversary")
+    shown = attacks.merge(
+        results.renderings[[*_KEY, "media", "truth", "guess"]], on=_KEY, how="left"
+    )
+    scores = results.scores[results.scores["observation"] == number]
+    attempts = []
+    for key, group in shown.groupby("cell", sort=False):
+        first = next(rows(group))
+        if first.baseline:
+            continue
+        measured = scores[scores["cell"] == key].groupby("metric")["value"].median()
+        drawn = group.dropna(subset="guess")
+        attempts.append(
+            Attempt(
+                attack_name(names[first.adversary], first),
+                _remark(first, measured),
+                tuple(_tile(row.media, row.guess) for row in rows(drawn)),
+                tuple(_tile(row.media, row.truth) for row in rows(drawn) if row.truth),
+            )
+        )
+    first = next(rows(attacks))
+    return Upload(name, f"{first.scenario}, defense: {first.defense}", tuple(attempts))
+
+
+def _remark(row: Any, measured: pd.Series[float]) -> str:  # noqa: ANN401 - a row of a table
+    if row.outcome == "not applicable":
+        return f"not applicable: {row.reason}"
+    parts = [f"{name} {value:.3g}" for name, value in measured.items()]
+    if pd.notna(row.objective):
+        parts.append(f"objective {row.objective:.3g}")
+    return ", ".join(parts) or "says nothing of its guess"
+
+
+def _tile(media: str, content: bytes) -> Tile:
+    if media == "tokens":
+        return Tile(tokens=tuple(Token(text) for text in json.loads(content)))
+    return Tile(f"data:{media};base64,{base64.b64encode(content).decode()}")
+
+
+def _write_files(folder: Path, results: Results) -> None:
+    names = results.cells.set_index("cell")["captures"]
+    (folder / FOLDER).mkdir(exist_ok=True)
+    for row in rows(results.renderings):
+        capture = names[row.cell][row.observation].replace("/", "-") or "capture"
+        knows = "" if row.knows_defense else "-ignorant"
+        stem = f"{capture}-{row.adversary_name}{knows}-{row.cell[:6]}-{row.victim}"
+        write(folder / FOLDER / f"{stem}.{_SUFFIX[row.media]}", row.guess)

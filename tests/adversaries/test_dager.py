@@ -1,0 +1,126 @@
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+import torch
+from federated import rng
+from sentences import language_model, recovered, seen_by_server, sentences
+
+from leakfrontier.adversaries import DAGER, FedAvg, NotApplicable
+from leakfrontier.defenses import DPSGD
+
+
+def with_repeats() -> torch.Tensor:
+    """Return sentences of which one begins another, and two are the same."""
+    tokens = sentences([10, 6, 8, 8])
+    tokens[1, :6] = tokens[0, :6]
+    tokens[3] = tokens[2]
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("gpt2", "next-token"),
+        ("gpt2", "classification"),
+        ("gptj", "next-token"),
+        ("llama", "next-token"),
+        ("llama", "classification"),
+        ("qwen", "next-token"),
+    ],
+)
+def test_recovers_a_batch_exactly_with_repeats_beginnings_and_last_tokens(
+    family: str, task: str
+) -> None:
+    model = language_model(family, task)
+    for tokens in (sentences([10, 7, 8]), with_repeats(), sentences([5])):
+        guess = DAGER().reconstruct(seen_by_server(model, tokens, task), rng())
+        assert recovered(guess, tokens) == 1
+        assert len(guess.inputs) == len(tokens)
+        assert guess.objective == pytest.approx(0, abs=1e-6)
+        assert guess.confidence is not None
+        assert guess.confidence.min() > 0.95
+
+
+def test_a_first_word_that_is_repeated_is_followed_to_what_comes_after() -> None:
+    tokens = sentences([8, 6])
+    tokens[0, 1] = tokens[0, 0]
+    model = language_model("llama")
+    assert recovered(DAGER().reconstruct(seen_by_server(model, tokens), rng()), tokens) == 1
+
+
+def test_recovers_an_encoders_sentences() -> None:
+    tokens = sentences([6, 5])
+    tokens[:, 0] = 2
+    tokens[0, 5] = tokens[1, 4] = 3
+    observation = seen_by_server(
+        language_model("bert", "classification"), tokens, "classification", last=3
+    )
+    guess = DAGER().reconstruct(observation, rng())
+    assert recovered(guess, tokens) == 1
+    few = DAGER(combinations=8).reconstruct(observation, rng())  # climbs from random ones
+    assert recovered(few, tokens) >= 0.5
+
+
+def test_recovers_changes_of_weights() -> None:
+    tokens = sentences([9, 7, 8, 6])
+    protocol = FedAvg(epochs=10, batch_size=2, lr=1e-4)
+    observation = seen_by_server(language_model("gpt2"), tokens, protocol=protocol)
+    assert recovered(DAGER().reconstruct(observation, rng()), tokens) == 1
+
+
+def test_differential_privacy_is_not_broken() -> None:
+    tokens = sentences([9, 7])
+    defense = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, poisson_sampling=False)
+    observation = seen_by_server(language_model("gpt2"), tokens, defense=defense)
+    with suppress(NotApplicable):
+        assert recovered(DAGER().reconstruct(observation, rng()), tokens) == 0
+
+
+def test_says_what_it_cannot_attack() -> None:
+    observation = seen_by_server(language_model("gpt2"), sentences([6, 5]))
+    frozen = {name: value for name, value in observation.update.items() if "attn" not in name}
+    with pytest.raises(NotApplicable, match="attention is frozen"):
+        DAGER().reconstruct(replace(observation, update=frozen), rng())
+    adapters = frozen | {"model.transformer.h.0.mlp.lora_A.weight": torch.ones(2, 2)}
+    with pytest.raises(NotApplicable, match="only adapters of other layers"):
+        DAGER().reconstruct(replace(observation, update=adapters), rng())
+    zero = {name: torch.zeros_like(value) for name, value in observation.update.items()}
+    with pytest.raises(NotApplicable, match="gradient is zero"):
+        DAGER().reconstruct(replace(observation, update=zero), rng())
+    broken = {name: value * torch.nan for name, value in observation.update.items()}
+    with pytest.raises(NotApplicable, match="not finite"):
+        DAGER().reconstruct(replace(observation, update=broken), rng())
+
+
+def test_more_tokens_than_dimensions_saturate_the_rank() -> None:
+    tokens = sentences([10] * 10)
+    observation = seen_by_server(language_model("llama"), tokens)
+    with pytest.raises(NotApplicable, match="saturated"):
+        DAGER().reconstruct(observation, rng())
+    guess = DAGER(rank_cutoff=20).reconstruct(observation, rng())
+    assert guess.inputs.shape[1] == 10
+
+
+def test_without_the_last_block_only_its_knowledge_is_missing() -> None:
+    tokens = sentences([10, 7])
+    observation = seen_by_server(language_model("gpt2"), tokens)
+    known = {name: value for name, value in observation.update.items() if ".h.2." not in name}
+    guess = DAGER().reconstruct(replace(observation, update=known), rng())
+    before = tokens.clone()
+    before[0, 9] = before[1, 6] = 0
+    assert recovered(guess, before) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank_cutoff": 0}, "rank_cutoff must be at least 1"),
+        ({"tolerance": float("nan")}, "tolerance must be in"),
+        ({"pool": 0}, "pool must be at least 1"),
+        ({"combinations": -1}, "combinations must be at least 1"),
+    ],
+)
+def test_rejects_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DAGER(**options)  # type: ignore[arg-type]

@@ -1,0 +1,228 @@
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from leakfrontier.adversaries import (
+    RCONV,
+    RGAP,
+    FedAvg,
+    FedSGD,
+    ImageSpace,
+    NotApplicable,
+    Observation,
+    Protocol,
+    WaveSpace,
+)
+from leakfrontier.adversaries.constraints import count
+from leakfrontier.adversaries.layer_chain import chain, trace
+from leakfrontier.adversaries.rgap import rank_analysis
+from leakfrontier.defenses import Batch, Defense, Noise
+from leakfrontier.evaluate import metrics
+from leakfrontier.evaluate.client import Client, ThreatModel, observe
+from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.papers.rconv import logistic
+
+SHAPE = (3, 16, 16)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def smooth(count: int, seed: int = 0) -> Tensor:
+    """Return images with large structures, in [0, 1]."""
+    small = torch.rand(count, SHAPE[0], 4, 4, generator=rng(seed), dtype=torch.float64)
+    return nn.functional.interpolate(small, SHAPE[1:], mode="bicubic").clamp(0, 1)
+
+
+def seen(
+    name: str = "lenet_x",
+    examples: int = 1,
+    *,
+    precision: torch.dtype = torch.float64,
+    classes: int = 10,
+    defense: Defense | None = None,
+    protocol: Protocol | None = None,
+    model: nn.Module | None = None,
+    **options: str,
+) -> tuple[Observation, Tensor]:
+    space = ImageSpace(SHAPE, classes)
+    if model is None:
+        model = build_model(name, space, rng(1), **options)
+    loss = logistic if classes == 1 else cross_entropy
+    images = smooth(examples).to(precision)
+    labels = torch.arange(examples) % max(classes, 2)
+    client = Client(model.to(precision), loss, defense or Defense(), protocol or FedSGD(), space)
+    (upload,) = observe(client, [Batch(images, labels)], ThreatModel(), rng(2))
+    return upload.observation, images
+
+
+def attacked(observation: Observation, truth: Tensor, attack: RCONV | RGAP | None = None) -> float:
+    guess = (attack or RCONV()).reconstruct(observation, rng(3))
+    return float(metrics.psnr(guess.inputs, truth)[0])
+
+
+@pytest.mark.parametrize(
+    "activation", ["sigmoid", "tanh", "arctan", "softplus", "relu", "leaky_relu"]
+)
+@pytest.mark.parametrize("name", ["lenet_rconv", "lenet_x"])
+def test_one_example_is_recovered_exactly(name: str, activation: str) -> None:
+    assert attacked(*seen(name, activation=activation)) > 120
+
+
+@pytest.mark.parametrize("name", ["cnn6_x", "lenet_relu"])
+def test_relus_are_no_obstacle(name: str) -> None:
+    assert attacked(*seen(name)) > 120
+
+
+def test_single_precision_is_enough() -> None:
+    assert attacked(*seen("lenet_rconv", precision=torch.float32)) > 60
+
+
+def test_one_kind_of_constraints_per_layer_as_published() -> None:
+    observation, truth = seen("lenet_rconv")
+    assert attacked(observation, truth, RCONV(constraints="either")) > 60
+
+
+def test_residuals_say_where_noise_broke_it() -> None:
+    exact, _ = seen()
+    noisy, truth = seen(defense=Noise(scale=1e-3))
+    clean = RCONV().reconstruct(exact, rng()).residuals
+    broken = RCONV().reconstruct(noisy, rng())
+    assert clean is not None
+    assert broken.residuals is not None
+    assert set(clean) == {"0", "2", "4", "6"}
+    assert max(clean.values()) < 1e-8
+    assert max(broken.residuals.values()) > 1e-3
+    assert broken.inputs.isfinite().all()
+    assert float(metrics.psnr(broken.inputs, truth)[0]) < 40
+
+
+def test_a_perceptron_gives_its_input_away() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 20), nn.GELU(), nn.Linear(20, 10))
+    assert attacked(*seen(model=model)) > 120
+
+
+def test_weights_and_gradients_together_where_neither_is_enough() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 10, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(640, 10)
+    )
+    counts = count(chain(model, ImageSpace(SHAPE, 10))[0])
+    assert counts.enough
+    assert not counts.by_weight
+    assert not counts.by_gradient
+    assert attacked(*seen(model=model)) > 60
+
+
+def test_sound_is_recovered_too() -> None:
+    space = WaveSpace((1, 128), 10)
+    model = nn.Sequential(
+        nn.Conv1d(1, 8, 9, stride=4, padding=4), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(256, 10)
+    ).double()
+    wave = torch.rand(1, 1, 128, generator=rng(), dtype=torch.float64)
+    client = Client(model, cross_entropy, Defense(), FedSGD(), space)
+    (upload,) = observe(client, [Batch(wave, torch.tensor([1]))], ThreatModel(), rng(2))
+    guess = RCONV().reconstruct(upload.observation, rng())
+    assert guess.inputs.shape == wave.shape
+    assert float((guess.inputs - wave).abs().max()) < 1e-6
+
+
+def test_too_few_constraints_are_counted() -> None:
+    space = ImageSpace(SHAPE, 10)
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(392, 10))
+    assert model(torch.zeros(1, *space.shape)).shape == (1, 10)
+    observation, _ = seen(model=model)
+    with pytest.raises(NotApplicable, match=r"54 by its gradient.* for 768 unknowns"):
+        RCONV().reconstruct(observation, rng())
+
+
+def test_what_does_not_apply_is_said() -> None:
+    def refused(observation: Observation, reason: str, attack: RCONV | RGAP | None = None) -> None:
+        with pytest.raises(NotApplicable, match=reason):
+            (attack or RCONV()).reconstruct(observation, rng())
+
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(768, 10, bias=False))
+    refused(seen(model=flat)[0], "no bias")
+    refused(seen(activation="gelu")[0], "not a function of its output")
+    refused(seen(protocol=FedAvg(epochs=2))[0], "local steps")
+    refused(seen("lenet_x", examples=4)[0], "weight constraints")
+    refused(seen("lenet_relu", examples=4)[0], "no inverse")
+    refused(seen("lenet_x", activation="relu")[0], "no inverse", RGAP())
+    refused(seen("lenet_x", examples=2)[0], "batch", RGAP())
+
+
+def test_a_gradient_of_nothing_gives_nothing() -> None:
+    observation, _ = seen()
+    for value in observation.update.values():
+        value.zero_()
+    guess = RCONV().reconstruct(observation, rng())
+    assert not guess.inputs.any()
+    assert guess.confidence is not None
+    assert not guess.confidence.any()
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="constraints must be"):
+        RCONV(constraints="none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="separation must be"):
+        RCONV(separation="none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="balance must be"):
+        RGAP(balance="none")  # type: ignore[arg-type]
+
+
+def batch_network(classes: int) -> nn.Module:
+    """Return convolutions with more outputs than inputs, and saturated logits."""
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        model = nn.Sequential(
+            nn.Conv2d(3, 16, 5, stride=2, padding=2),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(16, 20, 3, padding=1),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+            nn.Linear(20 * 64, classes),
+        )
+        for parameter in model.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
+def test_a_batch_with_distinct_labels_is_recovered() -> None:
+    observation, truth = seen(examples=8, classes=20, model=batch_network(20))
+    guess = RCONV().reconstruct(observation, rng())
+    assert guess.confidence is not None
+    assert guess.confidence.sum() == len(guess.inputs) >= 7
+    matched = guess.inputs[metrics.match(guess.inputs, truth)]
+    assert (metrics.psnr(matched, truth) > 60).sum() == len(guess.inputs)
+
+
+def test_peeling_finds_more_than_rows() -> None:
+    observation, _ = seen(examples=14, classes=12, model=batch_network(12))
+    rows = RCONV(separation="rows").reconstruct(observation, rng())
+    peeled = RCONV().reconstruct(observation, rng())
+    assert len(peeled.inputs) > len(rows.inputs)
+    assert peeled.confidence is not None
+    assert peeled.confidence.all()
+
+
+@pytest.mark.parametrize("balance", ["blocks", "rows"])
+def test_rgap_needs_no_bias(balance: Literal["blocks", "rows"]) -> None:
+    observation, truth = seen("cnn6", classes=1)
+    assert attacked(observation, truth, RGAP(balance=balance)) > 60
+
+
+def test_rgap_solves_the_equation_of_any_loss() -> None:
+    observation, truth = seen("cnn6", classes=5)
+    assert attacked(observation, truth, RGAP()) > 60
+
+
+def test_rank_analysis_finds_the_bottleneck() -> None:
+    space = ImageSpace((3, 32, 32), 1)
+    layers = list(trace(build_model("cnn6", space, rng()), space.shape))
+    ranks = rank_analysis([layer for layer in layers if hasattr(layer, "weight")])
+    assert set(ranks.values()) == {0}
+    narrow = trace(nn.Sequential(nn.Conv2d(3, 4, 3, stride=2)), (3, 32, 32))
+    assert rank_analysis([layer for layer in narrow if hasattr(layer, "weight")])["0"] < 0

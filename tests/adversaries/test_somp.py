@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from federated import rng
+from sentences import language_model, recovered, seen_by_server, sentences
+
+from leakfrontier.adversaries import SOMP, NotApplicable
+from leakfrontier.adversaries.gradient_atoms import Part, pursue
+
+
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("gpt2", "next-token"),
+        ("gpt2", "classification"),
+        ("llama", "next-token"),
+        ("llama", "classification"),
+    ],
+)
+def test_recovers_a_batch_exactly(family: str, task: str) -> None:
+    model = language_model(family, task)
+    repeated = sentences([10, 6, 8, 8])
+    repeated[3] = repeated[2]
+    for tokens in (sentences([10, 7, 8]), repeated):
+        guess = SOMP().reconstruct(seen_by_server(model, tokens, task), rng())
+        assert recovered(guess, tokens) == 1
+        assert guess.objective is not None
+        assert guess.objective < 0.01
+        assert guess.confidence is not None
+        assert guess.confidence.min() > 0.9
+
+
+def test_head_wise_scores_find_the_tokens_of_one_sentence() -> None:
+    tokens = sentences([6])
+    observation = seen_by_server(language_model("gpt2"), tokens)
+    guess = SOMP(geometry="headwise", pool=40).reconstruct(observation, rng())
+    assert recovered(guess, tokens) == 1
+
+
+def test_where_the_space_is_full_it_still_answers() -> None:
+    tokens = sentences([10] * 9)
+    observation = seen_by_server(language_model("llama"), tokens)
+    guess = SOMP(pool=40, width=2, groups=4).reconstruct(observation, rng())
+    assert 1 <= len(guess.inputs) <= 9
+    assert guess.objective is not None
+    assert guess.objective < 1
+
+
+def test_matching_pursuit_finds_the_atoms_of_a_mixture() -> None:
+    draws = rng(3)
+    atoms = [
+        [Part(torch.randn(5, 8, generator=draws), torch.randn(5, 6, generator=draws))]
+        for _ in range(7)
+    ]
+    built = [part.slopes.T @ part.inputs for (part,) in atoms]
+    mixture = 0.5 * built[2] - 0.25 * built[5]
+    selection = pursue(atoms, [mixture], most=3, ridge=0.0, tolerance=1e-6)
+    assert sorted(selection.chosen) == [2, 5]
+    amounts = dict(zip(selection.chosen, selection.amounts, strict=True))
+    assert amounts[2] == pytest.approx(0.5, rel=1e-4)
+    assert amounts[5] == pytest.approx(-0.25, rel=1e-4)
+    assert selection.residual < 1e-6
+
+
+def test_says_what_it_cannot_attack() -> None:
+    tokens = sentences([6, 5])
+    encoder = seen_by_server(language_model("bert", "classification"), tokens, "classification")
+    with pytest.raises(NotApplicable, match="encoder"):
+        SOMP().reconstruct(encoder, rng())
+    observation = seen_by_server(language_model("gpt2"), tokens)
+    frozen = {name: value for name, value in observation.update.items() if "attn" not in name}
+    with pytest.raises(NotApplicable, match="attention is frozen"):
+        SOMP().reconstruct(replace(observation, update=frozen), rng())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"geometry": "paper"}, "geometry must be 'stacked' or 'headwise'"),
+        ({"width": 0}, "width must be at least 1"),
+        ({"language": float("nan")}, "language must be >= 0 and finite"),
+        ({"cluster": 1.5}, "cluster must be in"),
+    ],
+)
+def test_rejects_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SOMP(**options)  # type: ignore[arg-type]

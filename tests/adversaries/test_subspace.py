@@ -1,0 +1,64 @@
+import math
+
+import pytest
+import torch
+
+from leakfrontier.adversaries.subspace import noise_level, row_space, threshold
+
+
+def low_rank(rank: int, rows: int = 120, width: int = 48, seed: int = 0) -> torch.Tensor:
+    draws = torch.Generator().manual_seed(seed)
+    left = torch.randn(rows, rank, generator=draws, dtype=torch.float64)
+    return left @ torch.randn(rank, width, generator=draws, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_space_is_that_of_the_singular_value_decomposition(dtype: torch.dtype) -> None:
+    gradient = low_rank(12).to(dtype)
+    space = row_space(gradient)
+    assert space.rank == 12
+    assert not space.saturated
+    reference = torch.linalg.svd(gradient.double())
+    torch.testing.assert_close(space.values[:12], reference.S[:12], rtol=1e-6, atol=0)
+    projector = reference.Vh[:12].T @ reference.Vh[:12]
+    torch.testing.assert_close(space.basis.T @ space.basis, projector, rtol=0, atol=1e-6)
+
+
+def test_distances_are_zero_inside_one_outside_and_do_not_depend_on_scale() -> None:
+    gradient = low_rank(12)
+    space = row_space(gradient)
+    inside = gradient[:5]
+    outside = torch.randn(4, 48, dtype=torch.float64)
+    outside = outside - (outside @ space.basis.T) @ space.basis
+    assert space.distance(inside).max() < 1e-7
+    torch.testing.assert_close(space.distance(outside), torch.ones(4, dtype=torch.float64))
+    both = inside[0] / inside[0].norm() + outside[0] / outside[0].norm()
+    assert float(space.distance(1e5 * both)) == pytest.approx(math.sqrt(0.5))
+    torch.testing.assert_close(
+        space.energy(inside, exact=False).double(), space.energy(inside), rtol=0, atol=1e-5
+    )
+
+
+def test_a_full_gradient_is_saturated_and_a_zero_one_spans_nothing() -> None:
+    falling = low_rank(48) * torch.logspace(0, -3, 48)
+    assert row_space(falling).saturated
+    assert row_space(falling).without(20).rank == 28
+    assert row_space(torch.zeros(10, 4)).rank == 0
+
+
+def test_noise_is_measured_and_what_it_covers_is_left_out() -> None:
+    draws = torch.Generator().manual_seed(3)
+    noise = torch.randn(400, 100, generator=draws, dtype=torch.float64)
+    level = noise_level(torch.linalg.svdvals(0.01 * noise), 400)
+    assert level == pytest.approx(0.01, rel=0.05)
+    space = row_space(low_rank(5, 400, 100) + 0.5 * noise)
+    assert space.rank == 5
+    assert space.noise == 0 or space.noise == pytest.approx(0.5, rel=0.1)
+    assert row_space(noise).rank <= 2
+
+
+def test_the_threshold_is_in_the_widest_gap() -> None:
+    distances = torch.tensor([0.5, 2e-5, 0.4, 1e-8, 3e-4, 0.6], dtype=torch.float64)
+    limit = threshold(distances, most=5)
+    assert 3e-4 < limit < 0.4
+    assert threshold(torch.tensor([0.5, 0.51, 0.52]), most=2) == 0

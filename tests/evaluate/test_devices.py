@@ -1,0 +1,148 @@
+"""Cells on another device: the same numbers, and nothing made in the wrong place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pretended import THERE, pretended_device
+from pydantic import JsonValue
+from small_panel import OF_WEIGHTS, SMALL
+
+from leakfrontier.evaluate import cells
+from leakfrontier.evaluate.cells import AttackTrial, TrainTrial, Trial
+from leakfrontier.evaluate.devices import current_device, on_device, resolved
+from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.rows import Outcome
+from leakfrontier.evaluate.scenario import Scenario, Training
+
+MLP = Method(name="mlp", options={"width": 16})
+SCENARIO = Scenario(
+    dataset="digits",
+    model=MLP,
+    candidates=20,
+    training=Training(rounds=2, clients=4, batch_size=4),
+)
+AVERAGING = SCENARIO.model_copy(
+    update={
+        "protocol": Method(name="FedAvg", options={"epochs": 2, "batch_size": 1, "lr": 0.1}),
+        "batch_size": 2,
+    }
+)
+DEFENSES = [
+    Method(name="DPSGD", options={"noise_multiplier": 0.1}),
+    Method(name="TopK", options={"ratio": 0.3, "error_feedback": True}),
+    Method(name="Quantization", options={"bits": 4}),
+    Method(name="Noise", options={"scale": 0.01, "distribution": "laplace"}),
+    Method(name="ATS", options={"policy": "3-1-7"}),
+    Method(name="SecureAggregation", options={"clients": 2}),
+]
+
+
+def both(trial: Trial) -> tuple[Outcome, Outcome]:
+    """Do a cell here, and on a device that mixes with no other."""
+    outcomes = []
+    for device in ("cpu", "there"):
+        cells._RELEASED.clear()
+        cells._EXAMINED.clear()
+        if device == "cpu":
+            outcomes.append(trial.run(Path()))
+            continue
+        with pretended_device(), on_device(THERE):
+            outcomes.append(trial.run(Path()))
+    here, there = (
+        replace(
+            one,
+            busy=0.0,
+            attacks=tuple(replace(row, seconds=0.0) for row in one.attacks),
+        )
+        for one in outcomes
+    )
+    return here, there
+
+
+def attacked(scenario: Scenario, defense: Method, adversary: Method) -> AttackTrial:
+    return AttackTrial(
+        scenario,
+        defense,
+        adversary,
+        knows_defense=True,
+        seed=0,
+        checkpoint=0,
+        observations=(0, 1),
+        pictures=1,
+    )
+
+
+SHORT: dict[str, dict[str, JsonValue]] = {
+    **{name: {"iterations": 3} for name in ("InvertingGradients", "SME", "DLG", "IDLG", "DLFA")},
+    **{name: {"iterations": 3} for name in ("GradInversion", "FedLeak")},
+    "LearningToInvert": {"uploads": 60},
+}
+
+
+def short(name: str) -> Method:
+    """Return an attack of the panel with a few iterations of its inner loop."""
+    return Method(name=name, options={**SMALL[name].options, **SHORT.get(name, {})})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_attacks_run_on_another_device(name: str) -> None:
+    scenario = AVERAGING if name in OF_WEIGHTS else SCENARIO
+    here, there = both(attacked(scenario, Method(name="none"), short(name)))
+    assert [row.outcome for row in here.attacks] == [row.outcome for row in there.attacks]
+    assert {row.outcome for row in there.attacks} == {"scored"}
+    assert there == here
+
+
+@pytest.mark.parametrize("defense", DEFENSES, ids=lambda method: method.name)
+def test_defenses_run_on_another_device(defense: Method) -> None:
+    here, there = both(TrainTrial(SCENARIO, defense, 0))
+    assert there == here
+    adversary = Method(name="InvertingGradients", options={"iterations": 2})
+    here, there = both(attacked(SCENARIO, defense, adversary))
+    assert there == here
+
+
+def test_what_mixes_devices_fails() -> None:
+    with pretended_device():
+        far, near = torch.ones(3, device=THERE), torch.ones(3)
+        with pytest.raises(RuntimeError, match="mixes tensors"):
+            far + near
+        with pytest.raises(RuntimeError):
+            far.numpy()
+        assert (far.cpu() + near).tolist() == [2, 2, 2]
+
+
+def test_draws_are_the_same_everywhere() -> None:
+    def drawn() -> list[torch.Tensor]:
+        rng = torch.Generator().manual_seed(0)
+        return [
+            torch.randn(3, generator=rng),
+            torch.empty(3).exponential_(generator=rng),
+            torch.bernoulli(torch.full((9,), 0.5), generator=rng),
+            torch.randperm(5, generator=rng),
+        ]
+
+    here = drawn()
+    with pretended_device(), on_device(THERE):
+        there = drawn()
+        assert {one.device.type for one in there} == {THERE.type}
+        assert [one.tolist() for one in there] == [one.tolist() for one in here]
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r"device must be auto or one .*\(cpu.*\), got cuda"):
+            resolved("cuda")
+        assert resolved("auto").type in ("cpu", "mps")
+    with on_device("cpu"):
+        assert current_device().type == "cpu"
+
+
+def test_the_device_is_no_part_of_a_cell() -> None:
+    elsewhere = SCENARIO.model_copy(update={"device": "auto"})
+    keys = {TrainTrial(one, Method(name="none"), 0).cell.key for one in (SCENARIO, elsewhere)}
+    assert len(keys) == 1
