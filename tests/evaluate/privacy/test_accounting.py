@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dp_accounting import gaussian_mechanism, pld
 from numpy.typing import NDArray
-from opacus.accountants import GaussianAccountant, PRVAccountant
+from opacus.accountants import GaussianAccountant, PRVAccountant, RDPAccountant
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
