@@ -97,7 +97,7 @@ def sampled_segment(
     """
     if poisson_sampling:
         return Segment(sample_rate, noise_multiplier, steps)
-    return Segment(1.0, noise_multiplier, steps if passes is None else passes)
+    return Segment(1.0, noise_multiplier, steps if passes is None else min(steps, passes))
 
 
 def shuffled_passes(examples: int, batch_size: int, steps: int) -> int:

@@ -27,7 +27,7 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class _Upload(NamedTuple):
     """A client's update of one round, and what it counts."""
 
-    index: int
+    owner: int
     client: Client
     update: Update
     weight: float
@@ -138,7 +138,7 @@ class Federation:
             self.refused += len(group)
             return None
         for one in group:
-            self.rounds_of[one.index] += 1
+            self.rounds_of[one.owner] += 1
         return updates, [one.weight for one in group]
 
     def train(

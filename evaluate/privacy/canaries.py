@@ -190,11 +190,15 @@ class Subject:
         entry = self.replay(canary, self.probe.loss)["canary.weight"].detach().max()
         return _norm(self.replay(canary, self.probe.inflated_loss)), float(entry)
 
-    def _measured(self, uploads: int = 64) -> tuple[float, float]:
-        """Return the same from uploads with huge canaries and without, and no less than it is."""
-        which = torch.arange(self.probe.canary.in_features)[:1].repeat(1)
-        batches = [self.canaries(which, weight=0.0), self.nobody(1)]
-        client = self.client(1)
+    def _measured(self) -> tuple[float, float]:
+        """Return the same from uploads with huge canaries and without, and no less than it is.
+
+        Where the unit is a record, one canary is there many times, which makes noise small.
+        """
+        count, uploads = (64, 16) if self.per_record else (1, 256)
+        which = torch.zeros(count, dtype=torch.long)
+        batches = [self.canaries(which, weight=0.0), self.nobody(count)]
+        client = self.client(count)
         values = np.array(
             [
                 [self.canary_entries(self.upload(client, b, self.probe.loss))[0] for b in batches]

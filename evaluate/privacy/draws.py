@@ -82,7 +82,7 @@ def _dispersion(values: Counts, trials: int, rate: float, what: str) -> Symptom:
 def _cautious(deviation: float, freedom: int) -> float:
     """Return a normal deviate that is as rare as one of a chi^2, which is skewed."""
     value = max(freedom + deviation * math.sqrt(2 * freedom), 1e-12)
-    cube = (value / freedom) ** (1 / 3)  # Wilson and Hilferty
+    cube = float((value / freedom) ** (1 / 3))  # Wilson and Hilferty
     return abs(cube - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
 
 

@@ -65,7 +65,7 @@ def test_guarantee_equals_the_reference_whatever_the_norm_and_the_sampling(
     for sample_rate in (1.0, 0.01):
         guarantee = ClientDP(sigma, norm).guarantee(Plan(steps, sample_rate, 1e-5))
         assert guarantee.epsilon == pytest.approx(epsilon, rel=0.005)
-        assert (guarantee.unit, guarantee.adjacency) == ("client", "add/remove")
+        assert (guarantee.unit, guarantee.adjacency) == ("client", "zero-out")
     record = DPSGD(sigma).guarantee(Plan(steps, 0.01, 1e-5))
     assert record.epsilon < epsilon
 

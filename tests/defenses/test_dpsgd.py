@@ -7,6 +7,7 @@ from federated import batch, convolutional, make_client, mlp, rng
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from leakfrontier.adversaries import FedAvg
 from leakfrontier.defenses import DPSGD, Batch, Plan, Update, batch_gradient
 
 MODELS = [mlp, convolutional]
@@ -90,8 +91,10 @@ def test_without_poisson_sampling_every_example_is_seen_and_nothing_is_amplified
     assert sorted(rows.tolist()) == list(range(10))
     everybody = Plan(10, 1.0, 1e-5)
     assert defense.guarantee(everybody) == DPSGD(1.0).guarantee(everybody)
-    # Another example takes the place of one that is removed.
-    assert defense.guarantee(Plan(10, 0.01, 1e-5)) == DPSGD(0.5).guarantee(everybody)
+    assert defense.guarantee(Plan(10, 0.01, 1e-5)) == DPSGD(1.0).guarantee(everybody)
+    # Of shuffled epochs, an example is in one batch each.
+    epochs = Plan(10, 0.3, 1e-5, passes=3)
+    assert defense.guarantee(epochs) == DPSGD(1.0).guarantee(Plan(3, 1.0, 1e-5))
 
 
 def test_batch_norm_is_refused_with_advice() -> None:
@@ -191,7 +194,7 @@ def test_accounting_equals_the_references(
     plan = Plan(steps, sample_rate, delta)
     guarantee = DPSGD(sigma).guarantee(plan)
     assert guarantee.epsilon == pytest.approx(pld, rel=0.005)
-    assert (guarantee.unit, guarantee.adjacency) == ("record", "add/remove")
+    assert (guarantee.unit, guarantee.adjacency) == ("record", "zero-out")
 
 
 def test_no_noise_gives_no_guarantee() -> None:
@@ -311,3 +314,121 @@ def test_frozen_parameters_are_neither_uploaded_nor_clipped(way) -> None:  # noq
     one = data.at(slice(1))
     clipped = DPSGD(0.0, 1e-3, per_example=way).gradient(model, cross_entropy, one, rng())
     assert float(flat(clipped).norm()) == pytest.approx(1e-3, rel=1e-2)  # of what is trained
+
+
+def separation(first: list[float], second: list[float]) -> float:
+    """Return how often the one list's values are above the other's: 1/2 if they are alike."""
+    above = torch.tensor(first)[:, None] > torch.tensor(second)[None]
+    return abs(float(above.float().mean()) - 0.5)
+
+
+def test_the_norm_of_a_gradient_does_not_tell_how_many_examples_there_are() -> None:
+    """Fifteen examples or fourteen, where 32 are configured: once told apart by one upload."""
+    norms: dict[int, list[float]] = {14: [], 15: []}
+    for size, found in norms.items():
+        data = batch(15).at(slice(size))
+        for seed in range(60):
+            defense, draws = DPSGD(4.0, per_example="hooks"), rng(seed + 100 * size)
+            drawn = data.at(next(defense.batches(size, 32, 1, draws)))
+            gradient = defense.gradient(mlp(8), cross_entropy, drawn, draws)
+            found.append(float(flat(gradient).norm()))
+    assert separation(norms[14], norms[15]) < 0.2  # three standard errors
+    assert torch.tensor(norms[15]).mean() == pytest.approx(4 / 32 * math.sqrt(1634), rel=0.02)
+
+
+def test_the_norm_of_a_change_does_not_tell_how_many_steps_would_see_all_examples() -> None:
+    """33 examples or 32, in batches of 32: two steps of an epoch, or one."""
+    norms: dict[tuple[int, int | None], list[float]] = {}
+    for steps in (2, None):
+        protocol = FedAvg(batch_size=32, lr=0.1, steps=steps)
+        for size in (32, 33):
+            client = make_client(mlp(8), DPSGD(4.0, per_example="hooks"), protocol)
+            norms[size, steps] = [
+                float(flat(client.upload(batch(size), rng(seed))).norm()) for seed in range(40)
+            ]
+    assert separation(norms[32, 2], norms[33, 2]) < 0.25
+    assert separation(norms[32, None], norms[33, None]) == 0.5  # epochs do, hence n is public
+
+
+class Mixing(nn.Module):
+    """A perceptron whose examples see each other, in one way after the other."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.first, self.last = way, nn.Linear(192, 8), nn.Linear(8, 10)
+        self.attention = nn.MultiheadAttention(8, 2)  # the first axis is the sequence
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values = self.first(inputs.flatten(1))
+        if self.way == "centred":
+            values = values - values.mean(dim=0)
+        if self.way == "normalised":
+            values = nn.functional.batch_norm(values, None, None, training=True)
+        if self.way == "attention":
+            values = self.attention(values[:, None], values[:, None], values[:, None])[0][:, 0]
+        outputs: Tensor = self.last(values.tanh())
+        return outputs
+
+
+@pytest.mark.parametrize("way", ["centred", "normalised", "attention"])
+def test_models_that_mix_examples_are_refused_by_what_they_do(way: str) -> None:
+    with pytest.raises(ValueError, match="the model mixes the examples of a batch"):
+        DPSGD(1.0).gradient(Mixing(way), cross_entropy, batch(6), rng())
+    DPSGD(1.0).gradient(Mixing("not"), cross_entropy, batch(6), rng())
+
+
+def test_losses_that_mix_examples_are_refused() -> None:
+    weights = torch.arange(10.0) + 1  # normalised over the batch
+
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs, targets, weight=weights)
+
+    with pytest.raises(ValueError, match="the loss mixes the examples of a batch"):
+        DPSGD(1.0).gradient(mlp(), weighted, batch(6), rng())
+
+
+class Sequences(nn.Module):
+    """A model of sequences: recurrent, or with attention along the right axis."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.last = kind, nn.Linear(8, 10)
+        if kind == "gru":
+            self.inner: nn.Module = nn.GRU(24, 8, batch_first=True)
+        elif kind == "lstm":
+            self.inner = nn.LSTM(24, 8, batch_first=True)
+        else:
+            self.embed = nn.Linear(24, 8)
+            self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values = inputs.reshape(len(inputs), 8, 24)
+        if self.kind == "attention":
+            values = self.embed(values)
+            values, _ = self.inner(values, values, values, need_weights=False)
+        else:
+            values, _ = self.inner(values)
+        outputs: Tensor = self.last(values.mean(dim=1))
+        return outputs
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm", "attention"])
+def test_recurrent_layers_and_attention_are_clipped_per_example(kind: str) -> None:
+    torch.manual_seed(0)
+    model, data = Sequences(kind), batch(4)
+    defense = DPSGD(0.0, 0.1)
+    found = flat(defense.gradient(model, cross_entropy, data, rng()))
+    torch.testing.assert_close(found, clipped_mean(model, data, 0.1), rtol=1e-3, atol=1e-5)
+    replayed = flat(defense.replay({}).gradient(model, cross_entropy, data, rng()))
+    torch.testing.assert_close(replayed, found, rtol=1e-3, atol=1e-5)
+
+
+def test_a_replay_of_local_steps_divides_by_the_configured_batch_size() -> None:
+    """Three examples in steps of four: what is uploaded and what is replayed are the same."""
+    data, protocol = batch(3), FedAvg(batch_size=4, lr=0.1)
+    uploads = [
+        make_client(mlp(), defense, protocol).upload(data, rng(), in_order=True)
+        for defense in (DPSGD(0.0, 0.5), DPSGD(0.0, 0.5).replay({}))
+    ]
+    torch.testing.assert_close(flat(uploads[0]), flat(uploads[1]), rtol=1e-4, atol=1e-6)
+    assert float(flat(uploads[0]).norm()) <= 0.1 * 0.5 * 3 / 4 + 1e-6

@@ -132,7 +132,7 @@ def test_gaussian_guarantee_is_the_clients_and_gains_nothing_by_sampling(
     assert guarantee is not None
     assert guarantee.epsilon == pytest.approx(4.377, rel=1e-3)
     stated = (guarantee.unit, guarantee.adjacency, guarantee.accountant)
-    assert stated == ("client", "add/remove", "PLD")
+    assert stated == ("client", "zero-out", "PLD")
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -244,3 +244,45 @@ def test_clients_that_compare_models_refuse_other_versions() -> None:
     assert late.refused > 0
     assert late.refused + sum(late.rounds_of) == 3 * 8
     assert trained(FedBuff(buffer=3, oldest=0, exponent=0.0), comparing).refused == 0
+
+
+@dataclass
+class Seen(Defense):
+    """Notes the examples of every step, and how many uploads are seen together."""
+
+    clients: int = 1
+    log: list[Tensor] = field(default_factory=list)
+    together: list[int] = field(default_factory=list)
+
+    @property
+    def cohort(self) -> int:
+        return self.clients
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        self.log.append(batch.targets)
+        return super().gradient(model, loss, batch, rng)
+
+    def on_round(self, updates: list[Update], rng: Generator) -> list[Update]:  # type: ignore[override]
+        self.together.append(len(updates))
+        return Sum().on_round(updates, rng) if self.clients > 1 else updates
+
+
+def test_each_example_is_in_one_batch_of_an_epoch_however_many_rounds_that_takes() -> None:
+    data, defense = Batch(batch(10).inputs, torch.arange(10)), Seen()
+    federation = Federation(make_client(mlp(8), defense), [data], 1, batch_size=4)
+    for _ in range(6):
+        federation.round(rng())
+    seen = torch.cat(defense.log).tolist()
+    assert [len(one) for one in defense.log] == [4, 4, 2, 4, 4, 2]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == [*range(10)]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "groups"), [(1, [6]), (2, [2, 2, 2]), (3, [3, 3]), (4, [6]), (8, [6])]
+)
+def test_uploads_are_added_up_in_groups_of_the_cohort(cohort: int, groups: list[int]) -> None:
+    defense = Seen(clients=cohort)
+    shares = [batch(4, seed) for seed in range(6)]
+    federation = Federation(make_client(mlp(8), defense), shares, 6, batch_size=4)
+    federation.round(rng())
+    assert defense.together == groups

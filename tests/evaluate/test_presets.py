@@ -8,6 +8,7 @@ from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
 from leakfrontier.evaluate.config import load_config
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.scenario import Scenario, Training
+from leakfrontier.evaluate.victims import other_cohort, other_examples
 
 FIRST = {  # one setting of each kind: the rest differs in strength alone
     method.name: method for method in reversed(load_config("full").defenses)
@@ -16,6 +17,25 @@ PROTOCOLS = {
     "FedSGD": Method(name="FedSGD"),
     "FedAvg": Method(name="FedAvg", options={"epochs": 2, "batch_size": 2, "lr": 0.01}),
 }
+
+
+@pytest.mark.parametrize("preset", ["quick", "full"])
+def test_the_attacked_upload_is_the_trained_one(preset: str) -> None:
+    config = load_config(preset)
+    for scenario in config.scenarios:
+        assert other_examples(scenario) == ""
+        assert {other_cohort(scenario, defense) for defense in config.defenses} == {""}
+
+
+def test_an_upload_that_is_not_the_trained_one_is_told() -> None:
+    scenario = Scenario(training=Training(clients_per_round=2, batch_size=16))
+    eight = Method(name="SecureAggregation", options={"clients": 8})
+    assert "attacks see sums of 8 clients, training has 2" in other_cohort(scenario, eight)
+    assert other_examples(scenario) == "attacked uploads are of 1 examples, trained ones of 16"
+    local = scenario.model_copy(update={"protocol": PROTOCOLS["FedAvg"], "batch_size": 8})
+    assert "(8 and 200 local steps)" in other_examples(local)
+
+
 SEARCH = Method(name="InvertingGradients", options={"iterations": 2})
 
 

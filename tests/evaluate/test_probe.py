@@ -109,7 +109,7 @@ BROKEN = {
     CLAIM % "Guarantee(-1.0, 1e-5, 'record', 'replace', 'PLD')": "must be a number >= 0, got -1.0",
     CLAIM % "Guarantee(1.0, 0.0, 'record', 'replace', 'PLD')": "must be in (0, 1), got 0.0",
     CLAIM % "Guarantee(1.0, 1e-5, 'user', 'replace', 'PLD')": "must be 'record' or 'client'",
-    CLAIM % "Guarantee(1.0, 1e-5, 'record', 'swap', 'PLD')": "must be 'add/remove' or 'replace'",
+    CLAIM % "Guarantee(1.0, 1e-5, 'record', 'swap', 'PLD')": "must be 'zero-out' or 'add/",
     # What a class is, is told before anything is called.
     "def on_updates(self, update, rng):\n    return {}": (
         "Mine.on_updates is never called: did you mean on_update?"
