@@ -56,7 +56,7 @@ def _add_from(
 ) -> None:
     """Do so for a range of the vector that begins with a block of the cipher."""
     block = first * vector.itemsize // _BLOCK
-    streams = [(np.add, _entered(key, block)) for key in added]
+    streams: list[tuple[np.ufunc, CipherContext]] = [(np.add, _entered(k, block)) for k in added]
     streams += [(np.subtract, _entered(key, block)) for key in subtracted]
     zeros = memoryview(bytes(_PIECE))
     buffer = np.empty(_PIECE + _BLOCK, np.uint8)  # some versions ask for a block to spare
@@ -65,7 +65,7 @@ def _add_from(
         piece = vector[start : min(start + size, last)]
         stream = buffer[: piece.nbytes].view(vector.dtype)
         for apply, cipher in streams:
-            cipher.update_into(zeros[: piece.nbytes], buffer)
+            cipher.update_into(zeros[: piece.nbytes], buffer.data)
             apply(piece, stream, out=piece)
 
 

@@ -109,4 +109,5 @@ def _guess(question: Question, now: Question, sigma: float) -> float:
     scale = old.sample_rate**2 * old.steps / (new.sample_rate**2 * new.steps)
     halved = old.noise_multiplier / sigma  # of shuffled batches
     exponent = min((halved * sigma) ** -2, 700.0)
-    return math.log1p(scale * math.expm1(exponent)) ** -0.5 / (new.noise_multiplier / sigma)
+    noise: float = math.log1p(scale * math.expm1(exponent)) ** -0.5
+    return noise / (new.noise_multiplier / sigma)

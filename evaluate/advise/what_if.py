@@ -33,8 +33,8 @@ def over_norms(experiment: Experiment, setting: Setting) -> list[ClippingPoint]:
         for model in _models(experiment, *trials[setting.max_norm])
     )
     return [
-        ClippingPoint(norm, *both, results[norm].accuracy)
-        for norm, *both in zip(norms, first, last, strict=True)
+        ClippingPoint(norm, before, after, results[norm].accuracy)
+        for norm, before, after in zip(norms, first, last, strict=True)
     ]
 
 

@@ -19,8 +19,8 @@ from rich.table import Table
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import ADJACENCIES, Plan
 
-from ..advise.advice import number
 from ..advise.question import finite
+from ..advise.tables import number
 from ..errors import UserError, given_by_user
 from ..privacy.audit import audit as run_audits
 from ..privacy.finding import Audit, most_damning

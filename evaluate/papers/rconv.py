@@ -14,7 +14,7 @@ from leakfrontier.defenses import Batch, Defense
 
 from .. import metrics
 from ..client import Client, ThreatModel, Upload, observe
-from ..data import Dataset
+from ..dataset import Dataset
 from ..models import build_model
 from ..seeds import fork
 from ..statistics import mean_interval, rate

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import stats
 from torch import Generator, Tensor, nn
 
@@ -75,7 +76,7 @@ def _described(norm: float, off: float) -> str:
     return f"{gradient}{batch}"
 
 
-def _graded_uploads(subject: Subject, off: float, uploads: int) -> tuple[Floats, Floats]:
+def _graded_uploads(subject: Subject, off: float, uploads: int) -> tuple[Floats, NDArray[np.bool_]]:
     """Return the canaries' entries of some uploads, and which of them were in."""
     scale = torch.tensor([subject.entry * norm for norm in NORMS]).repeat(GRADED // len(NORMS))
     actual = GRADED // 2
@@ -130,7 +131,9 @@ def neighbours(
             )
             for world in worlds
         ]
-        symptoms.append(_apart(*seen, subject, runs, "an example", neighbours=True))
+        with_it, without = seen
+        found = _apart(with_it, without, subject, runs, "an example", neighbours=True)
+        symptoms.append(found)
     fine = "what an example changes in an upload is within what it may"
     return judged("neighbours", subject.promise, symptoms or [Symptom(1.0, "")], runs, fine=fine)
 
