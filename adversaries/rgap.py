@@ -54,9 +54,9 @@ class RGAP(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the example, with the residual of each layer."""
+        layers = chain(observation.model, observation.space)
         if observation.batch_size > 1:
             raise NotApplicable("of a batch, only a mean of its examples would be found")
-        layers = chain(observation.model, observation.space)
         for layer in layers[:-1]:
             if layer.activation is not None and layer.activation.partial:
                 raise NotApplicable(
