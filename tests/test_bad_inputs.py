@@ -18,8 +18,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from leakfrontier.evaluate import methods, probe
-from leakfrontier.evaluate import run as run_module
+from leakfrontier.evaluate import engine, methods, probe
 from leakfrontier.evaluate.engine import Done
 from leakfrontier.evaluate.store import FILE_NAME, Store
 
@@ -398,7 +397,7 @@ def refused(
 ) -> Callable[[str, Config], str]:
     """Return a function that runs what must be refused before any cell: the message."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(run_module, "execute", None)
+    monkeypatch.setattr(engine, "execute", None)
     for module in (methods, probe):  # without a process for each case
         monkeypatch.setattr(module, "execute", _at_once)
     monkeypatch.delenv("LEAKFRONTIER_DATA", raising=False)

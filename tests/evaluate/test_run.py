@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from leakfrontier.defenses import Batch, Defense
-from leakfrontier.evaluate import run as run_module
+from leakfrontier.evaluate import engine
 from leakfrontier.evaluate.cells import AttackTrial, run_trial
 from leakfrontier.evaluate.config import ConfigError, RunConfig, load_config
 from leakfrontier.evaluate.contract import Checked
@@ -221,7 +221,7 @@ def test_a_cell_that_fails_is_recorded_and_the_run_goes_on(
 
     (tmp_path / "mended").touch()
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "execute", None)  # nothing is left to run
+        patch.setattr(engine, "execute", None)  # nothing is left to run
         again = unprobed(faulty, out).cells
     assert again["status"].tolist() == cells["status"].tolist()
     mended = load_config(faulty | {"adversaries": tiny["adversaries"]})
