@@ -129,7 +129,7 @@ def test_says_what_is_allowed(name: str, options: dict[str, object], message: st
         build_model(name, DIGITS, rng(), **options)
 
 
-@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18"])
+@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18", *NETWORKS])
 @pytest.mark.parametrize(
     ("space", "advice"),
     [
