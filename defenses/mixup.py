@@ -63,7 +63,9 @@ class Mixup(Defense):
         if not self.alpha or not len(batch.inputs):
             return batch
         if not batch.inputs.is_floating_point():
-            raise ValueError(f"Mixup mixes real-valued inputs, got {batch.inputs.dtype}")
+            raise ValueError(
+                f"Mixup mixes real-valued inputs, not tokens: got {batch.inputs.dtype}"
+            )
         share = _draw_beta(self.alpha, rng).to(batch.inputs)
         size = len(batch.inputs)
         order = torch.randperm(size, generator=rng, device=rng.device).to(batch.inputs.device)

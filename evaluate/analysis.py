@@ -34,6 +34,7 @@ FINISHED = ("ok", "not needed")
 _THREATS = ("passive", "parameters", "architecture")
 _VICTIM = ["seed", "observation", "victim"]
 _LIMITS = ["rate", "low", "high", "text"]
+_NO_LIMITS: dict[str, Any] = {"rate": nan, "low": nan, "high": nan, "text": "n/a"}
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
 _LARGEST_LOSS = 700.0  # whose exponential is a number
 _UTILITY_COLUMNS = ["scenario", "defense", *DEFENSE, "seeds", "rounds", "refused"]
@@ -314,14 +315,16 @@ def _advantages(success: pd.Series[float], blind: pd.Series[float]) -> list[floa
 def _worst(attacks: pd.DataFrame, rates: pd.DataFrame, server: str) -> dict[str, Any]:
     """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
     own = rates[_counted(rates, server) & _own(rates, server)]
-    known = tried(own).any()
-    victims = _worst_victims(attacks if known else attacks.head(0), server)
-    unit = victims.groupby(level=["seed", "observation"]).ngroup()
-    limits = _limits(victims, unit)
-    if not known and own["refused"].any():
-        limits["text"] = "refused by the client"
+    if tried(own).any():
+        victims = _worst_victims(attacks, server)
+        unit = victims.groupby(level=["seed", "observation"]).ngroup()
+        limits, observations = _limits(victims, unit), unit.nunique()
+    else:
+        limits, observations = _NO_LIMITS, 0
+        if own["refused"].any():
+            limits = limits | {"text": "refused by the client"}
     found = {column(server, name): value for name, value in limits.items()}
-    return found | ({"observations": unit.nunique()} if server == "passive" else {})
+    return found | ({"observations": observations} if server == "passive" else {})
 
 
 def _counted(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:

@@ -49,6 +49,8 @@ def build_model(
     """
     factory = _find_factory(name)
     _check_options(name, factory, space, options)
+    if name in NETWORKS:
+        _image_shape(name, space)  # raises if it has none
     seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[]):
         # Unlike torch.manual_seed, this leaves the generators of other devices alone.

@@ -10,6 +10,7 @@ from torch import nn
 from leakfrontier.adversaries import ContinuousSpace, ImageSpace, InputSpace, TokenSpace, WaveSpace
 from leakfrontier.defenses import torchvision_ops
 from leakfrontier.evaluate.models import MODELS, build_model
+from leakfrontier.evaluate.papers.rconv_networks import NETWORKS
 
 DIGITS = ImageSpace((1, 8, 8), 10)
 FASHION = ImageSpace((1, 28, 28), 10)
@@ -21,6 +22,7 @@ IMAGES = {"digits": DIGITS, "fashion": FASHION, "cifar": CIFAR}
 ON_IMAGES = ("mlp", "cnn", "lenet", "resnet18")
 CASES = {
     **{f"{name}-{on}": (name, space) for name in ON_IMAGES for on, space in IMAGES.items()},
+    **{f"{name}-cifar": (name, CIFAR) for name in NETWORKS},
     "mlp-sound": ("mlp", SOUND),
     "conv1d-sound": ("conv1d", SOUND),
     "conv1d-shortest": ("conv1d", WaveSpace((2, 1), 3)),
@@ -127,7 +129,7 @@ def test_says_what_is_allowed(name: str, options: dict[str, object], message: st
         build_model(name, DIGITS, rng(), **options)
 
 
-@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18"])
+@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18", *NETWORKS])
 @pytest.mark.parametrize(
     ("space", "advice"),
     [
