@@ -22,6 +22,7 @@ NAMES = [
     "completeness",
     "proven bound",
     "claimed noise",
+    "trained upload",
     "private baseline",
     "power",
 ]
@@ -176,6 +177,17 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Resul
             "not audited: the noise is not Gaussian",
         ),
         ({"guaranteed": True, "candidates": True}, {}, None),
+        (
+            {"other_examples": "attacked uploads are of 1 examples, trained ones of 16"},
+            {"trained upload": "warn"},
+            "fashion-mini/lenet: attacked uploads are of 1 examples, trained ones of 16",
+        ),
+        (
+            {"other_cohort": "attacks see sums of 8 clients, training has 2 in a round"},
+            {"trained upload": "fail"},
+            "TopK(ratio=0.1), fashion-mini/mlp: attacks see sums of 8 clients, training has 2 in "
+            "a round",
+        ),
         ({"private": False}, {"private baseline": "warn"}, "fashion-mini/lenet"),
         (
             {"candidates": True, "attack_success": 0.05},  # candidates do not save the control

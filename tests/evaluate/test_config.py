@@ -28,8 +28,7 @@ def config(**change: object) -> Callable[[Config], Config]:
 def test_presets_are_valid_and_use_the_panel(name: str) -> None:
     loaded = load_config(name)
     budget = ", published budgets" if name == "full" else ""
-    of_text = name == "quick-text"  # the panel has no attacks on language models yet
-    assert loaded.panel == (f"custom ({PANEL.version})" if of_text else PANEL.version + budget)
+    assert loaded.panel == PANEL.version + budget
     cells = [trial.cell.key for trial in plan(loaded.model_copy(update={"seeds": 1}))]
     assert len(set(cells)) == len(cells) > 20
 

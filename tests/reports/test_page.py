@@ -163,7 +163,7 @@ def test_nothing_is_said_of_refusals_and_cascades_without_any(report: tuple[Path
 DEFINITIONS = {
     "image/png": ["by pixel L2", "PSNR, SSIM of images"],
     "audio/wav": ["by L2 of the amplitudes", "&minus;1 to 1"],
-    "tokens": ["the number of tokens that do not match", "Token accuracy</dt>"],
+    "tokens": ["of tokens in common (F1", "Token accuracy</dt>", "ROUGE</dt>"],
 }
 
 

@@ -128,6 +128,8 @@ def make_results(
     measured: float | None = 1.0,
     private: bool = True,
     replay: dict[str, Any] | None = None,
+    other_cohort: str = "",
+    other_examples: str = "",
 ) -> Results:
     """Write `results.sqlite` to a folder and return what it holds.
 
@@ -159,6 +161,8 @@ def make_results(
         measured: What an audit finds of the claimed noise, as a share; None without an audit.
         private: Whether there is DPSGD at all.
         replay: What an examination of all replays finds, other than `SOUND`.
+        other_cohort: How TopK's attacked uploads are of other clients than the trained ones.
+        other_examples: How all attacked uploads are of other examples than the trained ones.
     """
     arms = [arm for arm in ARMS if control or arm.family != "none"]
     if not monotone:
@@ -173,7 +177,11 @@ def make_results(
         claims = (_claim(arm, measured),) if guaranteed and arm.family == "DPSGD" else ()
         utility = _utility(arm, seed, refused=3 if arm.label == refuses else 0)
         trained = Outcome(utility=utility, guarantees=claims, busy=20.0)
-        cells.append((_cell("train", labels), trained))
+        others = {
+            "other_cohort": other_cohort if arm.family == "TopK" else "",
+            "other_examples": other_examples,
+        }
+        cells.append((Cell("train", config=labels, labels=labels | others), trained))
         if arm.family != "none" and seed == seeds[0]:
             examined = Outcome(replays=(replace(SOUND, **replay or {}),))
             cells.append((_cell("replay", labels), examined))

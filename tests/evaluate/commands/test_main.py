@@ -16,7 +16,7 @@ from synthetic import SCENARIOS as SCENARIOS_MADE_UP
 
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES
-from leakfrontier.evaluate import run as run_module
+from leakfrontier.evaluate import engine as engine_module
 from leakfrontier.evaluate.commands import main as cli
 from leakfrontier.evaluate.commands import run as run_command
 from leakfrontier.evaluate.config import RunConfig
@@ -69,7 +69,7 @@ def refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., str]:
     """Return a function that runs what must be refused before any cell: the message."""
-    monkeypatch.setattr(run_module, "execute", None)
+    monkeypatch.setattr(engine_module, "execute", None)
 
     def run(*arguments: object, out: Path | None = None, **change: Any) -> str:  # noqa: ANN401
         arguments = (config_file(**change), "--out", out or tmp_path / "out", *arguments)
@@ -187,7 +187,7 @@ def test_ctrl_c_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, "execute", interrupted)
+    monkeypatch.setattr(engine_module, "execute", interrupted)
     code, output, errors = command("run", config_file(), "--out", tmp_path / "out")
     assert code == 130
     assert "The same command continues where it stopped" in output
@@ -253,7 +253,7 @@ def test_failed_cells_are_named_and_run_again_on_request(
         handed.extend(trial.cell for trial, _ in tasks)
         return []
 
-    monkeypatch.setattr(run_module, "execute", execute)
+    monkeypatch.setattr(engine_module, "execute", execute)
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
     config = config_file()
     code, output, _ = command("run", config, "--out", out)
@@ -313,7 +313,7 @@ def test_what_we_did_wrong_is_no_mistake_of_the_users(
     def buggy(*_: object, **__: object) -> None:
         raise ValueError("a list of ours is empty")
 
-    monkeypatch.setattr(run_module, "execute", buggy)
+    monkeypatch.setattr(engine_module, "execute", buggy)
     monkeypatch.setattr(sys, "argv", ["leakfrontier", "run", str(config_file()), "--out", "out"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
@@ -348,7 +348,7 @@ def test_every_attack_on_every_upload_on_request(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_module, "execute", lambda *_, **__: [])
+    monkeypatch.setattr(engine_module, "execute", lambda *_, **__: [])
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
     for options, individual in (((), False), (("--individual",), True)):
         assert command("run", config_file(), "--out", tmp_path / "out", *options)[0] == 1

@@ -27,8 +27,8 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import FedAvg
 from leakfrontier.adversaries.spearpp import SPEARPlusPlus
 from leakfrontier.defenses.dpsgd import ClippedGradient
+from leakfrontier.evaluate import engine as engine_module
 from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate import run as run_module
 from leakfrontier.evaluate.data import DATASETS, Dataset, load_dataset
 from leakfrontier.evaluate.engine import Done, Failure
 from leakfrontier.evaluate.papers import reproduce as reproduce_module
@@ -105,7 +105,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 result = Failure("error", str(error))
             yield Done(task, result, 0.1)
 
-    monkeypatch.setattr(run_module, "execute", execute)
+    monkeypatch.setattr(engine_module, "execute", execute)
     return counts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -161,13 +162,21 @@ def test_noise_that_is_there_is_measured() -> None:
         assert 0.8 * found.epsilon < found.audited_epsilon <= 1.001 * found.epsilon
 
 
+def share_of_noise(found: GuaranteeRow) -> float:
+    """Return the share of the noise that is there, as a finding of too little of it says."""
+    words = r"violated: the noise is (\d\.\d{3}) of what the claim needs \(p = .+\)"
+    match = re.fullmatch(words, found.finding)
+    assert match, found.finding
+    return float(match[1])
+
+
 def test_noise_that_is_not_there_is_noticed() -> None:
     found = row(TooQuiet(1.0))
     assert found.violated
     assert found.measured_noise == pytest.approx(0.8, rel=0.05)
     assert found.audited_epsilon is not None
     assert found.audited_epsilon > found.epsilon
-    assert found.finding.startswith("violated: ")
+    assert share_of_noise(found) == pytest.approx(0.8, rel=0.01)
 
 
 def test_noise_that_does_not_add_up_to_the_claim_is_noticed() -> None:
@@ -176,7 +185,9 @@ def test_noise_that_does_not_add_up_to_the_claim_is_noticed() -> None:
     assert found.measured_noise == pytest.approx(1.0, rel=0.05)
     assert found.audited_epsilon is not None
     assert found.audited_epsilon > found.epsilon
-    assert found.finding.startswith("violated: ")
+    needed = found.measured_noise / share_of_noise(found)
+    over_all = epsilon(found.sample_rate, needed, 50, found.delta)
+    assert over_all == pytest.approx(found.epsilon, rel=0.05)
     assert row(Forgetful(1.0), rounds=1).violated is False
 
 
