@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from rich.table import Table
 from ..errors import UserError
 from ..papers.reproduce import QUICK_TRIALS, Result, default_folder, document, trial_rows
 from ..papers.reproduce import reproduce as reproduce_table
-from ..papers.table import Metric
+from ..papers.table import Metric, Setting
 from ..papers.table import Table as PaperTable
 from ..papers.tables import TABLES
 from ..statistics import Interval
@@ -31,6 +31,9 @@ from .options import (
     print_path,
     writable,
 )
+
+_Column = tuple[str, Callable[[Setting], str]]
+"""A column's header, and what it has of a row's setting."""
 
 
 def reproduce(
@@ -118,31 +121,71 @@ def _print_table(
     console: Console, paper: PaperTable, procedure: str | None, results: Sequence[Result]
 ) -> None:
     """Print ours beside the paper's, with intervals, and what the columns mean."""
-    settings = list(dict.fromkeys(name for row in paper.rows for name in row.setting))
-    published = {name for row in paper.rows for name in row.paper}
     title = paper.title + (f", ours by the procedure {procedure!r}" if procedure else "")
+    names = list(dict.fromkeys(name for row in paper.rows for name in row.setting))
+    table = _table(title, paper, results, [_column(name) for name in names])
+    unlimited = console.options.update(width=10 * console.width)
+    if console.measure(table, options=unlimited).maximum > console.width:
+        common = _common(paper)
+        table = _table(title, paper, results, _narrow([n for n in names if n not in common], paper))
+        if common:
+            same = ", ".join(f"{name} {value}" for name, value in common.items())
+            table.caption, table.caption_justify = escape(f"all rows: {same}"), "left"
+    console.print(table)
+    for name, metric in paper.metrics.items():
+        console.print(f"{name}: {metric.definition}, ours with a 95 % interval", highlight=False)
+    console.print("n: batches attacked; s: median seconds of an attack, on one core")
+    console.print(escape(f"{paper.notes}\n{paper.reference}"), highlight=False)
+
+
+def _common(paper: PaperTable) -> dict[str, object]:
+    """Return the settings that are the same in all of several rows."""
+    first, *others = (row.setting for row in paper.rows)
+    same = {name: first[name] for name in first if all(o.get(name) == first[name] for o in others)}
+    return same if others else {}
+
+
+def _column(*names: str) -> _Column:
+    """Return a column of settings, one below the other."""
+    return "\n".join(names), lambda own: "\n".join(str(own.get(name, "")) for name in names)
+
+
+def _narrow(names: Sequence[str], paper: PaperTable) -> list[_Column]:
+    """Return few columns of settings: two lines each, as estimates have; one for many rare ones."""
+    rare = [name for name in names if any(name not in row.setting for row in paper.rows)]
+    rare = rare if len(rare) > 2 else []
+    usual = [name for name in names if name not in rare]
+    columns = [_column(*usual[start : start + 2]) for start in range(0, len(usual), 2)]
+    if rare:
+        columns.append(
+            ("setting", lambda own: "\n".join(f"{n} {own[n]}" for n in rare if n in own))
+        )
+    return columns
+
+
+def _table(
+    title: str, paper: PaperTable, results: Sequence[Result], settings: Sequence[_Column]
+) -> Table:
+    """Return the rows in print."""
+    published = {name for row in paper.rows for name in row.paper}
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right")
-    for name in settings:
-        table.add_column(name, justify="right", no_wrap=True)
+    for header, _ in settings:
+        table.add_column(header, justify="right", no_wrap=True)
     for name in paper.metrics:
         for source in ("paper", "ours") if name in published else ("ours",):
             table.add_column(f"{name}\n{source}", justify="right", no_wrap=True)
     for name in ("n", "s"):
         table.add_column(name, justify="right")
     for result in results:
-        cells = [result.number, *(result.row.setting.get(name, "") for name in settings)]
+        cells = [result.number, *(text(result.row.setting) for _, text in settings)]
         for name, metric in paper.metrics.items():
             if name in published:
                 cells.append(metric.text(result.row.paper.get(name, nan)))
             cells.append(_estimate(metric, result.ours[name]))
         seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
         table.add_row(*(escape(str(cell)) for cell in (*cells, len(result.trials), seconds)))
-    console.print(table)
-    for name, metric in paper.metrics.items():
-        console.print(f"{name}: {metric.definition}, ours with a 95 % interval", highlight=False)
-    console.print("n: batches attacked; s: median seconds of an attack, on one core")
-    console.print(escape(f"{paper.notes}\n{paper.reference}"), highlight=False)
+    return table
 
 
 def _estimate(metric: Metric, interval: Interval) -> str:

@@ -41,7 +41,7 @@ METRICS = {
     "rouge1": Metric("ROUGE-1 F-measure, mean over sentences", mean_interval, percent=True),
     "rouge2": Metric("ROUGE-2 F-measure, mean over sentences", mean_interval, percent=True),
     "rougeL": Metric("ROUGE-L F-measure, mean over sentences", mean_interval, percent=True),
-    "exact": Metric("share of sentences that are exact", mean_interval, percent=True),
+    "exact": Metric("share of sentences that are exact", mean_interval, percent=True, brief=True),
 }
 
 FIELDS = {
@@ -102,7 +102,7 @@ def text_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator)
     scores = modality.scores(found, truth)
     return {  # where there are no pairs of words, ROUGE-2 is 0 in papers
         **{metric: scores[metric].nan_to_num().tolist() for metric in METRICS},
-        "relative_noise": [_relative_noise(problem, upload)] * len(truth),
+        "noise": [_relative_noise(problem, upload)] * len(truth),
         "seconds": [seconds],
     }
 
@@ -313,7 +313,7 @@ TABLES = (
             )
             for sigma, (rouge1, rouge2) in _TABLE10.items()
         ],
-        metrics={**METRICS, "relative_noise": _NOISE},
+        metrics={**METRICS, "noise": _NOISE},
         notes="What noise hides depends on its ratio to the gradient, which is not in the paper.",
     ),
     table(

@@ -50,6 +50,7 @@ FOLDERS = {
     "ham": "ham10000_128",
     "photos": "tiny_imagenet20",
     "speech": "audio/fsdd",
+    **{name: name for name in ("tiny_imagenet20", "imagenet_sample224")},
     **{name: f"text/{name}" for name in HUB_IDS},
 }
 """Where datasets are that torchvision does not download, within a folder of datasets."""

@@ -28,12 +28,14 @@ def draw(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Sc
 def exact(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
     """Return scores that are as long as they get in print."""
     drawn = torch.rand((), generator=rng).item()
-    names = ("accuracy", "recovered", "broken", "alone", "expected", "Eq. 16")
-    shares = {name: [1.0] for name in (*names, "20 dB", "30 dB", "60 dB")}
+    names = ("accuracy", "recovered", "broken", "alone", "expected", "Eq. 16", "exact", "unique")
+    texts = ("rouge1", "rouge2", "rougeL")
+    shares = {name: [1.0] for name in (*names, *texts, "20 dB", "30 dB", "60 dB", "above60")}
     small = {name: [drawn] for name in ("L_sim", "ratio", "cos w_0", "max cos")}
     psnr = 159.5 if "b" in problem else 29.5  # only exact attacks reach the former
-    costs = {"time": [2434.5 + drawn], "memory": [29.9 + drawn]}
+    costs = {"time": [2434.5 + drawn], "memory": [29.9 + drawn], "GiB": [29.9 + drawn]}
     levels = {name: [psnr + drawn] for name in ("psnr", "median", "original")}
+    levels["psnr255"] = [229.5 + drawn]
     return {**shares, **small, **costs, **levels, "noise": [-11.1], "seconds": [123.4]}
 
 

@@ -18,6 +18,7 @@ from leakfrontier.evaluate import engine as engine_module
 from leakfrontier.evaluate.advise import experiment as tuning
 from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting, fitting
+from leakfrontier.evaluate.advise.levers import changes
 from leakfrontier.evaluate.advise.measurements import Trained
 from leakfrontier.evaluate.advise.question import Question, Row, proven
 from leakfrontier.evaluate.advise.recommendation import advise, most_private
@@ -213,6 +214,7 @@ def here(function: Any, tasks: Sequence[Any], **_: object) -> Iterator[Done[Any,
 def ask_digits(out: Path) -> Advice:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leakfrontier.evaluate.advise.recommendation.MEASURED_LADDER", (1.0, 4.0))
+        patch.setattr("leakfrontier.evaluate.advise.recommendation.changes", changes)
         if engine_module.execute is execute:
             patch.setattr(engine_module, "execute", here)
         return advise(ASKED, DIGITS, out=out, effort=SMALL)

@@ -277,6 +277,7 @@ def test_every_column_fits_a_narrow_terminal(
     monkeypatch.setitem(TABLES, name, scored)  # type: ignore[arg-type]
     for module in (reproduce_module, table_module):
         monkeypatch.setattr(module, "load_dataset", lambda *_: load_dataset("digits"))
+    monkeypatch.setattr(table_module, "HUB_IDS", {})  # nothing is downloaded
     code, output, _ = command(name, "--trials", 2)
     assert code == 0
     assert "…" not in output

@@ -51,4 +51,4 @@ def test_a_trial(more: dict[str, float]) -> None:
     assert scores["seconds"][0] >= 0
     if not more:
         assert scores["exact"] == [1.0, 1.0]
-    assert (scores["relative_noise"][0] > 1) == ("sigma" in more)
+    assert (scores["noise"][0] > 1) == ("sigma" in more)
