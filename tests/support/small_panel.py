@@ -1,6 +1,6 @@
 """The panel's attacks, at about a second for twenty uploads of a small perceptron.
 
-All but `OF_BATCHES`.
+All but `OF_BATCHES` and `OF_OTHER_MODELS`.
 """
 
 from pathlib import Path
@@ -37,6 +37,9 @@ OF_WEIGHTS = {"SME", "DLFA"}
 
 OF_BATCHES = {"Fishing", "ScaleMIA"}
 """Those that need several examples, or convolutions."""
+
+OF_OTHER_MODELS = {"RGAP", "RCONV", "DAGER", "SOMP", "LAMP", "GRAB", "LanguageGuess"}
+"""Those that are made for convolutions or for language models: not yet tested here."""
 
 OF_ONE_STEP = {"DLG", "IDLG", "GradInversion"}
 """Those that a second local step stops."""
