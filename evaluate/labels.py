@@ -56,6 +56,18 @@ def short_names(frame: pd.DataFrame, role: Literal["defense", "adversary"]) -> d
     }
 
 
+def shared_options(frame: pd.DataFrame, role: Literal["defense", "adversary"]) -> dict[str, str]:
+    """Return the options that `short_names` leaves out, by kind, where there are any."""
+    methods, kept = frame.drop_duplicates(role), _differences(frame, role)
+    shared = {}
+    for label, kind, options in zip(
+        methods[role], methods[_KIND[role]], methods[f"{role}_options"], strict=True
+    ):
+        left = {key: str(value) for key, value in options.items() if key not in kept[label]}
+        shared[str(kind)] = _listing(left)
+    return {kind: listing for kind, listing in shared.items() if listing}
+
+
 def describe_defenses(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per defense, the undefended control first, then by family and strength.
 

@@ -1,5 +1,6 @@
 """From rows to pages: frontier, figures, gallery."""
 
 from .page import write_report
+from .picture import write_picture
 
-__all__ = ["write_report"]
+__all__ = ["write_picture", "write_report"]

@@ -12,8 +12,9 @@ from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.question import Row
 from leakfrontier.evaluate.advise.tables import bounded, number, sigma
 
-from .charts import COLOURS, Figure, styled
+from .charts import AXIS, COLOURS, OUTLINE, SOFT, WIDTH, Figure, styled
 from .html import render, write
+from .tables import Table
 
 PAGE_NAME, DOCUMENT_NAME = "advice.html", "advice.json"
 
@@ -46,11 +47,9 @@ def _render(advice: Advice) -> str:
         advice=advice,
         answer=answer(advice),
         figure=curves_figure(advice),
-        header=list(advice.columns),
         tables=[(title, _table(advice, rows)) for title, rows in tables.items()],
-        number=number,
-        bounded=bounded,
-        sigma=sigma,
+        levers=_levers(advice),
+        observation=_observation(advice),
     )
 
 
@@ -67,14 +66,36 @@ def answer(advice: Advice) -> str:
     return text + (f", accuracy {row.accuracy}." if row.accuracy is not None else ".")
 
 
-def _table(advice: Advice, rows: list[Row]) -> list[tuple[str, list[str]]]:
+def _table(advice: Advice, rows: list[Row]) -> Table:
+    return Table(
+        tuple(advice.columns),
+        tuple(tuple(column(row) for column in advice.columns.values()) for row in rows),
+        tuple("recommended" if row is advice.recommended else "" for row in rows),
+    )
+
+
+def _levers(advice: Advice) -> list[tuple[str, Table]]:
+    """Return what else could be changed; the first table is of other runs, if there are any."""
     return [
         (
-            "recommended" if row is advice.recommended else "",
-            [column(row) for column in advice.columns.values()],
+            "Other runs" if advice.levers and not place else title,
+            Table(tuple(header), tuple(map(tuple, rows))),
         )
-        for row in rows
+        for place, (title, (header, rows)) in enumerate(advice.tables.items())
     ]
+
+
+def _observation(advice: Advice) -> Table:
+    return Table(
+        ("Noise", "The server sees", "sigma", "Epsilon", "Bound, both"),
+        tuple(
+            (
+                *(point.name, point.sees, sigma(point.noise_multiplier)),
+                *(number(point.epsilon), bounded(point.bound)),
+            )
+            for point in advice.observation_points
+        ),
+    )
 
 
 def curves_figure(advice: Advice) -> Figure:
@@ -105,10 +126,10 @@ def curves_figure(advice: Advice) -> Figure:
         base.mark_line(),
         base.mark_point(filled=True, size=70, opacity=1).encode(tooltip=tooltip),
         alt.Chart(pd.DataFrame({"blind": [advice.question.prior]}))
-        .mark_rule(strokeDash=[4, 4], color="#888888")
+        .mark_rule(strokeDash=[4, 4], color=AXIS)
         .encode(y="blind:Q"),
         alt.Chart(points.drop_duplicates("sigma"))
-        .mark_text(fontSize=11, color="#5b6675")
+        .mark_text(fontSize=11, color=SOFT)
         .encode(x="sigma:Q", y=alt.datum(1.03), text="label:N"),
     ]
     if points["low"].notna().any():
@@ -118,12 +139,16 @@ def curves_figure(advice: Advice) -> Figure:
         place = pd.DataFrame({"sigma": [advice.recommended.noise_multiplier]})
         layers.append(
             alt.Chart(place)
-            .mark_rule(color="#111111")
+            .mark_rule(color=OUTLINE)
             .encode(x="sigma:Q", y=alt.datum(0), y2=alt.datum(1))
         )
-    chart = alt.layer(*layers).properties(width=760, height=380)
+    chart = alt.layer(*layers).properties(width=WIDTH, height=380)
     return Figure(
-        "curves", "Accuracy, proven bounds and measured success", _caption(advice), styled(chart)
+        "curves",
+        "Accuracy, proven bounds and measured success",
+        _caption(advice),
+        styled(chart),
+        layout="fluid",
     )
 
 

@@ -17,7 +17,7 @@ from leakfrontier.evaluate.store import Store
 
 from .gallery import Tile, Token
 from .html import render, write
-from .tables import attack_name
+from .tables import attack_name, collapsed_error
 
 GALLERY_NAME = "gallery.html"
 FOLDER = "reconstructions"
@@ -71,6 +71,7 @@ def write_gallery(folder: Path) -> Path:
         uploads=uploads,
         panel=results.panel,
         failures=results.cells[results.cells["status"] != "ok"][["adversary", "error"]],
+        collapsed_error=collapsed_error,
         config=yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True),
     )
     write(page, text.encode())

@@ -1,16 +1,18 @@
 """What all charts share: defined once in Altair, for the page and for PNG and SVG files.
 
 Colours are those of Okabe and Ito, which most colour-blind readers can tell apart; families
-differ in shape as well.
+differ in shape as well. Files are light; on a page every colour of `DARK` is a variable of its
+style sheet, so that a chart follows the reader's colour scheme without being drawn again.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
@@ -23,37 +25,60 @@ Chart = Layers | alt.ConcatChart
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 """The version of Vega-Lite that the charts are written for."""
 
+PAPER, INK, SOFT, OUTLINE = "#ffffff", "#1c2430", "#566171", "#111111"
+GRID, AXIS, STAIRS = "#ececec", "#888888", "#d9d9d9"
 CONTROL = "#444444"
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31"]
+
+DARK = {
+    **{PAPER: "#161c25", INK: "#e6eaf0", SOFT: "#a3afbf", OUTLINE: "#f5f7fa"},
+    **{GRID: "#2a323e", AXIS: "#7d8896", STAIRS: "#3d4857", CONTROL: "#c9ced6"},
+    **{COLOURS[0]: "#4aa8e0", COLOURS[1]: "#f08a4b", COLOURS[2]: "#2fc49a"},
+    **{COLOURS[3]: "#e09bc3", COLOURS[4]: "#f0b83d", COLOURS[5]: "#8fd0f7"},
+    **{COLOURS[6]: "#c2a467"},
+}
+"""What colours are in the dark."""
+
 SHAPES = ["square", "triangle-up", "diamond", "triangle-down", "cross"]
-WIDTH = 760
+WIDTH, NARROW = 900, 290
+"""Of a plot, on a desk and on a telephone."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, the name of its files and what it shows."""
+    """A chart, the name of its files and what it shows.
+
+    Attributes:
+        name: Of its files, without a suffix.
+        title: What it is called.
+        caption: What it shows.
+        chart: As it is in files.
+        narrow: As it is on a telephone.
+        layout: On the page it is scaled, drawn as wide as there is room, or scrolled.
+    """
 
     name: str
     title: str
     caption: str
     chart: Chart
+    narrow: Chart | None = None
+    layout: Literal["scaled", "fluid", "scroll"] = "scaled"
 
     @cached_property
     def spec(self) -> dict[str, Any]:
         """The Vega-Lite specification, of fixed width."""
-        with alt.data_transformers.enable("default", max_rows=None):
-            spec: dict[str, Any] = self.chart.to_dict()
-        return spec
+        return _spec(self.chart)
 
     def page_spec(self) -> str:
-        """Return the specification for the page: JSON that is safe inside a script element.
+        """Return the specification for the page: JSON that is safe inside a script element."""
+        if self.layout != "fluid":
+            return _page_json(self.spec)
+        fluid = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+        return _page_json(self.spec | fluid)
 
-        A single panel is as wide as its container; several keep their width.
-        """
-        spec = dict(self.spec)
-        if "layer" in spec:
-            spec |= {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
-        return json.dumps(spec, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    def narrow_spec(self) -> str:
+        """Return the same for a narrow screen; nothing if it is the same there."""
+        return "" if self.narrow is None else _page_json(_spec(self.narrow))
 
     @cached_property
     def svg(self) -> str:
@@ -68,6 +93,26 @@ class Figure:
     def png(self) -> bytes:
         """The chart as a PNG file."""
         return bytes(vl_convert.svg_to_png(self.svg, scale=2))
+
+
+def _spec(chart: Chart) -> dict[str, Any]:
+    with alt.data_transformers.enable("default", max_rows=None):
+        spec: dict[str, Any] = chart.to_dict()
+    return spec
+
+
+def _page_json(spec: Mapping[str, Any]) -> str:
+    text = json.dumps(spec, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return re.sub('"(#[0-9a-fA-F]{6})"', lambda found: f'"{_variable(found[1])}"', text)
+
+
+def _variable(colour: str) -> str:
+    return f"var({variable_name(colour)},{colour})" if colour in DARK else colour
+
+
+def variable_name(colour: str) -> str:
+    """Return what a colour of `DARK` is called in the style sheet."""
+    return f"--c-{colour[1:].lower()}"
 
 
 def share(field: str, title: str | None = None) -> alt.Y:
@@ -87,25 +132,34 @@ def family_colours(arms: pd.DataFrame) -> Mapping[str, str]:
     return colours | dict.fromkeys(arms.loc[arms["control"], "family"], CONTROL)
 
 
-def grid(panels: list[Layers]) -> Chart:
-    """Return panels side by side, wider where there are few."""
+def grid(panels: list[Layers]) -> tuple[Chart, Chart]:
+    """Return panels side by side, wider where there are few; and below each other."""
     columns = min(len(panels), 3)
-    width = {1: 460, 2: 360, 3: 240}[columns]
-    sized = [panel.properties(width=width, height=220) for panel in panels]
-    return styled(alt.concat(*sized, columns=columns))
+    width = {1: 460, 2: 420, 3: 275}[columns]
+    wide, narrow = (
+        styled(
+            alt.concat(
+                *(panel.properties(width=size, height=220) for panel in panels), columns=count
+            )
+        )
+        for size, count in ((width, columns), (NARROW - 20, 1))
+    )
+    return wide, narrow
 
 
 def styled(chart: Chart) -> Chart:
     """Return a chart in the style of all of them."""
-    text = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
-    lines = {"gridColor": "#ececec", "domainColor": "#888888", "tickColor": "#888888"}
+    size = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+    text = size | {"labelColor": INK, "titleColor": SOFT}
+    lines = {"gridColor": GRID, "domainColor": AXIS, "tickColor": AXIS}
     styled: Chart = chart.configure(
         font="Helvetica, Arial, Liberation Sans, sans-serif",
-        background="white",
+        background=PAPER,
         view={"stroke": None},
         axis=text | lines | {"titlePadding": 8},
         legend=text,
-        title={"fontSize": 13, "anchor": "start", "fontWeight": 600},
+        header={"labelColor": INK},
+        title={"fontSize": 13, "anchor": "start", "fontWeight": 600, "color": INK},
     )
     return styled
 

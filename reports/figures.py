@@ -12,7 +12,7 @@ import pandas as pd
 from leakfrontier.evaluate.analysis import with_scores
 from leakfrontier.evaluate.labels import DEFENSE, describe_defenses
 
-from .charts import CONTROL, Chart, Figure, Layers, family_colours, grid, share, slug
+from .charts import CONTROL, INK, PAPER, Chart, Figure, Layers, family_colours, grid, share, slug
 
 Panel = Callable[[pd.DataFrame, str], Layers]
 
@@ -54,7 +54,7 @@ def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figu
         "Worst case over the attacks of a passive server, with 95 % intervals; strength grows to "
         "the right. Dashed: the prior guess, made without looking at the upload. Dotted: no "
         "defense.",
-        grid(panels),
+        *grid(panels),
     )
 
 
@@ -122,7 +122,7 @@ def psnr_figure(
         "server made of them; further right is closer to the private example "
         f"({_MOST_PSNR:.0f} dB and above are drawn at the edge). Victims that an attack has "
         "identified may have been spared the others. Grey: no defense; darker: stronger.",
-        _per_family(pd.concat(lines), describe_defenses(scored), draw),
+        *_per_family(pd.concat(lines), describe_defenses(scored), draw),
     )
 
 
@@ -145,11 +145,11 @@ def accuracy_figure(scenario: str, curve: pd.DataFrame) -> Figure | None:
         f"accuracy-{slug(scenario)}",
         f"Accuracy over rounds: {scenario}",
         "Mean over seeds. Grey: no defense; darker: stronger.",
-        _per_family(data, describe_defenses(curve), draw),
+        *_per_family(data, describe_defenses(curve), draw),
     )
 
 
-def _per_family(lines: pd.DataFrame, arms: pd.DataFrame, draw: Panel) -> Chart:
+def _per_family(lines: pd.DataFrame, arms: pd.DataFrame, draw: Panel) -> tuple[Chart, Chart]:
     """Return one panel per family, each with the undefended control behind it."""
     data = lines.merge(arms, on="defense")
     colours = family_colours(arms)
@@ -169,7 +169,7 @@ def _lines(
 ) -> Layers:
     """Return curves, with their settings written at the points of `names`."""
     data = data[["defense", "x", "y", "colour", "weight"]]
-    names = names[["setting", "x", "y", "colour"]]
+    names = names[["setting", "x", "y"]]
     curves = (
         alt.Chart(data)
         .mark_line(strokeWidth=2)
@@ -184,8 +184,8 @@ def _lines(
     )
     spots = alt.Chart(names).encode(x=x, y=y, text="setting:N")
     place: dict[str, Any] = {"align": align, "dx": 6 if align == "left" else 0, "fontSize": 11}
-    halo = spots.mark_text(stroke="white", strokeWidth=4, strokeJoin="round", **place)
-    words = spots.mark_text(**place).encode(color=alt.Color("colour:N", scale=None))
+    halo = spots.mark_text(color=PAPER, stroke=PAPER, strokeWidth=4, strokeJoin="round", **place)
+    words = spots.mark_text(color=INK, **place)
     layers = [curves, halo, words] if len(names) else [curves]
     return alt.layer(*layers).properties(title=title)
 

@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from leakfrontier.evaluate.labels import describe_defenses, epsilon_text, percent, rows
 
-from .charts import COLOURS, CONTROL, SHAPES, WIDTH, Chart, Figure, Layers, slug, styled
+from .charts import (
+    COLOURS,
+    CONTROL,
+    INK,
+    NARROW,
+    OUTLINE,
+    PAPER,
+    SHAPES,
+    STAIRS,
+    WIDTH,
+    Chart,
+    Figure,
+    Layers,
+    slug,
+    styled,
+)
+from .label_places import place_labels, text_sizes
 
+_FONT = 11.5
+_LONGEST = 30  # characters of a label
+_ABOVE = 34  # pixels above the plot where labels may be: many defenses leak all
 _POINT = [
     *("defense", "series", "sweep", "strength", "checkpoint", "pareto"),
-    *("label", "label_x", "label_y"),
+    *("label", "label_x", "label_y", "end_x", "end_y", "joined"),
     *("accuracy", "accuracy_low", "accuracy_high", "accuracy_text"),
     *("shown", "advantage_low", "advantage_high", "advantage_text", "success_text"),
     *("contains", "p_pareto", "verdict", "epsilon_text", "private", "refuted"),
 ]
 
 
-def frontier_figure(scenario: str, points: pd.DataFrame) -> Figure | None:
+def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> Figure | None:
     """Return accuracy against worst-case advantage, one panel per checkpoint.
 
     Args:
         scenario: Its name.
         points: `Frontier.points` of all its checkpoints.
+        width: Of the plot in files, in pixels.
     """
     points = points.dropna(subset=["accuracy", "advantage"]).copy()
     if points.empty:
@@ -44,42 +67,39 @@ def frontier_figure(scenario: str, points: pd.DataFrame) -> Figure | None:
     points["private"] = claimed & ~points["refuted"]
     points["epsilon_text"] = points["epsilon"].map(epsilon_text)
     points["epsilon_text"] += points["refuted"].map({True: " refuted", False: ""})
-    noted = points["setting"].where(points["setting"] == "", points["setting"] + ", ")
-    points["setting"] = points["setting"].where(
-        ~claimed, noted + "\u03b5 " + points["epsilon_text"]
-    )
-    several = points["checkpoint"].nunique() > 1
-    chart = _frontier_layers(points, *((430, 320) if several else (WIDTH, 420)))
-    figure: Chart = chart
-    if several:
-        figure = chart.facet(
-            facet=alt.Facet(
-                "checkpoint:O",
-                title=None,
-                header=alt.Header(labelExpr="'model of round ' + datum.value", labelFontSize=13),
-            ),
-            columns=2,
-        )
+    points["words"] = [_words(p, claims) for p, claims in zip(rows(points), claimed, strict=True)]
+    wide, unlabelled = _panels(points, width, 440, 2)
+    narrow, _ = _panels(points, NARROW, 420, 1)
     return Figure(
         f"frontier-{slug(scenario)}",
         f"Privacy against utility: {scenario}",
-        "Each point is a defense; bars are 95 % intervals. Better is down and to the right. Filled "
-        "points with a dark outline are Pareto-optimal at their estimates, joined by the grey "
-        "staircase; lines join the strengths of one family, and the text beside a point is the "
-        "value of its family's parameter, where there is room. Ticks mark defenses with a formal "
-        "guarantee, with epsilon over the whole training run; crosses, on hollow points, those "
-        "whose claim is refuted. Accuracy is that of the final round.",
-        styled(figure),
+        "Each point is a defense; bars are 95 % intervals. Better is down and to the right. Points "
+        "with a dark outline are Pareto-optimal at their estimates, joined by the grey staircase; "
+        "lines join the strengths of one family. Points are where they were measured, even where "
+        "they coincide: thin lines lead from each to its label, with the value of its family's "
+        "parameter. Ticks mark defenses with a formal guarantee, with epsilon over the whole "
+        "training run; crosses, on hollow points, those whose claim is refuted. Accuracy is that "
+        "of the final round."
+        + (f" {unlabelled} points have no room for a label: see the table." if unlabelled else ""),
+        styled(wide),
+        styled(narrow),
     )
 
 
-def _series(points: pd.DataFrame) -> pd.Series:
-    knobs = points["knob"].where(points["knob"] == "", " (" + points["knob"] + ")")
-    return points["family"] + knobs
+def _words(p: Any, claims: bool) -> str:  # noqa: ANN401 - a named tuple of pandas
+    """Return what is written beside a point."""
+    if p.control:
+        return "no defense"
+    words = f"{p.family} {p.setting}".strip()
+    words = words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "\u2026"
+    return f"{words}, \u03b5 {p.epsilon_text}" if claims else words
 
 
-def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
-    colour, shape = _family_scales(points[::-1].drop_duplicates("series"))
+def _panels(points: pd.DataFrame, width: int, height: int, columns: int) -> tuple[Chart, int]:
+    """Return one panel per checkpoint, and how many points found no room for their labels."""
+    several = points["checkpoint"].nunique() > 1
+    if several:
+        width, height = (width - 40 * (columns - 1)) // columns, height - 40
     margin = 0.03
     lowest, highest = points["accuracy_low"].min(), points["accuracy_high"].max()
     domain = (max(0.0, lowest - margin), min(1.0, highest + margin))
@@ -87,10 +107,29 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
         _place_labels(group, domain, width, height) for _, group in points.groupby("checkpoint")
     ]
     points = points.join(pd.concat(labels))
+    layers = _frontier_layers(points, domain, width, height)
+    chart: Chart = layers
+    if several:
+        header = alt.Header(labelExpr="'model of round ' + datum.value", labelFontSize=13)
+        facet = alt.Facet("checkpoint:O", title=None, header=header)
+        chart = layers.facet(facet=facet, columns=columns)
+    return chart, int((points["label"] == "").sum())
+
+
+def _series(points: pd.DataFrame) -> pd.Series:
+    knobs = points["knob"].where(points["knob"] == "", " (" + points["knob"] + ")")
+    return points["family"] + knobs
+
+
+def _frontier_layers(
+    points: pd.DataFrame, domain: tuple[float, float], width: int, height: int
+) -> Layers:
+    legend_columns = max(1, width // 220)
+    colour, shape = _family_scales(points[::-1].drop_duplicates("series"), legend_columns)
     x = alt.X(
         "accuracy:Q",
         title="Test accuracy, final round",
-        axis=alt.Axis(format="%", tickCount=10),
+        axis=alt.Axis(format="%", tickCount=max(3, width // 90)),
         scale=alt.Scale(domain=list(domain), nice=False),
     )
     y = alt.Y(
@@ -103,7 +142,7 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
     optimal = alt.datum.pareto
     stairs = (
         base.transform_filter(optimal)
-        .mark_line(interpolate="step-before", strokeWidth=6, color="#d9d9d9")
+        .mark_line(interpolate="step-before", strokeWidth=6, color=STAIRS)
         .encode(order="accuracy:Q")
     )
     sweeps = base.mark_line(opacity=0.55, strokeWidth=1.5).encode(
@@ -136,7 +175,7 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
         .mark_point(filled=True, opacity=1)
         .encode(
             size=alt.condition(optimal, alt.value(130), alt.value(55)),
-            stroke=alt.condition(optimal, alt.value("#111111"), alt.value("white")),
+            stroke=alt.condition(optimal, alt.value(OUTLINE), alt.value(PAPER)),
             strokeWidth=alt.condition(optimal, alt.value(1.6), alt.value(0.5)),
         )
     )
@@ -144,11 +183,18 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
     hollow = marks.transform_filter(refuted).mark_point(filled=False, size=55, opacity=1)
     crosses = base.transform_filter(refuted).mark_text(text="\u2715", fontSize=22)
     crosses = crosses.encode(color=colour)
+    leaders = (
+        base.transform_filter(alt.datum.joined)
+        .mark_rule(strokeWidth=1)
+        .encode(x2="end_x:Q", y2="end_y:Q", color=colour)
+    )
     names = base.encode(x="label_x:Q", y="label_y:Q", text="label:N")
-    halo = names.mark_text(fontSize=11, stroke="white", strokeWidth=3, strokeJoin="round")
-    text = names.mark_text(fontSize=11).encode(color=colour)
+    halo = names.mark_text(
+        fontSize=_FONT, color=PAPER, stroke=PAPER, strokeWidth=3, strokeJoin="round"
+    )
+    text = names.mark_text(fontSize=_FONT, color=INK)
     layers = alt.layer(
-        *(stairs, sweeps, across, down, ticks, dots, hollow, crosses, halo, text),
+        *(stairs, sweeps, across, down, leaders, ticks, dots, hollow, crosses, halo, text),
         data=points[_POINT],
     )
     return layers.properties(width=width, height=height)
@@ -157,26 +203,32 @@ def _frontier_layers(points: pd.DataFrame, width: int, height: int) -> Layers:
 def _place_labels(
     points: pd.DataFrame, domain: tuple[float, float], width: int, height: int
 ) -> pd.DataFrame:
-    """Return where each point's setting is written; nowhere if every place beside it is taken."""
-    right, up = (domain[1] - domain[0]) / width, 1 / height  # one pixel
-    taken = [(p.accuracy, p.shown, 7 * right, 7 * up) for p in rows(points)]
-    placed = {}
-    for p in rows(points.sort_values(["refuted", "private", "pareto"], ascending=False)):
-        wide, high = (3.4 * len(p.setting) + 2) * right, 7 * up
-        for side, level in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
-            x, y = p.accuracy + side * (wide + 8 * right), p.shown + level * 11 * up
-            free = all(abs(x - a) >= wide + w or abs(y - b) >= high + h for a, b, w, h in taken)
-            if p.setting and free and high <= y <= 1 - high:
-                taken.append((x, y, wide, high))
-                placed[p.Index] = (x, y, p.setting)
-                break
-    columns = ["label_x", "label_y", "label"]
-    found = pd.DataFrame.from_dict(placed, orient="index", columns=columns)
-    hidden = {"label_x": domain[0], "label_y": 0.0, "label": ""}
-    return found.reindex(points.index).fillna(hidden)
+    """Return where each point's label is written, and the end of the line to it.
+
+    Where there is no room for all, those that matter most have their labels.
+    """
+    ranked = points.sort_values(["control", "refuted", "pareto", "private"], ascending=False)
+    start, scale = (
+        np.array([domain[0], 0.0]),
+        np.array([(domain[1] - domain[0]) / width, 1 / height]),
+    )
+    at = (ranked[["accuracy", "shown"]].to_numpy(float) - start) / scale
+    room = (0.0, 0.0, float(width), float(height + _ABOVE))
+    found = place_labels(at, text_sizes(ranked["words"].tolist(), _FONT), room)
+    lines = [
+        (*np.multiply(place[:2], scale) + start, *np.multiply(place[2:4], scale) + start)
+        if place
+        else (*start, *start)
+        for place in found
+    ]
+    places = pd.DataFrame(lines, ranked.index, ["label_x", "label_y", "end_x", "end_y"])
+    return places.assign(
+        label=[word if place else "" for word, place in zip(ranked["words"], found, strict=True)],
+        joined=[place is not None and place.joined for place in found],
+    )
 
 
-def _family_scales(series: pd.DataFrame) -> tuple[alt.Color, alt.Shape]:
+def _family_scales(series: pd.DataFrame, columns: int) -> tuple[alt.Color, alt.Shape]:
     """Return colour and shape by family; the undefended control is always the dark circle."""
     control = series.loc[series["control"], "series"]
     families = series.loc[~series["control"], "series"].tolist()
@@ -185,7 +237,9 @@ def _family_scales(series: pd.DataFrame) -> tuple[alt.Color, alt.Shape]:
     shapes = dict.fromkeys(control, "circle")
     shapes |= {name: SHAPES[i % len(SHAPES)] for i, name in enumerate(families)}
     domain = list(colours)
-    legend = alt.Legend(title="Defense", symbolSize=90, labelLimit=320, orient="bottom", columns=4)
+    legend = alt.Legend(
+        title="Defense", symbolSize=90, labelLimit=260, orient="bottom", columns=columns
+    )
     return (
         alt.Color(
             "series:N",

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from leakfrontier.evaluate.analysis import at
-from leakfrontier.evaluate.labels import describe_defenses, rows, short_names
+from leakfrontier.evaluate.labels import describe_defenses, limit_text, rows, short_names
 from leakfrontier.evaluate.results import Results
 
 from .tables import attack_name
@@ -41,20 +41,23 @@ class Tile:
         tokens: Or a text.
         identified: Whether it gives its victim away.
         absent: Or why there is nothing to show.
+        attack: Whose guess it is, where a strip is of several.
     """
 
     source: str = ""
     tokens: tuple[Token, ...] = ()
     identified: bool = False
     absent: str = ""
+    attack: str = ""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One row, a tile per victim."""
+    """One row, a tile per victim, and what is said of it."""
 
     name: str
     tiles: tuple[Tile, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,14 @@ class Gallery:
     Attributes:
         media: As in `Rendering`.
         references: The truth, and the guess made without looking at the upload.
+        worst: What the worst case counts under every defense: of each victim a guess of a passive
+            server that identifies it, or else that of its strongest attack.
         defenses: Strips of all attacks, by the defense's name.
     """
 
     media: str
     references: tuple[Strip, ...]
+    worst: tuple[Strip, ...]
     defenses: dict[str, tuple[Strip, ...]]
 
 
@@ -92,13 +98,15 @@ def make_gallery(results: Results, scenario: str, checkpoint: int) -> Gallery | 
         kept[[*_ATTACK, *_VICTIM, "media", "truth", "guess"]], on=[*_ATTACK, *_VICTIM], how="left"
     )
     truth = shown.dropna(subset="truth").drop_duplicates(_VICTIM)
+    rates = at(results.rates(), scenario, checkpoint)
     return Gallery(
         media,
         references=(
             Strip("truth", _tiles(truth.assign(guess=truth["truth"], identified=False), victims)),
             *_prior(shown, victims),
         ),
-        defenses=_defenses(shown, at(results.rates(), scenario, checkpoint), victims),
+        worst=_worst(shown, rates, at(results.worst_case(), scenario, checkpoint), victims),
+        defenses=_defenses(shown, rates, victims),
     )
 
 
@@ -111,6 +119,26 @@ def _first_victims(kept: pd.DataFrame, count: int) -> pd.DataFrame:
 def _prior(shown: pd.DataFrame, victims: pd.DataFrame) -> list[Strip]:
     blind = shown[shown["baseline"]].dropna(subset="guess").drop_duplicates(_VICTIM)
     return [Strip("prior guess", _tiles(blind, victims))] if len(blind) else []
+
+
+def _worst(
+    shown: pd.DataFrame, rates: pd.DataFrame, worst: pd.DataFrame, victims: pd.DataFrame
+) -> tuple[Strip, ...]:
+    counted = ~rates["baseline"] & ~rates["candidates_granted"] & (rates["threat"] == "passive")
+    attacks = shown.merge(rates.loc[counted, [*_ATTACK, "found"]], on=_ATTACK)
+    attacks = attacks.dropna(subset="guess").assign(known=attacks["identified"].eq(True))
+    attacks = attacks.sort_values(["known", "found"], ascending=False, kind="stable")
+    attacks = attacks.drop_duplicates(["defense", *_VICTIM]).copy()
+    attacks["attack"] = attacks["adversary"].map(short_names(rates, "adversary"))
+    success = {row.defense: limit_text(row.rate, row.low, row.high) for row in rows(worst)}
+    return tuple(
+        Strip(
+            str(defense.name),
+            _tiles(attacks[attacks["defense"] == defense.defense], victims),
+            success.get(defense.defense, ""),
+        )
+        for defense in rows(describe_defenses(rates))
+    )
 
 
 def _defenses(
@@ -145,11 +173,11 @@ def _tiles(shown: pd.DataFrame, victims: pd.DataFrame, absent: str = "not run") 
 def _tile(row: dict[Any, Any]) -> Tile:
     if not isinstance(row["guess"], bytes):
         return Tile(absent="refused" if row["outcome"] == "refused" else "n/a")
-    identified = row["identified"] is True
+    said = {"identified": row["identified"] is True, "attack": row.get("attack", "")}
     if row["media"] == "tokens":
-        return Tile(tokens=_marked(row["truth"], row["guess"]), identified=identified)
+        return Tile(tokens=_marked(row["truth"], row["guess"]), **said)
     data = base64.b64encode(row["guess"]).decode()
-    return Tile(f"data:{row['media']};base64,{data}", identified=identified)
+    return Tile(f"data:{row['media']};base64,{data}", **said)
 
 
 def _marked(truth: bytes, guess: bytes) -> tuple[Token, ...]:

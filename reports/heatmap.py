@@ -11,9 +11,13 @@ import pandas as pd
 from leakfrontier.evaluate.analysis import blind_success
 from leakfrontier.evaluate.labels import describe_attack, describe_defenses, rows, short_names
 
-from .charts import WIDTH, Figure, slug, styled
+from .charts import AXIS, GRID, INK, PAPER, WIDTH, Figure, slug, styled
 
 _HEAT = ["#fff5eb", "#fdbe85", "#e6550d", "#8c2d04"]
+_INKS, _DARKER = ("#000000", "white"), 0.76
+"""What is written in a square: in black, or white from here on, legible whatever the scheme."""
+
+_LEAST = 56  # pixels: what is written has room
 _COLUMNS = ["defense", "name", "attack", "text", "shown", "below", "prior", "observations", "note"]
 
 
@@ -29,8 +33,10 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
     if attacks.empty:
         return None
     cells = _cells(attacks, short_names(rates, "adversary"))
-    chart = alt.layer(*_layers(cells["name"].unique().tolist()), data=cells).properties(
-        width=WIDTH, height=34 * cells["attack"].nunique()
+    defenses = cells["name"].unique().tolist()
+    chart = alt.layer(*_layers(defenses), data=cells).properties(
+        width=alt.Step(min(110, max(_LEAST, WIDTH * 0.8 // len(defenses)))),
+        height=34 * cells["attack"].nunique(),
     )
     return Figure(
         f"heatmap-{slug(scenario)}-{checkpoint}",
@@ -44,6 +50,7 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
         "chooses the victim among its look-alikes, and is not in the worst case of the frontier; "
         "one that crafts parameters or the architecture needs an active server.",
         styled(chart),
+        layout="scroll",
     )
 
 
@@ -98,11 +105,17 @@ def _layers(defenses: Sequence[str]) -> list[alt.Chart]:
         scale=alt.Scale(range=_HEAT, domain=[0, 1]),
         legend=legend,
     )
-    ran = base.transform_filter(alt.datum.ran).mark_rect(stroke="white", strokeWidth=2)
+    ran = base.transform_filter(alt.datum.ran).mark_rect(stroke=PAPER, strokeWidth=2)
     absent = base.transform_filter(~alt.datum.ran).mark_rect(
-        fill="#ececec", stroke="#9a9a9a", strokeDash=[4, 3], strokeWidth=1.2
+        fill=GRID, stroke=AXIS, strokeDash=[4, 3], strokeWidth=1.2
     )
-    ink = alt.condition(alt.datum.shade > 0.55, alt.value("white"), alt.value("#222222"))
+    ink = (
+        alt.when(~alt.datum.ran)
+        .then(alt.value(INK))
+        .when(alt.datum.shade > _DARKER)
+        .then(alt.value(_INKS[1]))
+        .otherwise(alt.value(_INKS[0]))
+    )
     one, two = alt.datum.below == "", alt.datum.below != ""
     words = [
         base.transform_filter(lines).mark_text(fontSize=11.5, dy=dy).encode(text=text, color=ink)

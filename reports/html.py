@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from .charts import VEGA_LITE
+from .charts import DARK, VEGA_LITE, variable_name
 
 
 def render(template: str, **values: object) -> str:
@@ -21,8 +22,10 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["unbroken"] = _unbroken
     page = environment.get_template(template)
-    return page.render(**values, bundle=_javascript(), safe=Markup)
+    palette = [(variable_name(light), light, dark) for light, dark in DARK.items()]
+    return page.render(**values, bundle=_javascript(), palette=palette)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -31,6 +34,12 @@ def write(path: Path, content: bytes) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content)
     partial.replace(path)
+
+
+def _unbroken(text: str) -> str:
+    """Return a text whose percentages and intervals stay on one line; marked up if it was."""
+    joined = re.sub(r"(?<=\d) (?=%)|(?<==) (?=\d)|(?<=,) (?=[-+\d.]+\])", "\u00a0", text)
+    return type(text)(joined)
 
 
 @cache

@@ -14,7 +14,7 @@ from leakfrontier.evaluate.analysis import at
 from leakfrontier.evaluate.baseline import ADVICE, heuristics
 from leakfrontier.evaluate.checks import conclusion, overall
 from leakfrontier.evaluate.frontier import Frontier
-from leakfrontier.evaluate.labels import percent, rows
+from leakfrontier.evaluate.labels import percent, rows, shared_options
 from leakfrontier.evaluate.metrics import TIERS
 from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.store import Store
@@ -81,6 +81,7 @@ class Scenario:
 
     name: str
     answer: str
+    shared: str
     frontier: Figure | None
     accuracy: Figure | None
     settings: tuple[Setting, ...]
@@ -153,7 +154,8 @@ def _scenarios(results: Results) -> list[Scenario]:
         scenarios.append(
             Scenario(
                 name=name,
-                answer=_answer(name, points),
+                answer=answer(name, points),
+                shared=_shared(points),
                 frontier=frontier_figure(name, points) if here else None,
                 accuracy=accuracy_figure(name, curve[curve["scenario"] == name]),
                 settings=tuple(_setting(results, frontier) for frontier in here),
@@ -202,7 +204,7 @@ def _figures(scenarios: Iterable[Scenario]) -> list[Figure]:
     return [figure for figure in found if figure is not None]
 
 
-def _answer(scenario: str, points: pd.DataFrame) -> str:
+def answer(scenario: str, points: pd.DataFrame) -> str:
     """Return what the best defense achieves, at the round where it does worst."""
     attacked = points.dropna(subset=["advantage"]) if len(points) else points
     if attacked.empty:
@@ -226,6 +228,31 @@ def _answer(scenario: str, points: pd.DataFrame) -> str:
     )
 
 
+def _shared(points: pd.DataFrame) -> str:
+    """Return the options that all defenses of a family have, which their names leave out."""
+    shared = shared_options(points, "defense") if len(points) else {}
+    return "; ".join(f"{family} {options}" for family, options in shared.items())
+
+
+def _headline(scenarios: Sequence[Scenario]) -> str:
+    """Return the answer; of several scenarios, how many defenses are worth anything in all."""
+    if not scenarios:
+        return "No cell of this run has finished: there is nothing to report yet."
+    if len(scenarios) == 1:
+        return scenarios[0].answer
+    settings = [setting.frontier.points for one in scenarios for setting in one.settings]
+    points = _stacked(settings)
+    tested = points[~points["control"]].dropna(subset=["advantage"]) if len(points) else points
+    if tested.empty:
+        return f"No defense was tested in any of {len(scenarios)} scenarios."
+    gains = tested.groupby("defense")["gains"]
+    everywhere, nowhere = gains.all().sum(), (~gains.any()).sum()
+    return (
+        f"Of {gains.ngroups} defenses, {everywhere} leak significantly less than no defense "
+        f"wherever they were attacked, {nowhere} nowhere; {len(scenarios)} scenarios."
+    )
+
+
 def _render(results: Results, scenarios: list[Scenario]) -> str:
     checks, rates = results.checks(), results.rates()
     verdict = overall(checks)
@@ -234,6 +261,7 @@ def _render(results: Results, scenarios: list[Scenario]) -> str:
     return render(
         "page.html.j2",
         scenarios=scenarios,
+        headline=_headline(scenarios),
         checks=checks,
         verdict=verdict,
         trust=f"{conclusion(checks)}. {_TRUST[verdict]}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
 
@@ -44,15 +44,48 @@ _METRICS = {
 
 @dataclass(frozen=True)
 class Table:
-    """Text cells under a header, or `Markup`; `marks` are CSS classes of the rows."""
+    """Text cells under a header, or `Markup`.
+
+    Attributes:
+        header: What the columns are.
+        rows: Their cells; the first of each names its row.
+        marks: CSS classes of the rows.
+        common: What is the same in all rows, and said once.
+    """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     marks: tuple[str, ...] = ()
+    common: tuple[tuple[str, str], ...] = ()
+
+    def collapsed(self) -> Table:
+        """Return what differs between rows as a table, and the rest as `common`."""
+        columns = list(zip(*self.rows, strict=True))
+        same = [
+            place > 0 and len(self.rows) > 1 and len(set(cells)) == 1
+            for place, cells in enumerate(columns)
+        ]
+
+        def differing(cells: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(cell for cell, one in zip(cells, same, strict=True) if not one)
+
+        if not any(same):
+            return self
+        said = [
+            (name, cell)
+            for name, cell, one in zip(self.header, self.rows[0], same, strict=True)
+            if one
+        ]
+        return replace(
+            self,
+            header=differing(self.header),
+            rows=tuple(differing(row) for row in self.rows),
+            common=tuple(said),
+        )
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
+        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.header)
         lines = (
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
             for row in self.rows
@@ -82,7 +115,7 @@ def headline_table(points: pd.DataFrame) -> Table:
     )
     lines = tuple(
         (
-            str(row.defense),
+            str(row.name),
             *((_number(row.perplexity),) if of_tokens else ()),
             _limits(row.accuracy, row.accuracy_low, row.accuracy_high),
             str(row.success_text),
@@ -132,7 +165,7 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
     whole = ~rates["baseline"] & (rates["not_needed"] == 0)
     attacks = rates[whole].dropna(subset="rate").sort_values("rate")
     strongest = attacks.groupby("defense").tail(1).set_index("defense")
-    names = short_names(rates, "adversary")
+    names, defenses = short_names(rates, "adversary"), short_names(rates, "defense")
     order = describe_defenses(claims)["defense"]
     lines = []
     for row in rows(claims.set_index("defense").loc[order].reset_index()):
@@ -142,7 +175,7 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
             success, bound = f"{best['text']} by {names[best['adversary']]}", best["bound"]
         lines.append(
             (
-                str(row.defense),
+                defenses.get(row.defense, str(row.defense)),
                 Markup("{} at {:.0e} ({})").format(
                     claimed_epsilon(row.epsilon, refuted=row.refuted),
                     row.delta,
@@ -189,7 +222,7 @@ def baseline_table(pairs: pd.DataFrame, points: pd.DataFrame) -> Table:
         own, other = known.loc[pair.defense], known.loc[pair.partner]
         lines.append(
             (
-                str(pair.defense),
+                str(own["name"]),
                 percent(own["accuracy"]),
                 str(own["success_text"]),
                 f"{other['name']} ({pair.match} accuracy)",
@@ -232,14 +265,18 @@ def rate_table(rates: pd.DataFrame, metrics: Sequence[str]) -> Table:
         *("Obs.", "Seconds"),
     )
     names = short_names(rates, "adversary")
-    order = describe_defenses(rates).set_index("defense")["order"]
-    rates = rates.assign(order=rates["defense"].map(order), attack=rates["adversary"].map(names))
+    arms = describe_defenses(rates).set_index("defense")
+    rates = rates.assign(
+        order=rates["defense"].map(arms["order"]),
+        attack=rates["adversary"].map(names),
+        called=rates["defense"].map(arms["name"]),
+    )
     rates = rates.sort_values(["order", "baseline", "attack"], kind="stable")
     blind = rates[rates["baseline"]].sort_values("rate").groupby("defense")["text"].last()
     control = rates[rates["control"]].groupby("adversary")["text"].last()
     lines = tuple(
         (
-            str(row.defense),
+            str(row.called),
             attack_name(row.attack, row),
             f"{row.text} ({row.scope})" if row.scope else str(row.text),
             "none" if pd.isna(row.bound) else percent(row.bound),
@@ -285,13 +322,13 @@ def failure_table(cells: pd.DataFrame) -> Table:
     failed = cells[~cells["status"].isin(FINISHED)].pipe(_with_adversary)
     groups = failed.groupby(["status", "scenario", "defense", "adversary", "error"], sort=False)
     lines = tuple(
-        (*map(str, place), _collapsed(str(error)), str(len(group)))
+        (*map(str, place), collapsed_error(str(error)), str(len(group)))
         for (*place, error), group in groups
     )
     return Table(("Status", "Scenario", "Defense", "Adversary", "Error", "Cells"), lines)
 
 
-def _collapsed(error: str) -> str:
+def collapsed_error(error: str) -> str:
     """Return the message of an error, and its traceback where a reader asks for it."""
     message, _, traceback = error.partition("\n")
     if not traceback:
@@ -303,12 +340,15 @@ def _collapsed(error: str) -> str:
 
 def note_table(cells: pd.DataFrame, before: Sequence[str] = ()) -> Table:
     """Return what was warned of before and while cells ran."""
-    first = tuple((note, "(before all)", "") for note in before)
+    first = tuple((collapsed_error(note), "(before all)", "") for note in before)
     if "note" not in cells:  # results of an older format
         return Table(("Note", "Adversary", "Cells"), first)
     noted = cells[cells["note"].fillna("") != ""].pipe(_with_adversary)
     groups = noted.groupby(["note", "adversary"], sort=False)
-    lines = tuple((*map(str, key), str(len(group))) for key, group in groups)
+    lines = tuple(
+        (collapsed_error(str(note)), str(adversary), str(len(group)))
+        for (note, adversary), group in groups
+    )
     return Table(("Note", "Adversary", "Cells"), first + lines)
 
 
@@ -324,26 +364,29 @@ def refused_table(rates: pd.DataFrame) -> Table:
 
 def _reasons(rates: pd.DataFrame, count: str, reason: str) -> Table:
     """Return the attacks that some uploads are counted for, with the defenses and the reason."""
+    names, defenses = short_names(rates, "adversary"), short_names(rates, "defense")
     groups = rates[rates[count] > 0].groupby(
         ["scenario", "checkpoint", "adversary", reason], sort=False
     )
     lines = []
-    for (scenario, *place, text), group in groups:
+    for (scenario, checkpoint, adversary, text), group in groups:
         everywhere = (
             group["defense"].nunique()
             == rates.loc[rates["scenario"] == scenario, "defense"].nunique()
         )
-        defenses = "all" if everywhere else ", ".join(group["defense"].unique())
-        lines.append((str(scenario), *map(str, place), defenses, str(text)))
+        where = (
+            "all" if everywhere else ", ".join(defenses[one] for one in group["defense"].unique())
+        )
+        lines.append((str(scenario), str(checkpoint), names[str(adversary)], where, str(text)))
     return Table(("Scenario", "Round", "Attack", "Defenses", "Reason"), tuple(lines))
 
 
 def not_needed_table(rates: pd.DataFrame) -> Table:
     """Return what a cascade spared the attacks, as there was nothing left to find."""
-    names = short_names(rates, "adversary")
+    names, defenses = short_names(rates, "adversary"), short_names(rates, "defense")
     lines = tuple(
         (
-            *(str(row.scenario), str(row.checkpoint), str(row.defense)),
+            *(str(row.scenario), str(row.checkpoint), defenses[row.defense]),
             attack_name(names[row.adversary], row),
             f"{row.found} of {row.victims} victims in {row.observations} uploads still safe"
             if row.observations

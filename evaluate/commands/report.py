@@ -8,16 +8,29 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..errors import UserError
 from ..store import Store
 from .options import conclude, print_path
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Write frontier and gallery in one .svg or .png instead."),
+    ] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="Which scenario is in the picture; by default, the first.")
+    ] = None,
 ) -> None:
     """Write DIR/report.html, tables and figures from the rows of a run."""
-    from leakfrontier.reports import write_report
+    from leakfrontier.reports import write_picture, write_report
 
     console = Console()
-    print_path(console, "Report:", write_report(folder))
+    if picture is None:
+        if scenario is not None:
+            raise UserError("--scenario goes with --picture: a page has all scenarios")
+        print_path(console, "Report:", write_report(folder))
+    else:
+        print_path(console, "Picture:", write_picture(folder, picture, scenario))
     conclude(console, Store(folder).results())

@@ -20,7 +20,7 @@ from leakfrontier.reports.tables import (
 )
 
 LENET, MLP = SCENARIOS
-TOPK = "TopK(ratio=0.1)"
+TOPK, TOPK_LABEL = "TopK ratio=0.1", "TopK(ratio=0.1)"
 
 
 def column(table: Table, name: str) -> dict[str, str]:
@@ -34,7 +34,7 @@ def test_stronger_servers_have_columns_if_they_attacked(tmp_path: Path) -> None:
         headline_table(make_frontiers(results, draws=20)[0].points)
         for results in (
             make_results(tmp_path / "plain"),
-            make_results(tmp_path / "active", active=True, candidates=True, refuses=TOPK),
+            make_results(tmp_path / "active", active=True, candidates=True, refuses=TOPK_LABEL),
         )
     )
     added = ["Success, crafted parameters", "Success, given candidates"]
@@ -87,14 +87,14 @@ def test_a_bound_is_compared_with_rates_over_all_uploads(tmp_path: Path) -> None
     claims = results.claims()
     table = guarantee_table(claims[claims["scenario"] == MLP], at(results.rates(), MLP, 0))
     strongest = column(table, "Strongest attack")
-    weak = "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0)"
+    weak = "DPSGD noise_multiplier=0.01"
     assert strongest[weak] == "70.0 % [45.7, 88.1] by LinearLeakage"  # not what Imprint had left
 
 
 @pytest.mark.parametrize(("measured", "refuted"), [(0.8, True), (1.0, False)])
 def test_a_refuted_epsilon_is_struck_out(tmp_path: Path, measured: float, refuted: bool) -> None:
     results = make_results(tmp_path, guaranteed=True, measured=measured)
-    claims, strong = results.claims(), "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0)"
+    claims, strong = results.claims(), "DPSGD noise_multiplier=1.0"
     headline = headline_table(make_frontiers(results, draws=20)[0].points)
     guarantees = guarantee_table(claims[claims["scenario"] == MLP], at(results.rates(), MLP, 0))
     shown = "<s>4</s> refuted" if refuted else "4"
@@ -131,7 +131,7 @@ def test_tracebacks_keep_their_lines(tmp_path: Path) -> None:
 
 
 def test_gaps_have_their_reasons(tmp_path: Path) -> None:
-    results = make_results(tmp_path, active=True, refuses=TOPK, failed=1, missing=1)
+    results = make_results(tmp_path, active=True, refuses=TOPK_LABEL, failed=1, missing=1)
     rates = results.rates()
     assert not_applicable_table(rates).rows == (
         (LENET, "0", "LinearLeakage", "all", "the first layer is a convolution"),
@@ -149,3 +149,16 @@ def test_what_was_not_needed_is_no_failure(tmp_path: Path) -> None:
     assert (results.cells["status"] == "not needed").any()
     assert failure_table(results.cells).rows == ()
     assert ("", "20 uploads") in [row[4:] for row in not_needed_table(results.rates()).rows]
+
+
+def test_what_all_rows_share_is_said_once() -> None:
+    table = Table(
+        ("Defense", "A", "B", "C"), (("x", "1", "2", "3"), ("x", "1", "4", "3")), ("", "m")
+    )
+    collapsed = table.collapsed()
+    assert collapsed == Table(
+        ("Defense", "B"), (("x", "2"), ("x", "4")), ("", "m"), (("A", "1"), ("C", "3"))
+    )
+    assert collapsed.collapsed() == collapsed
+    for whole in (Table(("Defense", "A"), (("x", "1"),)), Table(("Defense", "A"), ())):
+        assert whole.collapsed() == whole  # nothing to compare with

@@ -246,7 +246,8 @@ def _write(folder: Path, cells: list[tuple[Cell, Outcome]], failed: int, missing
     store.begin("panel-1", config, [cell for cell, _ in cells])
     for index, (cell, outcome) in enumerate(cells[: len(cells) - missing]):
         if index < failed:
-            outcome = Outcome(status="error", error="ValueError: loss is not finite")
+            error = 'ValueError: loss is not finite\n  File "mine.py", line 1\n    raise ValueError'
+            outcome = Outcome(status="error", error=error)
         store.write(cell.key, outcome, outcome.busy + 1.0)
     return store.results()
 
