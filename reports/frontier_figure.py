@@ -208,13 +208,17 @@ def _place_labels(
     Where there is no room for all, those that matter most have their labels.
     """
     ranked = points.sort_values(["control", "refuted", "pareto", "private"], ascending=False)
-    start, scale = (
-        np.array([domain[0], 0.0]),
-        np.array([(domain[1] - domain[0]) / width, 1 / height]),
-    )
+    start = np.array([domain[0], 0.0])
+    scale = np.array([(domain[1] - domain[0]) / width, 1 / height])  # one pixel
     at = (ranked[["accuracy", "shown"]].to_numpy(float) - start) / scale
     room = (0.0, 0.0, float(width), float(height + _ABOVE))
-    found = place_labels(at, text_sizes(ranked["words"].tolist(), _FONT), room)
+    limits = ["accuracy_low", "accuracy_high", "advantage_low", "advantage_high"]
+    low, high, less, more = ranked[limits].to_numpy(float).T
+    thin = np.ones(len(ranked))
+    across = ((low + high) / 2 - start[0], at[:, 1] * scale[1], (high - low) / 2, thin * scale[1])
+    down = (at[:, 0] * scale[0], (less + more) / 2, thin * scale[0], (more - less) / 2)
+    bars = np.vstack([np.column_stack(across), np.column_stack(down)]) / np.tile(scale, 2)
+    found = place_labels(at, text_sizes(ranked["words"].tolist(), _FONT), room, bars)
     lines = [
         (*np.multiply(place[:2], scale) + start, *np.multiply(place[2:4], scale) + start)
         if place

@@ -15,7 +15,8 @@ MARK = 7.0
 
 _STEP = (6.0, 5.0)  # of the places that are tried
 _TRIED = 250  # the nearest free ones, of which the clearest is taken
-_CROSSING, _COVERING = 60.0, 25.0  # pixels of distance that a clear line is worth
+_CROSSING, _COVERING, _BAR = 60.0, 25.0, 8.0  # pixels of distance that a clear place is worth
+_CLEAR = 22.0  # length at which the lines of points in a crowd can be told apart
 _ALONG = np.linspace(0.15, 0.95, 9)[:, None, None]
 
 
@@ -34,7 +35,10 @@ class Place(NamedTuple):
 
 
 def place_labels(
-    points: Floats, sizes: Floats, room: tuple[float, float, float, float]
+    points: Floats,
+    sizes: Floats,
+    room: tuple[float, float, float, float],
+    bars: Floats | None = None,
 ) -> list[Place | None]:
     """Return a place for each label, where it covers no mark and no other label.
 
@@ -45,16 +49,16 @@ def place_labels(
         points: Where the points are, n x 2, in pixels, the most important first.
         sizes: Width and height of their labels, n x 2; a label without width is not placed.
         room: Left, bottom, right and top of where labels may be.
+        bars: What labels had better not cover: centres and half sizes, m x 4.
 
     Returns:
         None for labels that found no room.
     """
-    marks = np.column_stack([points, np.full_like(points, MARK)])
-    boxes = marks.copy()
-    lines = np.empty((0, 4))
+    boxes = np.column_stack([points, np.full_like(points, MARK)])
+    lines, bars = np.empty((0, 4)), np.empty((0, 4)) if bars is None else bars
     found: list[Place | None] = []
     for point, size in zip(points, sizes, strict=True):
-        place = _place(point, size / 2, room, boxes, lines) if size[0] else None
+        place = _place(point, size / 2, room, boxes, lines, bars) if size[0] else None
         found.append(place)
         if place is not None:
             boxes = np.vstack([boxes, [place.x, place.y, *size / 2]])
@@ -68,23 +72,25 @@ def _place(
     room: tuple[float, float, float, float],
     boxes: Floats,
     lines: Floats,
+    bars: Floats,
 ) -> Place | None:
     centres = _candidates(point, half, room)
-    apart = np.abs(centres[:, None, :] - boxes[None, :, :2]) >= half + boxes[None, :, 2:]
-    centres = centres[np.all(apart.any(axis=2), axis=1)]
+    centres = centres[_overlaps(centres, half, boxes) == 0]
     if not len(centres):
         return None
     ends = np.clip(point, centres - half, centres + half)
     gaps = np.hypot(*(ends - point).T)
+    crowded = bool((np.abs(boxes[:, :2] - point) < 3 * MARK).all(axis=1).sum() > 1)
     # Among places as near, the one to the right and above is read most easily.
-    cost = gaps - 1.5 * (centres[:, 0] > point[0]) - (centres[:, 1] > point[1])
+    cost = np.abs(gaps - _CLEAR) if crowded else gaps
+    cost = cost - 1.5 * (centres[:, 0] > point[0]) - (centres[:, 1] > point[1])
+    cost += _BAR * _overlaps(centres, half, bars)
     nearest = np.argsort(cost, kind="stable")[:_TRIED]
     others = boxes[(boxes[:, :2] != point).any(axis=1)]
     cost = cost[nearest] + _CROSSING * _crossings(point, ends[nearest], lines)
     cost += _COVERING * _covered(point, ends[nearest], others)
     best = nearest[int(np.argmin(cost))]
-    crowded = (np.abs(boxes[:, :2] - point) < 3 * MARK).all(axis=1).sum() > 1
-    joined = bool(gaps[best] > 1.5 * MARK or crowded)
+    joined = crowded or bool(gaps[best] > 1.5 * MARK)
     (x, y), (end_x, end_y) = centres[best].tolist(), ends[best].tolist()
     return Place(x, y, end_x, end_y, joined)
 
@@ -104,6 +110,12 @@ def _candidates(point: Floats, half: Floats, room: tuple[float, float, float, fl
     places = np.vstack([beside, np.column_stack([axis.ravel() for axis in grid])])
     within = (places >= (left, bottom)) & (places <= (right, top))
     return np.asarray(places[within.all(axis=1)])
+
+
+def _overlaps(centres: Floats, half: Floats, boxes: Floats) -> Floats:
+    """Return how many boxes each label would overlap."""
+    apart = np.abs(centres[:, None, :] - boxes[None, :, :2]) >= half + boxes[None, :, 2:]
+    return np.asarray((~apart.any(axis=2)).sum(axis=1), dtype=float)
 
 
 def _crossings(point: Floats, ends: Floats, lines: Floats) -> Floats:
