@@ -28,7 +28,6 @@ from .layer_chain import Layer
 from .layer_system import FINAL, PASSING, Gradients, Known, System, Use, slope_of
 from .spaces import NotApplicable
 
-
 SPARE = 1e-3
 """Accuracy of a solution, relative to how well what it is made from is known."""
 
