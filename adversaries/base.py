@@ -208,7 +208,7 @@ class Adversary(ABC):
         baseline: Whether it ignores the update: what it reaches is not leakage.
         needs_candidates: Whether the attack chooses among candidates, which the harness then
             grants: each victim's look-alikes, and the victim among them.
-        cost: Its stage in a cascade: 0 if it is exact, 1 for a quick search, 2 for a search, 3
+        cost: Its stage in a cascade: 0 if it takes no search, 1 for a quick one, 2 for one, 3
             for a long one. A stage runs only where those before left something to find.
     """
 

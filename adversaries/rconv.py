@@ -45,7 +45,7 @@ class RCONV(Adversary):
             2025. https://doi.org/10.1007/s00607-025-01508-w
     """
 
-    cost: ClassVar[int] = 0
+    cost: ClassVar[int] = 3  # exact, but its systems take as long as a search
 
     constraints: Use = "both"
     separation: Literal["rows", "peeling"] = "peeling"

@@ -28,6 +28,9 @@ from .layer_chain import Layer
 from .layer_system import FINAL, PASSING, Gradients, Known, System, Use, slope_of
 from .spaces import NotApplicable
 
+SPARE = 1e-3
+"""Accuracy of a solution, relative to how well what it is made from is known."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -107,7 +110,7 @@ def back(
             known, step = _linear(layer, known, gradients)
         else:
             final = max(FINAL, 0.1 * gradients.precision)
-            accuracy = final if layer is layers[0] else PASSING
+            accuracy = max(final if layer is layers[0] else PASSING, SPARE * _uncertainty(known))
             known, step = _convolution(layer, known, gradients, use, accuracy)
         steps.append(step)
     return known.values, tuple(reversed(steps))
@@ -151,6 +154,12 @@ def explained(
         confidence=torch.tensor([max(0.0, 1 - worst) if math.isfinite(worst) else 0.0]),
         residuals=residuals,
     )
+
+
+def _uncertainty(known: Known) -> float:
+    """Return the deviation of what is known, relative to its size."""
+    deviation = known.deviation.square().mean().sqrt()
+    return float(deviation / known.values.square().mean().sqrt().clamp(min=1e-300))
 
 
 def _linear(layer: Layer, known: Known, gradients: Gradients) -> tuple[Known, Step]:

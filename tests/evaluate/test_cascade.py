@@ -123,10 +123,10 @@ def test_every_attack_says_what_it_costs() -> None:
     assert {name: cls.cost for name, cls in ADVERSARIES.items()} == {
         **dict.fromkeys(("PriorGuess", "LinearLeakage", "PriorAware", "SPEARPlusPlus"), 0),
         **dict.fromkeys(("RobbingTheFed", "RobbingTheFedDirectPass", "LOKI", "TrapWeights"), 0),
-        **dict.fromkeys(("ARES", "RGAP", "RCONV"), 0),
+        "ARES": 0,
         **dict.fromkeys(("DLG", "IDLG", "LearningToInvert", "ScaleMIA"), 1),
         **dict.fromkeys(("InvertingGradients", "SME", "Fishing"), 2),
-        **dict.fromkeys(("SPEAR", "GradInversion", "FedLeak", "DLFA"), 3),
+        **dict.fromkeys(("SPEAR", "GradInversion", "FedLeak", "DLFA", "RGAP", "RCONV"), 3),
         **{"LanguageGuess": 0, "LAMP": 3, "GRAB": 3, "DAGER": 0, "SOMP": 1},
     }
 
