@@ -109,7 +109,7 @@ class TrainTrial:
             world.client(defense, world.model(defense, self.seed)),
             shares,
             clients_per_round=training.clients_per_round,
-            batch_size=training.batch_size,
+            batch_size=self.scenario.client_batch,
             server=training.server,
             lr=training.lr,
         )

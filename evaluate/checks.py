@@ -464,7 +464,7 @@ def _trained_upload(evidence: _Evidence) -> Check:
         "uploads.",
         "Attacked uploads are of as many clients, examples and local steps as those of the "
         "training that gives the accuracy.",
-        verdict="warn" if cohorts.empty else "fail",
+        verdict="fail",
     )
 
 

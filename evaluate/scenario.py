@@ -48,12 +48,13 @@ class Training(Strict):
 
     rounds: Whole = Field(default=150, ge=1)
     """Rounds of federated training."""
-    clients: Whole = Field(default=10, ge=1)
+    clients: Whole = Field(default=20, ge=1)
     """Clients that share the training data."""
-    clients_per_round: Whole = Field(default=2, ge=1)
-    """Clients sampled in each round."""
-    batch_size: Whole = Field(default=32, ge=1)
-    """Examples per client and round under FedSGD; FedAvg uses all of a client's."""
+    clients_per_round: Whole = Field(default=16, ge=1)
+    """Clients sampled in each round; by default all, if there are fewer."""
+    batch_size: Whole | None = Field(default=None, ge=1)
+    """Examples per client and round under FedSGD, by default as many as are attacked; FedAvg uses
+    all of a client's."""
     server: Literal["sgd", "adam"] = "adam"
     """The server's optimizer: `sgd` or `adam`."""
     lr: Number = Field(default=0.005, gt=0, allow_inf_nan=False)
@@ -62,6 +63,15 @@ class Training(Strict):
     """How the data is spread over clients: `iid`, `label-skew` or `feature-skew`."""
     alpha: Number = Field(default=0.5, gt=0, allow_inf_nan=False)
     """Concentration of the Dirichlet distribution of `label-skew`: near 0, one class each."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _at_most_all(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if not isinstance(value, dict) or "clients_per_round" in value:
+            return value
+        clients, usual = value.get("clients"), cls.model_fields["clients_per_round"].default
+        fewer = isinstance(clients, int) and 1 <= clients < usual
+        return {**value, "clients_per_round": int(clients)} if fewer else value
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Training:
@@ -191,6 +201,11 @@ class Scenario(Strict):
     def data_name(self) -> str:
         """Return what the dataset is called, wherever it is."""
         return self.dataset if is_named(self.dataset) else Path(self.dataset).name
+
+    @property
+    def client_batch(self) -> int:
+        """Return how many examples a client draws in a round of training under FedSGD."""
+        return self.training.batch_size or self.batch_size
 
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""

@@ -99,15 +99,18 @@ def other_examples(scenario: Scenario) -> str:
     attacked, training = scenario.batch_size, scenario.training
     protocol = build_protocol(scenario.protocol)
     if protocol.uploads_gradient:
-        fewest = most = training.batch_size
+        fewest = most = scenario.client_batch
+        remedy = "give both the same batch_size"
     else:
-        examples = len(load_dataset(scenario.dataset, scenario.data_folder).train.targets)
+        data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
+        examples = len(data.train.targets)
         fewest, most = examples // training.clients, -(-examples // training.clients)
+        remedy = f"take {most} as batch_size, or {max(1, examples // attacked)} as training.clients"
     if fewest <= attacked <= most:
         return ""
     steps = [protocol.local_steps(count) for count in (attacked, most)]
     local = "" if steps == [1, 1] else f" ({steps[0]} and {steps[1]} local steps)"
-    return f"attacked uploads are of {attacked} examples, trained ones of {most}{local}"
+    return f"attacked uploads are of {attacked} examples, trained ones of {most}{local}: {remedy}"
 
 
 def check_sizes(world: World, observations: int, defenses: Iterable[Method]) -> None:

@@ -235,7 +235,11 @@ CASES: list[tuple[str, Config, str]] = [
     (RUN, scenario(training={"lr": NAN}), "scenarios.0.training.lr: Input should be"),
     (RUN, scenario(training={"server": "lion"}), "'sgd' or 'adam', got 'lion'"),
     (RUN, scenario(training={"clients": 100_000}), "training.clients must be at most 1438"),
-    (RUN, scenario(training={"clients": 1}), "clients_per_round must be at most clients = 1"),
+    (
+        RUN,
+        scenario(training={"clients": 1, "clients_per_round": 2}),
+        "clients_per_round must be at most clients = 1",
+    ),
     # Defenses.
     (RUN, defense("Nope"), "unknown defense 'Nope': choose one of none, DPSGD"),
     (RUN, defense("TopK"), "defense TopK: cannot be built with no options"),

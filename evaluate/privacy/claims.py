@@ -89,7 +89,7 @@ def training_plan(world: World, unit: str, rounds: int) -> Plan:
     training, protocol = world.scenario.training, world.protocol
     examples = len(world.train.targets)
     fewest, most = examples // training.clients, -(-examples // training.clients)
-    drawn = training.batch_size if protocol.uploads_gradient else most
+    drawn = world.scenario.client_batch if protocol.uploads_gradient else most
     delta = default_delta(examples)
     if unit == "client":
         return Plan(rounds, 1.0, delta)

@@ -179,7 +179,7 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Resul
         ({"guaranteed": True, "candidates": True}, {}, None),
         (
             {"other_examples": "attacked uploads are of 1 examples, trained ones of 16"},
-            {"trained upload": "warn"},
+            {"trained upload": "fail"},
             "fashion-mini/lenet: attacked uploads are of 1 examples, trained ones of 16",
         ),
         (

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
-from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.config import PRESETS, load_config
 from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import Scenario, Training
+from leakfrontier.evaluate.scenario import SCENARIOS, Scenario, Training
 from leakfrontier.evaluate.victims import other_cohort, other_examples
 
 FIRST = {  # one setting of each kind: the rest differs in strength alone
@@ -19,7 +19,7 @@ PROTOCOLS = {
 }
 
 
-@pytest.mark.parametrize("preset", ["quick", "full"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_the_attacked_upload_is_the_trained_one(preset: str) -> None:
     config = load_config(preset)
     for scenario in config.scenarios:
@@ -27,13 +27,24 @@ def test_the_attacked_upload_is_the_trained_one(preset: str) -> None:
         assert {other_cohort(scenario, defense) for defense in config.defenses} == {""}
 
 
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_by_default_the_attacked_upload_is_the_trained_one(batch_size: int) -> None:
+    for scenario in (*SCENARIOS.values(), Scenario(training=Training(clients=3))):
+        assert other_examples(scenario.model_copy(update={"batch_size": batch_size})) == ""
+        assert scenario.training.clients_per_round == min(16, scenario.training.clients)
+
+
 def test_an_upload_that_is_not_the_trained_one_is_told() -> None:
     scenario = Scenario(training=Training(clients_per_round=2, batch_size=16))
     eight = Method(name="SecureAggregation", options={"clients": 8})
     assert "attacks see sums of 8 clients, training has 2" in other_cohort(scenario, eight)
-    assert other_examples(scenario) == "attacked uploads are of 1 examples, trained ones of 16"
+    assert other_examples(scenario) == (
+        "attacked uploads are of 1 examples, trained ones of 16: give both the same batch_size"
+    )
     local = scenario.model_copy(update={"protocol": PROTOCOLS["FedAvg"], "batch_size": 8})
-    assert "(8 and 200 local steps)" in other_examples(local)
+    assert "(8 and 100 local steps): take 100 as batch_size, or 250 as" in other_examples(local)
+    clients = local.training.model_copy(update={"clients": 250})
+    assert other_examples(local.model_copy(update={"training": clients})) == ""
 
 
 SEARCH = Method(name="InvertingGradients", options={"iterations": 2})

@@ -104,7 +104,7 @@ def test_lists_every_name(command: Command, what: str, registry: dict[str, objec
     [
         (RunConfig, {"scenarios": "required", "adversaries": "panel", "time_limit": "600"}),
         (Scenario, {"title": "", "model": "mlp", "checkpoints": "[0]", "public_data": "true"}),
-        (Training, {"server": "adam", "lr": "0.005", "batch_size": "32"}),
+        (Training, {"server": "adam", "lr": "0.005", "clients_per_round": "16"}),
     ],
 )
 def test_lists_every_key_with_its_default_and_meaning(
