@@ -1,6 +1,6 @@
-"""The panel's attacks, at about a second for twenty uploads of a small perceptron.
+"""The panel's attacks, at about a second for twenty uploads of a small model.
 
-All but `OF_BATCHES` and `OF_OTHER_MODELS`.
+`SMALL` are those that attack a perceptron, `OF_OTHER_MODELS` those that are made for others.
 """
 
 from pathlib import Path
@@ -35,13 +35,26 @@ SMALL = {name: Method(name=name, options=options) for name, options in _OPTIONS.
 OF_WEIGHTS = {"SME", "DLFA"}
 """Those that need several local steps."""
 
-OF_BATCHES = {"Fishing", "ScaleMIA"}
-"""Those that need several examples, or convolutions."""
+OF_BATCHES = {"Fishing"}
+"""Those that single out one of several examples, and have nothing to do where there is one."""
 
-OF_OTHER_MODELS = {"RGAP", "RCONV", "DAGER", "SOMP", "LAMP", "GRAB", "LanguageGuess"}
-"""Those that are made for convolutions or for language models: not yet tested here."""
+_OTHER_MODELS: dict[str, dict[str, dict[str, JsonValue]]] = {
+    "invertible": {"RGAP": {}, "RCONV": {}},
+    "encoding": {"ScaleMIA": {"epochs": 3, "examples": 300}},
+    "gpt2": {
+        "DAGER": {},
+        "SOMP": {},
+        "LAMP": {"iterations": 40, "starts": 20, "orders": 20},
+        "GRAB": {"iterations": 40, "starts": 20, "orders": 20, "rounds": 2, "beams": 2},
+    },
+}
+OF_OTHER_MODELS = {
+    model: {name: Method(name=name, options=options) for name, options in several.items()}
+    for model, several in _OTHER_MODELS.items()
+}
+"""Those that are made for convolutions without gaps, with an encoder, or for language models."""
 
-OF_ONE_STEP = {"DLG", "IDLG", "GradInversion"}
+OF_ONE_STEP = {"DLG", "IDLG", "GradInversion", "RGAP", "RCONV"}
 """Those that a second local step stops."""
 
 OF_GRADIENTS = {name: method for name, method in SMALL.items() if name not in OF_WEIGHTS}
