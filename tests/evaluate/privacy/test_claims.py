@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from federated import rng
+from pydantic import JsonValue
 from scipy.stats import norm
 from torch import Generator
 
@@ -112,6 +116,36 @@ def test_the_plan_is_that_of_the_busiest_client() -> None:
     assert local.sample_rate == pytest.approx(4 / share)
     client = training_plan(world(FEDAVG), "client", rounds=7)
     assert (client.steps, client.sample_rate) == (7, 1.0)
+
+
+@pytest.mark.parametrize("batch_size", [8, 100, 142, 143])  # clients have 143 or 144 examples
+@pytest.mark.parametrize("local", [None, {"epochs": 2}, {"steps": 3}], ids=str)
+def test_a_record_is_in_as_many_shuffled_batches_as_are_counted(
+    batch_size: int, local: dict[str, JsonValue] | None
+) -> None:
+    protocol, rounds = FEDSGD, 7
+    if local is not None:
+        protocol = Method(name="FedAvg", options={"batch_size": batch_size, "lr": 0.1, **local})
+    training = Training(clients=10, batch_size=batch_size)
+    here = load_world(scenario(protocol).model_copy(update={"training": training}))
+    records = len(here.train.targets)
+    assert records % 10
+    most = 0
+    for share in (records // 10, -(-records // 10)):
+        defense = DPSGD(1.0, poisson_sampling=False)
+        if local is None:  # epochs go on from round to round
+            drawn = [*islice(defense.batches(share, batch_size, rounds, rng()), rounds)]
+        else:
+            steps = here.protocol.local_steps(share)
+            drawn = [
+                rows
+                for seed in range(rounds)
+                for rows in islice(defense.batches(share, batch_size, steps, rng(seed)), steps)
+            ]
+        most = max(most, int(torch.cat(drawn).bincount().max()))
+    passes = training_plan(here, "record", rounds).passes
+    assert passes is not None
+    assert passes == most or (most < passes and local == {"steps": 3})  # drawn anew each round
 
 
 def test_epsilon_is_that_of_the_accountants() -> None:
