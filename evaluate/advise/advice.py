@@ -139,9 +139,10 @@ def proven_reasons(question: Question, row: Row) -> Iterator[str]:
     else:
         start = f"{noise} is the largest tested that keeps the accuracy"
     yield (
-        f"{start}. Its epsilon is {by}, for one {question.unit} that contributes or does not, at "
-        f"delta {question.used_delta:.2g}, over {question.schedule(1.0)[0].steps} steps that it is "
-        f"in with probability {question.sample_rate:.3g} each. All accountants are upper bounds; "
+        f"{start}. Its epsilon is {by}, for one {question.unit} that contributes or does not "
+        f"(zero-out: how many {question.unit}s there are is public), at delta "
+        f"{question.used_delta:.2g}, over {question.schedule(1.0)[0].steps} steps that it is in "
+        f"with probability {question.sample_rate:.3g} each. All accountants are upper bounds; "
         "PLD is the tightest."
     )
     yield (
@@ -174,7 +175,7 @@ def _warnings(advice: Advice) -> Iterator[str]:
             replaced = question.epsilon_of(row.noise_multiplier / 2)
             yield (
                 "That a client takes part is no secret to the server; what it has, is. For one "
-                f"client replaced by another, instead of removed, epsilon is {number(replaced)}."
+                f"client replaced by another, instead of zeroed out, epsilon is {number(replaced)}."
             )
     yield (
         "The guarantee is against the server only if the noise is on the upload before the server "

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -109,33 +110,45 @@ def check_sizes(question: Question, scenario: Scenario) -> None:
 
 
 def _proofs(question: Question, console: Console) -> Advice:
-    """Answer from accountants and bounds, showing how far it is."""
+    """Answer from accountants and bounds, showing how far it is.
+
+    The noise nearest to the answer comes first, then other runs, then other noise: what takes too
+    long is left out.
+    """
     start = time.process_time()
-    levers: list[Lever] = []
     with _progress(console) as advance:
         sigma = question.least_noise()
         advance()
         recommended = proven(question, sigma)
-        rows = [recommended]
-        factors = [0.0, *sorted({*PROVEN_LADDER} - {1.0}, key=lambda one: abs(one - 1))]
-        for factor in factors:
-            rows.append(proven(question, rounded_up(factor * sigma, DIGITS)))
+        near, *far = sorted({*PROVEN_LADDER} - {1.0}, key=lambda one: abs(one - 1))
+        more: list[Callable[[], Row | Lever]] = [
+            *(partial(_scaled, question, sigma, factor) for factor in (0.0, near)),
+            *levers_of(question, recommended),
+            *(partial(_scaled, question, sigma, factor) for factor in far),
+        ]
+        found = [more[0]()]
+        for one in more[1:]:
             advance()
             if time.process_time() - start > BUDGET:
                 break
-        for lever in pulled_by_proof(question, recommended):
-            if time.process_time() - start > BUDGET:
-                break
-            levers.append(lever)
-            advance()
+            found.append(one())
+    rows = [recommended, *(one for one in found if isinstance(one, Row))]
+    reasons = [*proven_reasons(question, recommended)]
+    if len(found) < len(more):
+        reasons.append("Some noise multipliers and changes of the run take long, and are left out.")
     return Advice(
         question,
         setting=None,
         rows=tuple(sorted(rows, key=lambda row: row.noise_multiplier)),
         recommended=recommended,
-        reasons=tuple(proven_reasons(question, recommended)),
-        levers=tuple(levers),
+        reasons=tuple(reasons),
+        levers=tuple(one for one in found if isinstance(one, Lever)),
     )
+
+
+def _scaled(question: Question, sigma: float, factor: float) -> Row:
+    """Return what is proven of a multiple of a noise multiplier."""
+    return proven(question, rounded_up(factor * sigma, DIGITS))
 
 
 @contextmanager
@@ -147,16 +160,15 @@ def _progress(console: Console) -> Iterator[Callable[[], None]]:
         yield lambda: progress.advance(task)
 
 
-def pulled_by_proof(question: Question, row: Row) -> Iterator[Lever]:
-    """Yield what each change of a run would buy, by accountants and bounds.
+def levers_of(question: Question, row: Row) -> list[Callable[[], Lever]]:
+    """Return what finds what each change of a run would buy, by accountants and bounds.
 
     Where an accuracy is asked for, the target is the epsilon of the row.
     """
     asked = question
     if question.min_accuracy is not None:
         asked = replace(question, min_accuracy=None, epsilon=row.epsilon["pld"])
-    for name, changed in changes(asked):
-        yield pull(name, changed, asked, row)
+    return [partial(pull, name, changed, asked, row) for name, changed in changes(asked)]
 
 
 def _measurements(experiment: Experiment) -> Advice:
@@ -189,7 +201,7 @@ def _measurements(experiment: Experiment) -> Advice:
         return advice
     row = recommended or closest(rows)
     setting = experiment.setting(row)
-    levers = list(pulled_by_proof(question, row))
+    levers = [lever() for lever in levers_of(question, row)]
     advice = replace(
         advice,
         levers=tuple(pulled(experiment, levers, setting)),

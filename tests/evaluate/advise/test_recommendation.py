@@ -61,6 +61,7 @@ def test_epsilon_sets_the_least_noise() -> None:
     assert len(noises) == 3
     assert {tuple(one.epsilon) for one in advice.rows} == {tuple(ACCOUNTANTS)}
     assert "the least, rounded up, that keeps epsilon 3" in advice.reasons[0]
+    assert "(zero-out: how many records there are is public)" in advice.reasons[0]
     assert "in more than 5.24 %" in advice.reasons[1]
 
 
@@ -537,10 +538,12 @@ def test_what_other_choices_would_have_brought(measured: tuple[Advice, Path]) ->
 
 
 def test_proofs_that_take_long_leave_out_what_is_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("left out" in one for one in advise(ask(batch_size=60_000, rounds=10)).reasons)
     monkeypatch.setattr("leakfrontier.evaluate.advise.recommendation.BUDGET", 0.0)
     advice = advise(ask(batch_size=60_000, rounds=10))
     assert advice.recommended in advice.rows
     assert len(advice.rows) == 2
+    assert "take long, and are left out" in advice.reasons[-1]
 
 
 def test_progress_is_shown_where_there_is_a_terminal() -> None:
