@@ -1,121 +1,206 @@
 """What audits find in broken defenses, and that they accuse no correct one.
 
-python benchmarks/audit.py faults [RUNS] [FILE]      # the table of docs/audit_faults.md
-python benchmarks/audit.py correct [RUNS] [FIRST [LAST]]     # 100 runs of each by default
+python benchmarks/audit.py faults RESULTS [RUNS]     # every broken defense, 5 times each by default
+python benchmarks/audit.py correct RESULTS [RUNS]    # every correct one, 100 times each by default
+python benchmarks/audit.py page RESULTS [FILE]       # both as docs/audit_faults.md
 python benchmarks/audit.py power [RUNS] [METHOD ...] # DP-SGD at epsilon 4, done right and quietly
+
+RESULTS is a file of JSON lines, one for each run, to which the first two add: an interrupted
+command goes on where it stopped, and lines of other code do not count. A run has its own seed,
+whatever else is run.
 """
 
+import hashlib
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from audited_defenses import BROKEN, CORRECT, PLAN, Centred, Mechanism, Quiet, Unchecked
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.defenses import Batch, Defense, Plan
+from leakfrontier.defenses import Batch, Plan
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
 from leakfrontier.evaluate.privacy.accounting import calibrate
 from leakfrontier.evaluate.privacy.audit import AUDITS, audit
-from leakfrontier.evaluate.privacy.finding import Audit
+from leakfrontier.evaluate.privacy.finding import CANARY_SIGNIFICANCE, SIGNIFICANCE, Audit
 from leakfrontier.evaluate.statistics import clopper_pearson
 
 EPSILON, LONGER = 4.0, Plan(steps=200, sample_rate=0.05, delta=1e-5)
 CHEAP = tuple(AUDITS)[:-1]  # all but the audit of a whole training run
+AUDITED = ("dpsgd", "client_dp", "noise", "per_example", "pld")  # modules, beside those of ours
 
 
-def digits(width: int = 8) -> tuple[nn.Module, Batch]:
-    """Return a small network and the handwritten digits."""
+def digits() -> tuple[nn.Sequential, Batch]:
+    """Return a perceptron of one hidden layer, and the handwritten digits."""
     data = load_dataset("digits")
-    rng = torch.Generator().manual_seed(0)
-    model = build_model("mlp", data.space, rng, width=width)
-    return model, data.normalised[0].at(slice(200))
+    torch.manual_seed(0)
+    layers = (nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    return nn.Sequential(*layers), data.normalised[0].at(slice(200))
 
 
-def faults(runs: int, file: Path | None) -> None:
-    """Audit every broken defense; print which tests find each, in how many runs."""
-    model, data = digits()
-    lines = []
-    for name, defense in BROKEN.items():
-        own = Centred(model) if isinstance(defense, Unchecked) else model  # type: ignore[arg-type]
-        found = dict.fromkeys(AUDITS, 0)
-        words = ""
+@dataclass(frozen=True)
+class Runs:
+    """Audits that have been run.
+
+    Attributes:
+        file: Where they are kept.
+    """
+
+    file: Path
+
+    def run(self, kind: str, defense: str, runs: int, methods: tuple[str, ...]) -> None:
+        """Audit a defense with every seed that is missing."""
+        perceptron, data = digits()
+        audited = {"faults": BROKEN, "correct": CORRECT}[kind][defense]
+        model = Centred(perceptron) if isinstance(audited, Unchecked) else perceptron
+        done = {line["seed"] for line in self.of(kind, defense)}
         for seed in range(runs):
-            for method, one in findings(defense, own, data, seed, tuple(AUDITS)).items():
-                if isinstance(one, Audit) and one.violated:
-                    words = words or one.words
-                    found[method] += 1
-        marks = [f"{found[method]}/{runs}" if found[method] else "" for method in AUDITS]
-        lines.append(f"| {name} | {' | '.join(marks)} | {words or 'not found'} |")
-        print(lines[-1], flush=True)
-    if file is not None:
-        file.write_text(document(lines, runs))
+            if seed in done:
+                continue
+            start = time.process_time()
+            rng = torch.Generator().manual_seed(1000 + seed)
+            found = audit(audited, model, cross_entropy, data, PLAN, rng, methods)
+            line = {
+                "code": _code(),
+                "kind": kind,
+                "defense": defense,
+                "seed": seed,
+                "seconds": time.process_time() - start,
+                "found": {
+                    method: {"violated": one.violated, "p": one.p_value, "words": one.words}
+                    for method, one in found.items()
+                    if isinstance(one, Audit)
+                },
+            }
+            with self.file.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def of(self, kind: str, defense: str) -> list[dict[str, Any]]:
+        """Return a defense's runs by the present code."""
+        if not self.file.exists():
+            return []
+        lines = map(json.loads, self.file.read_text().splitlines())
+        wanted = {"code": _code(), "kind": kind, "defense": defense}
+        return [line for line in lines if wanted.items() <= line.items()]
 
 
-def document(lines: Sequence[str], runs: int) -> str:
-    """Return the page of faults."""
-    header = f"| fault | {' | '.join(AUDITS)} | what is said first |"
-    rule = "|---" * (len(AUDITS) + 2) + "|"
+@cache
+def _code() -> str:
+    """Return a digest of what the figures are of: audits, defenses and what is audited."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    audits = sorted((root / "evaluate" / "privacy").glob("*.py"))
+    files = [*audits, *(root / "defenses" / f"{name}.py" for name in AUDITED)]
+    for file in (*files, Path(__file__).with_name("audited_defenses.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def audit_all(kind: str, runs: Runs, count: int) -> None:
+    """Audit every defense of a kind, and print a line for each."""
+    methods = tuple(AUDITS) if kind == "faults" else CHEAP
+    for name in BROKEN if kind == "faults" else CORRECT:
+        runs.run(kind, name, count, methods)
+        row = fault_row if kind == "faults" else correct_row
+        print(row(name, runs.of(kind, name)), flush=True)
+
+
+def fault_row(name: str, lines: Sequence[dict[str, Any]]) -> str:
+    """Return in how many runs each test found a fault, and what the first of them says."""
+    found = {method: _violations(lines, method) for method in AUDITS}
+    marks = [f"{len(words)}/{len(lines)}" if words else "" for words in found.values()]
+    said = next((words[0] for words in found.values() if words), "not found")
+    return f"| {name} | {' | '.join(marks)} | {said} |"
+
+
+def correct_row(name: str, lines: Sequence[dict[str, Any]]) -> str:
+    """Return how many tests were made of a correct defense, and what they accuse it of."""
+    accused = [f"{method}: {w}" for method in CHEAP for w in _violations(lines, method)]
+    applied = {method for line in lines for method in line["found"]}
+    tests = [one["p"] for line in lines for one in line["found"].values()]
+    least = f"{min(tests):.1g}" if tests else ""
+    seconds = sum(line["seconds"] for line in lines) / max(1, len(lines))
+    words = "; ".join([str(len(accused)), *dict.fromkeys(accused)])
+    return f"| {name} | {len(lines)} | {len(applied)} | {words} | {least} | {seconds:.1f} |"
+
+
+def _violations(lines: Sequence[dict[str, Any]], method: str) -> list[str]:
+    found = [line["found"][method] for line in lines if method in line["found"]]
+    return [one["words"] for one in found if one["violated"]]
+
+
+def page(runs: Runs) -> str:
+    """Return docs/audit_faults.md."""
+    broken = {name: runs.of("faults", name) for name in BROKEN}
+    sound = {name: runs.of("correct", name) for name in CORRECT}
+    audits = sum(map(len, sound.values()))
+    tests = sum(len(line["found"]) for lines in sound.values() for line in lines)
+    accused = sum(len(_violations(lines, one)) for lines in sound.values() for one in CHEAP)
     return "\n".join(
         [
             "# What audits find",
             "",
-            f"Defenses that break a claim of DP-SGD (sigma 1, {PLAN.steps} steps at rate "
-            f"{PLAN.sample_rate:g}, delta {PLAN.delta:g}), each in one way, and in how many of "
-            f"{runs} runs each test finds it. Made by `python benchmarks/audit.py faults {runs} "
-            "docs/audit_faults.md`; the defenses are in `benchmarks/audited_defenses.py`.",
+            "```bash",
+            f"python benchmarks/audit.py faults audits.jsonl {_fewest(broken)}",
+            f"python benchmarks/audit.py correct audits.jsonl {_fewest(sound)}",
+            "python benchmarks/audit.py page audits.jsonl docs/audit_faults.md",
+            "```",
             "",
-            header,
-            rule,
-            *lines,
+            "made this page; the defenses are in `benchmarks/audited_defenses.py`. All claim "
+            f"privacy for {PLAN.steps} steps at rate {PLAN.sample_rate:g} and delta "
+            f"{PLAN.delta:g}, most of them as DP-SGD with sigma 1.",
+            "",
+            "## Broken defenses",
+            "",
+            "Each breaks its claim in one way. In how many runs each test finds it:",
+            "",
+            f"| fault | {' | '.join(AUDITS)} | what is said first |",
+            "|---" * (len(AUDITS) + 2) + "|",
+            *(fault_row(name, lines) for name, lines in broken.items()),
+            "",
+            "## Correct defenses",
+            "",
+            f"Each keeps its claim in an unusual way. {audits} audits, {tests} tests together: "
+            f"{accused} accusations. A test accuses where its p-value is below "
+            f"{SIGNIFICANCE:g} (step canaries: {CANARY_SIGNIFICANCE:g}, by limits that are "
+            "cautious by themselves); beside it stands the least of all p-values, which among so "
+            "many may well be one in some hundreds.",
+            "",
+            "| defense | runs | tests | accusations | least p-value | CPU s per run |",
+            "|---" * 6 + "|",
+            *(correct_row(name, lines) for name, lines in sound.items()),
             "",
         ]
     )
 
 
-def correct(runs: int, names: Sequence[str]) -> None:
-    """Audit every correct defense; print whom audits accuse, which should be nobody."""
-    model, data = digits()
-    for name in names:
-        start, accused, applied = time.process_time(), [], set()
-        for seed in range(runs):
-            found = findings(CORRECT[name], model, data, seed, CHEAP)
-            applied |= {method for method, one in found.items() if isinstance(one, Audit)}
-            accused += [
-                f"{method}: {one.words}"
-                for method, one in found.items()
-                if isinstance(one, Audit) and one.violated
-            ]
-        print(
-            f"| {name} | {len(applied)} | {len(accused)} of {runs * len(applied)} | "
-            f"{'; '.join(dict.fromkeys(accused))} | {(time.process_time() - start) / runs:.1f} |",
-            flush=True,
-        )
-
-
-def findings(
-    defense: Defense, model: nn.Module, data: Batch, seed: int, methods: tuple[str, ...]
-) -> dict[str, object]:
-    """Return what audits say, with another seed each time."""
-    rng = torch.Generator().manual_seed(1000 + seed)
-    return {**audit(defense, model, cross_entropy, data, PLAN, rng, methods)}
+def _fewest(runs: Mapping[str, Sequence[object]]) -> int:
+    return min(len(lines) for lines in runs.values())
 
 
 def power(runs: int, methods: Sequence[str]) -> None:
     """Audit DP-SGD at epsilon 4 and with 0.8 of its noise, with another seed each time."""
-    model, data = digits(width=32)
+    data = load_dataset("digits")
+    model = build_model("mlp", data.space, torch.Generator().manual_seed(0), width=32)
+    examples = data.normalised[0].at(slice(200))
     sigma = calibrate(EPSILON, LONGER.sample_rate, LONGER.steps, LONGER.delta)
     size = sum(p.numel() for p in model.parameters())
-    print(f"{size:,} parameters, {len(data.targets)} examples, sigma {sigma:.3f}, {LONGER}")
+    print(f"{size:,} parameters, {len(examples.targets)} examples, sigma {sigma:.3f}, {LONGER}")
     for method in methods:
         for defense in (Mechanism(sigma), Quiet(sigma)):
             start, found = time.perf_counter(), []
             for seed in range(runs):
                 rng = torch.Generator().manual_seed(seed)
-                found.append(AUDITS[method](defense, model, cross_entropy, data, LONGER, rng, 1))
+                found.append(
+                    AUDITS[method](defense, model, cross_entropy, examples, LONGER, rng, 1)
+                )
             bounds = torch.tensor([finding.lower_bound for finding in found])
             refuted = sum(finding.violated for finding in found)
             print(
@@ -129,16 +214,20 @@ def power(runs: int, methods: Sequence[str]) -> None:
 
 def main(command: str, *arguments: str) -> None:
     """Run one of the commands."""
-    if command == "faults":
-        file = Path(arguments[1]) if len(arguments) > 1 else None
-        faults(int(arguments[0]) if arguments else 5, file)
-    elif command == "correct":
-        numbers = [int(one) for one in arguments[1:]]
-        correct(int(arguments[0]) if arguments else 100, [*CORRECT][slice(*numbers or [None])])
-    elif command == "power":
+    if command == "power":
         power(int(arguments[0]) if arguments else 20, arguments[1:] or list(AUDITS))
-    else:
+    elif command not in ("faults", "correct", "page") or not arguments:
         sys.exit(__doc__)
+    elif command == "page":
+        text = page(Runs(Path(arguments[0])))
+        if len(arguments) > 1:
+            Path(arguments[1]).write_text(text)
+        else:
+            print(text)
+    else:
+        usual = 5 if command == "faults" else 100
+        count = int(arguments[1]) if len(arguments) > 1 else usual
+        audit_all(command, Runs(Path(arguments[0])), count)
 
 
 if __name__ == "__main__":

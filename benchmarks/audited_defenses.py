@@ -26,7 +26,7 @@ from leakfrontier.defenses import (
     Update,
     batch_gradient,
 )
-from leakfrontier.defenses.per_example import ClippedGradient, example_gradients
+from leakfrontier.defenses.per_example import ClippedGradient
 from leakfrontier.defenses.pld import gaussian_epsilon
 from leakfrontier.evaluate.privacy.accounting import epsilon
 
@@ -93,9 +93,45 @@ class Mechanism(Defense):
 
 def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, norm: float) -> Update:
     """Return the sum of gradients, each clipped to a norm."""
-    clip = ClippedGradient(norm)
-    clip.expect(1)
-    return clip.gradient(model, loss, batch, Generator())
+    gradients, norms = example_gradients(model, loss, batch)
+    return weighted(gradients, (norm / norms.clamp(min=1e-12)).clamp(max=1.0))
+
+
+def example_gradients(model: nn.Module, loss: Loss, batch: Batch) -> tuple[Update, Tensor]:
+    """Return every example's gradient, and their norms, for a model of linear layers alone.
+
+    By their inputs and the slopes at their outputs: several times as fast as `torch.func`.
+    """
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(name: str, inputs: Tensor, outputs: Tensor) -> None:
+        if not outputs.requires_grad:
+            outputs.requires_grad_()
+        seen[name] = inputs.detach(), outputs
+
+    layers = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    hooks = [
+        layer.register_forward_hook(lambda _, inputs, outputs, n=name: keep(n, *inputs, outputs))
+        for name, layer in layers.items()
+    ]
+    with torch.enable_grad():
+        total = len(batch.inputs) * loss(model(batch.inputs), batch.targets)
+    for hook in hooks:
+        hook.remove()
+    slopes = torch.autograd.grad(total, [outputs for _, outputs in seen.values()])
+    found: Update = {}
+    for (name, (inputs, _)), slope in zip(seen.items(), slopes, strict=True):
+        found[f"{name}.weight"] = slope.unsqueeze(2) * inputs.unsqueeze(1)
+        if layers[name].bias is not None:
+            found[f"{name}.bias"] = slope
+    gradients = {name: found[name] for name, _ in model.named_parameters()}
+    squares = [value.flatten(1).square().sum(dim=1) for value in gradients.values()]
+    return gradients, torch.stack(squares).sum(dim=0).sqrt()
+
+
+def weighted(gradients: Update, factors: Tensor) -> Update:
+    """Return the sum of examples' gradients, each times its factor."""
+    return {k: (factors @ g.flatten(1)).view(g.shape[1:]) for k, g in gradients.items()}
 
 
 def drawn(sizes: Mapping[str, int], rng: Generator) -> Update:
@@ -302,22 +338,19 @@ class Gap(Mechanism):
     """Leaves norms between C and 1.4 C as they are."""
 
     def clipped(self, model: nn.Module, loss: Loss, batch: Batch) -> Update:
-        gradients = example_gradients(model, loss, batch)
-        flat = torch.cat([value.flatten(1) for value in gradients.values()], dim=1)
-        norms = flat.norm(dim=1)
+        gradients, norms = example_gradients(model, loss, batch)
         factors = (self.norm / norms.clamp(min=1e-12)).clamp(max=1.0)
         factors[norms < 1.4 * self.norm] = 1.0
-        return {k: torch.einsum("i,i...->...", factors, g) for k, g in gradients.items()}
+        return weighted(gradients, factors)
 
 
 class FirstLayer(Mechanism):
     """Clips by the norm of the first layer alone."""
 
     def clipped(self, model: nn.Module, loss: Loss, batch: Batch) -> Update:
-        gradients = example_gradients(model, loss, batch)
+        gradients, _ = example_gradients(model, loss, batch)
         norms = next(iter(gradients.values())).flatten(1).norm(dim=1)
-        factors = (self.norm / norms.clamp(min=1e-12)).clamp(max=1.0)
-        return {k: torch.einsum("i,i...->...", factors, g) for k, g in gradients.items()}
+        return weighted(gradients, (self.norm / norms.clamp(min=1e-12)).clamp(max=1.0))
 
 
 class ActualMean(Mechanism):
@@ -517,10 +550,8 @@ class Automatic(Mechanism):
 
 def automatic(model: nn.Module, loss: Loss, batch: Batch, norm: float) -> Update:
     """Return the sum of gradients over their norms plus 0.01."""
-    gradients = example_gradients(model, loss, batch)
-    flat = torch.cat([value.flatten(1) for value in gradients.values()], dim=1)
-    factors = norm / (flat.norm(dim=1) + 0.01)
-    return {k: torch.einsum("i,i...->...", factors, g) for k, g in gradients.items()}
+    gradients, norms = example_gradients(model, loss, batch)
+    return weighted(gradients, norm / (norms + 0.01))
 
 
 @dataclass

@@ -33,6 +33,8 @@ from .finding import Symptom
 FREQUENCIES = np.linspace(1.0, 6.0, 21)
 """Where characteristic functions are looked at."""
 
+_SPACING = FREQUENCIES[1] - FREQUENCIES[0]
+
 DIRECTIONS = 16
 """Directions of the plane in which their deviation is bounded, by Hoeffding's inequality."""
 
@@ -209,7 +211,12 @@ def shape(rows: Floats) -> Symptom:
         rows: Noise of single uploads: of sums of many, any would be Gaussian.
     """
     values = rows.ravel()
-    found = np.array([abs(np.exp(1j * t * values).mean()) for t in FREQUENCIES])
+    # Frequencies are evenly spaced: a product each, which costs far less than a power.
+    waves, step = np.exp(1j * FREQUENCIES[0] * values), np.exp(1j * _SPACING * values)
+    found = np.empty(len(FREQUENCIES))
+    for index in range(len(found)):
+        found[index] = abs(waves.mean())
+        waves *= step
     excess = np.maximum(found - np.exp(-(FREQUENCIES**2) / 2), 0) * math.cos(math.pi / DIRECTIONS)
     p_values = DIRECTIONS * np.exp(-len(values) * excess**2 / 2)
     worst = int(p_values.argmin())
