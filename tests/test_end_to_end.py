@@ -19,7 +19,7 @@ from leakfrontier.reports import write_report
 DATA = Path(os.environ.get("LEAKFRONTIER_DATA", "nowhere"))
 IMPRINT = f"{toy_imprint.__file__}:ToyImprint"
 INSPECTING = f"{toy_imprint.__file__}:Inspecting"
-TRAINING = {"rounds": 2, "clients": 4}
+TRAINING = {"rounds": 2, "clients": 4, "clients_per_round": 2, "batch_size": 8}
 
 needs_data = pytest.mark.skipif(
     not DATA.is_dir(), reason="LEAKFRONTIER_DATA does not name the folder of datasets"

@@ -35,7 +35,7 @@ TINY = {
             "dataset": "digits",
             "model": {"name": "mlp", "width": 16},
             "candidates": 20,
-            "training": {"rounds": 2, "clients": 4},
+            "training": {"rounds": 2, "clients": 4, "clients_per_round": 2, "batch_size": 8},
         }
     ],
     "defenses": ["none", "my_defense.py:Rounded", "my_private_defense.py:ClippedNoise"],

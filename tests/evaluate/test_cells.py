@@ -22,14 +22,14 @@ TINY = Scenario(
     dataset="digits",
     model=Method(name="mlp", options={"width": 16}),
     candidates=20,
-    training=Training(rounds=4, clients=4, batch_size=8),
+    training=Training(rounds=4, clients=4, clients_per_round=2, batch_size=8),
 )
 LOCAL = {"epochs": 1, "batch_size": 64, "lr": 0.1}
 LATE = TINY.model_copy(
     update={
         "protocol": Method(name="FedBuff", options={**LOCAL, "buffer": 2, "oldest": 2}),
         "checkpoints": (0, 3),
-        "training": Training(rounds=3, clients=4, server="sgd", lr=1.0),
+        "training": Training(rounds=3, clients=4, clients_per_round=2, server="sgd", lr=1.0),
     }
 )
 WATCHING = Method(name="watching:Watching")

@@ -24,7 +24,7 @@ SCENARIO = Scenario(
     dataset="digits",
     model=MLP,
     candidates=20,
-    training=Training(rounds=2, clients=4, batch_size=4),
+    training=Training(rounds=2, clients=4, clients_per_round=2, batch_size=4),
 )
 AVERAGING = SCENARIO.model_copy(
     update={

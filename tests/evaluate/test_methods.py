@@ -28,7 +28,8 @@ class Mine(Defense):
         return 1.0
 """
 
-SCENARIO = Scenario(dataset="digits", checkpoints=(0, 2), training=Training(rounds=4))
+TRAINING = Training(rounds=4, clients=10, clients_per_round=2, batch_size=32)
+SCENARIO = Scenario(dataset="digits", checkpoints=(0, 2), training=TRAINING)
 TRAIN = TrainTrial(SCENARIO, Method(name="none"), seed=0)
 ATTACK = AttackTrial(
     SCENARIO,
@@ -259,7 +260,7 @@ def test_the_key_does_not_depend_on_what_reports_call_it() -> None:
 
 
 def test_only_attacks_on_trained_models_depend_on_training() -> None:
-    longer = SCENARIO.model_copy(update={"training": Training(rounds=5)})
+    longer = SCENARIO.model_copy(update={"training": TRAINING.model_copy(update={"rounds": 5})})
     trained = replace(ATTACK, checkpoint=2)
     assert replace(ATTACK, scenario=longer).cell.key == ATTACK.cell.key
     assert replace(trained, scenario=longer).cell.key != trained.cell.key

@@ -84,7 +84,12 @@ def test_rows_are_bit_equal_to_the_local_engine_s(
                     "model": {"name": "mlp", "width": 16},
                     "candidates": 20,
                     "checkpoints": [0, 3],
-                    "training": {"rounds": 3, "clients": 4, "batch_size": 8},
+                    "training": {
+                        "rounds": 3,
+                        "clients": 4,
+                        "clients_per_round": 2,
+                        "batch_size": 8,
+                    },
                 }
             ],
             "defenses": ["none", f"{user_file(DEFENSE)}:Rounded", {"name": "TopK", "ratio": 0.2}],
