@@ -56,7 +56,7 @@ CLASSIFIERS = (
 def strengths() -> Iterator[tuple[str, float, Setting, Defense]]:
     """Yield families of defenses by strength, from weak to strong, with what is attacked."""
     lenet = {"network": "LeNet", "activation": "sigmoid"}
-    for exponent in range(-12, 1, 2):
+    for exponent in (-12, -10, -8, -6, -5, -4, -3, -2):
         yield NOISE, 10.0**exponent, lenet, Noise(scale=10.0**exponent)
     for exponent in range(-12, 1, 2):
         yield "DP-SGD: noise multiplier", 10.0**exponent, lenet, DPSGD(10.0**exponent, 1.0)
