@@ -100,7 +100,8 @@ class RCONV(Adversary):
                 vectors, _ = inverse(vectors)
             pixels = vectors.view(-1, *observation.space.shape)
             outside = (pixels - observation.space.clamp(pixels)).flatten(1).norm(dim=1)
-            return outside < _OUTSIDE * vectors.norm(dim=1)
+            inside: Tensor = outside < _OUTSIDE * vectors.norm(dim=1)
+            return inside
 
         batch = Head(
             head.weight.detach().double(),
