@@ -121,17 +121,20 @@ class _Mixture:
         signs = means + 0.7 * means.abs().median() * noise
         before, best, since = torch.inf, torch.inf, 0
         for _ in range(_STEPS):
-            ridge = _RIDGES[0] * min(1.0, 10 * before**2)
+            ridge = _RIDGES[0] * min(1.0, 10 * before**2) + 1e-14
             inputs, residual = self._inputs(self._slopes_of(signs), ridge)
             if not math.isfinite(residual):
                 return None
             outputs, deviation = self._outputs(inputs)
             if residual < accuracy and before < accuracy:
-                return outputs
+                exact, _ = self._inputs(self._slopes_of(outputs), 0.0)
+                return self._outputs(exact)[0]
             best, since = (residual, 0) if residual < 0.99 * best else (best, since + 1)
             if since > 15:
                 return None
-            signs = 1.6 * outputs / deviation + self._evidence(inputs, _RIDGES[1] * residual)
+            signs = 1.6 * outputs / deviation + self._evidence(
+                inputs, _RIDGES[1] * residual + 1e-14
+            )
             before = residual
         return None
 
@@ -139,12 +142,15 @@ class _Mixture:
         return torch.where(signs > 0, self.high, self.low).to(signs)
 
     def _inputs(self, slopes: Tensor, ridge: float) -> tuple[Tensor, float]:
-        """Return the least squares of dL/dW = k * x in x, and the part that is left."""
+        """Return the least squares of dL/dW = k * x in x, and the part that is left of dL/dW."""
         layer = self.layer
         kernels = (self.slope * slopes).view(-1, *layer.output_shape)
         matrix = torch.cat([gradient_matrix(layer, kernel) for kernel in kernels], 1)
         values = self.gradient.permute(0, 2, 3, 1).flatten(0, 2)
-        solved = _ridge_solve(matrix.T @ matrix, ridge) @ (matrix.T @ values)
+        if ridge:
+            solved = _ridge_solve(matrix.T @ matrix, ridge) @ (matrix.T @ values)
+        else:  # to the last digit: what comes before is ill-conditioned
+            solved = torch.linalg.lstsq(matrix, values).solution
         residual = float((matrix @ solved - values).norm()) / self.norm
         channels, *size = layer.input_shape
         return solved.T.reshape(channels, self.examples, *size).transpose(0, 1), residual
@@ -186,6 +192,6 @@ class _Mixture:
 def _ridge_solve(normal: Tensor, ridge: float) -> Tensor:
     """Return (A^T A + ridge)^-1, where ridge is relative to the mean of the diagonal."""
     normal = normal.clone()
-    normal.diagonal().add_(max(ridge, 1e-14) * normal.diagonal().mean() + 1e-300)
+    normal.diagonal().add_(ridge * normal.diagonal().mean() + 1e-300)
     inverse: Tensor = torch.linalg.inv(normal)
     return inverse

@@ -146,12 +146,15 @@ def _told_apart(
     gradient = gradient if gradient.ndim == 4 else gradient.unsqueeze(2)
     labels = (head.totals < -head.tolerance).nonzero().flatten().tolist()
     unknown = sum(label < 0 for label in head.labels)
-    labellings = [*islice(product(labels, repeat=unknown), _LABELLINGS)]
-    for given in labellings:
+    ways = []
+    for given in islice(product(labels, repeat=unknown), _LABELLINGS):
         known = head.labelled(given)
-        mixed = known.mixed(examples - len(known.found))
-        if not mixed:
-            continue
+        separate(known, examples)
+        if mixed := known.mixed(examples - len(known.found)):
+            ways.append((known, mixed))
+        elif len(known.found) == examples:
+            return known.found[len(head.found) :]
+    for known, mixed in ways:
         rest = gradient
         if len(known.found):
             inputs, _ = last(known.found)
@@ -160,8 +163,8 @@ def _told_apart(
             inputs = inputs.view(-1, *layer.input_shape)
             rest = gradient - last.convolution.weight_gradient(inputs, slopes)
         groups = [Group(count, total, slope @ known.weight) for count, total, slope in mixed]
-        starts = -(-STARTS // len(labellings))
+        starts = -(-STARTS // len(ways))
         found = tell_apart(layer, rest, groups, head.precision, rng, starts)
         if found is not None:
-            return found
+            return torch.cat([known.found[len(head.found) :], found])
     return None

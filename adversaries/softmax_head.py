@@ -125,13 +125,15 @@ class Head:
         slopes = head.slopes(head.found, torch.tensor(head.labels))
         for vector, slope, taken in zip(head.found, slopes, self.taken_slopes, strict=True):
             head._subtract(vector, slope - taken)
+        head.taken_slopes = [*slopes]
         return head
 
     def mixed(self, examples: int) -> list[tuple[int, Tensor, Tensor]]:
         """Return what is left by label: how many, their sum, and the dL/dlogits of each.
 
         Examples of one label have one slope if their mean has it. Empty if this does not explain
-        what is left, or not as many examples.
+        what is left, or not as many examples; or if labels are wrong, which shows in rows without
+        a total that are not empty, and in single examples that were not found.
 
         Args:
             examples: How many are left.
@@ -143,7 +145,10 @@ class Head:
         slopes = self.slopes(means, labels)
         counts = (self.totals[labels] / slopes.gather(1, labels.unsqueeze(1)).squeeze(1)).round()
         error = (counts @ slopes - self.totals).abs().max()
-        if counts.sum() != examples or error > self.tolerance or not counts.min() > 0:
+        if counts.sum() != examples or error > self.tolerance or not counts.min() > 1:
+            return []
+        empty = self.rows[self.totals.abs() <= self.tolerance].norm(dim=1)
+        if (empty > self.tolerance * means.norm(dim=1).mean()).any():
             return []
         sums = means * counts.unsqueeze(1)
         return [(int(c), *both) for c, *both in zip(counts, sums, slopes, strict=True)]

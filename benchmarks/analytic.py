@@ -139,7 +139,7 @@ def pictures(folder: Path) -> None:
     data = load_dataset(find_data("cifar100", folder)[0])
     problem: Setting = {"network": "LeNet", "activation": "sigmoid"}
     rows: list[list[Tensor]] = [[] for _ in range(6)]
-    for seed in range(8):
+    for seed in range(5):
         upload = upload_of(problem, data, generator("pictures", seed))
         values = [value.flatten() for value in upload.observation.update.values()]
         size = float(torch.cat(values).square().mean().sqrt())
