@@ -37,7 +37,7 @@ from .layer_chain import Layer
 STARTS = 6
 """Random signs to start from."""
 _SPARE = 2
-"""Fewest equations for an unknown: with fewer, searches were in vain."""
+"""Fewest equations for an unknown; it also bounds the time of searches in vain."""
 _STEPS = 60
 """Most steps from one start."""
 _RIDGES = (1e-2, 3e-2)
