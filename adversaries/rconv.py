@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from typing import ClassVar, Literal
 
-from torch import Generator
+import torch
+from torch import Generator, Tensor
 
 from .base import Adversary, Observation, Reconstruction
 from .layer_chain import Layer, chain
-from .layer_system import Use, WeightInverse
+from .layer_system import IDENTITY, Use, WeightInverse
+from .mixed_rows import STARTS, Group, tell_apart
 from .recursion import gradients_of, invert
 from .softmax_head import Head, separate
 from .spaces import NotApplicable
+
+_EXPLAINED = 1e-6
+"""Part of a vector that the last convolution need not explain, if it has outputs to spare."""
+_OUTSIDE = 0.1
+"""Part of an example that may lie outside of the data's range, if it has not."""
+_LABELLINGS = 16
+"""Most ways to give labels to examples that were found without one."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +42,14 @@ class RCONV(Adversary):
     examples gave, dominated by one of them for most classes. Each goes back through the
     convolutions by weight constraints alone. Unlike the paper, rows are taken for an example only
     if its own gradient explains them, and found ones are subtracted, which leaves others alone in
-    their rows (`softmax_head`).
+    their rows (`softmax_head`). Those that are never alone are told apart by the gradient of the
+    last convolution (`mixed_rows`).
 
     Attributes:
         constraints: `both` kinds together, or `either` one of them for a layer.
         separation: What is done about mixed rows of a batch: nothing if `rows` are taken as they
-            are, as in the paper; or `peeling`.
+            are, as in the paper; `peeling` of the last layer; or also the last convolution,
+            `bilinear`.
 
     References:
         [1] Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy
@@ -48,13 +60,15 @@ class RCONV(Adversary):
     cost: ClassVar[int] = 3  # exact, but its systems take as long as a search
 
     constraints: Use = "both"
-    separation: Literal["rows", "peeling"] = "peeling"
+    separation: Literal["rows", "peeling", "bilinear"] = "bilinear"
 
     def __post_init__(self) -> None:
         if self.constraints not in ("both", "either"):
             raise ValueError(f"constraints must be 'both' or 'either', got {self.constraints!r}")
-        if self.separation not in ("rows", "peeling"):
-            raise ValueError(f"separation must be 'rows' or 'peeling', got {self.separation!r}")
+        if self.separation not in ("rows", "peeling", "bilinear"):
+            raise ValueError(
+                f"separation must be 'rows', 'peeling' or 'bilinear', got {self.separation!r}"
+            )
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the examples, with the residual of each layer."""
@@ -68,14 +82,27 @@ class RCONV(Adversary):
             return invert(observation, layers[: first + 1], self.constraints)
         if len(layers) > first + 1 or layers[first].activation is not None:
             raise NotApplicable("of a batch, a linear layer gives examples if it gives the logits")
-        return self._batch(observation, layers)
+        return self._batch(observation, layers, rng)
 
-    def _batch(self, observation: Observation, layers: Sequence[Layer]) -> Reconstruction:
+    def _batch(
+        self, observation: Observation, layers: Sequence[Layer], rng: Generator
+    ) -> Reconstruction:
         """Return the examples of a batch; those with a confidence of 1 are single ones."""
         head, inverses = layers[-1], [WeightInverse(layer) for layer in layers[:-1]]
         gradients = gradients_of(observation, layers)
         assert head.bias is not None
-        last = inverses[-1] if inverses and inverses[-1].redundant else None
+
+        def possible(vectors: Tensor) -> Tensor:
+            """Return which vectors lie in the last convolution's range, or come from pixels."""
+            if inverses[-1].redundant:
+                return inverses[-1](vectors)[1] < max(_EXPLAINED, 1e4 * gradients.precision)
+            for inverse in reversed(inverses):
+                vectors, _ = inverse(vectors)
+            pixels = vectors.view(-1, *observation.space.shape)
+            outside = (pixels - observation.space.clamp(pixels)).flatten(1).norm(dim=1)
+            inside: Tensor = outside < _OUTSIDE * vectors.norm(dim=1)
+            return inside
+
         batch = Head(
             head.weight.detach().double(),
             head.bias.detach().double(),
@@ -83,9 +110,15 @@ class RCONV(Adversary):
             observation.batch_size * gradients.of(head, "bias"),
             observation.loss,
             gradients.precision,
-            None if last is None else lambda vectors: last(vectors)[1],
+            possible if inverses else None,
         )
-        values, certain = separate(batch, observation.batch_size, peel=self.separation == "peeling")
+        values, certain = separate(batch, observation.batch_size, peel=self.separation != "rows")
+        if self.separation == "bilinear" and inverses and len(batch.found) < observation.batch_size:
+            gradient = observation.batch_size * gradients.of(layers[-2], "weight")
+            more = _told_apart(batch, inverses[-1], gradient, observation.batch_size, rng)
+            if more is not None:
+                values = torch.cat([batch.found, more])
+                certain = torch.ones(len(values), dtype=torch.bool)
         if not len(values):
             raise NotApplicable("the gradient of the last layer is zero")
         residuals: dict[str, float] = {}
@@ -95,3 +128,43 @@ class RCONV(Adversary):
         inputs = values.view(-1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
         inputs = observation.space.clamp(inputs).to(observation.update[head.parameter("weight")])
         return Reconstruction(inputs, confidence=certain.to(inputs), residuals=residuals)
+
+
+def _told_apart(
+    head: Head, last: WeightInverse, gradient: Tensor, examples: int, rng: Generator
+) -> Tensor | None:
+    """Return what the last convolution's activation gave for examples that the head left mixed.
+
+    Args:
+        head: The last layer's gradient, less what was found.
+        last: The way back through the last convolution.
+        gradient: Its dL/dW, summed over the batch.
+        examples: How many the batch has.
+        rng: Source of starts.
+    """
+    layer, activation = last.layer, last.activation or IDENTITY
+    gradient = gradient if gradient.ndim == 4 else gradient.unsqueeze(2)
+    labels = (head.totals < -head.tolerance).nonzero().flatten().tolist()
+    unknown = sum(label < 0 for label in head.labels)
+    ways = []
+    for given in islice(product(labels, repeat=unknown), _LABELLINGS):
+        known = head.labelled(given)
+        separate(known, examples)
+        if mixed := known.mixed(examples - len(known.found)):
+            ways.append((known, mixed))
+        elif len(known.found) == examples:
+            return known.found[len(head.found) :]
+    for known, mixed in ways:
+        rest = gradient
+        if len(known.found):
+            inputs, _ = last(known.found)
+            slopes = known.slopes(known.found, torch.tensor(known.labels)) @ known.weight
+            slopes = (slopes * activation.slope(known.found)).view(-1, *layer.output_shape)
+            inputs = inputs.view(-1, *layer.input_shape)
+            rest = gradient - last.convolution.weight_gradient(inputs, slopes)
+        groups = [Group(count, total, slope @ known.weight) for count, total, slope in mixed]
+        starts = -(-STARTS // len(ways))
+        found = tell_apart(layer, rest, groups, head.precision, rng, starts)
+        if found is not None:
+            return torch.cat([known.found[len(head.found) :], found])
+    return None

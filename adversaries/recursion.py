@@ -50,13 +50,13 @@ class Step:
 
 
 def gradients_of(observation: Observation, layers: Sequence[Layer]) -> Gradients:
-    """Return the gradients of an upload.
+    """Return the gradients of an upload; that of several clients is the one of a batch.
 
     Raises:
-        NotApplicable: If the upload is no gradient of one client, or lacks a layer.
+        NotApplicable: If the upload is no gradient at one set of weights, or lacks a layer.
     """
-    if observation.protocol.clients > 1:
-        raise NotApplicable("only the sum of several clients' updates is seen")
+    if any(model is not observation.models[0] for model in observation.models):
+        raise NotApplicable("only the sum of updates of clients with different models is seen")
     if observation.local_steps > 1:
         raise NotApplicable("several local steps: the update is no gradient at known weights")
     names = [layer.parameter("weight") for layer in layers]

@@ -15,7 +15,8 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -24,8 +25,6 @@ _SAME = 1e-3
 """Relative distance within which two vectors are one example's."""
 _AGREEMENT = 1e-3
 """Relative distance of a row's bias gradient from the slope of the example that it gives."""
-_EXPLAINED = 1e-6
-"""Part of a vector that the layers before need not explain."""
 _LOST = 1e-9
 """Part of what was subtracted from a row, below which what is left is rounding."""
 
@@ -40,11 +39,12 @@ class Head:
         bias_gradient: dL/db, likewise.
         loss: Mean loss of a batch of logits.
         precision: Relative rounding error of the gradients.
-        residual: From vectors to the part of each that the layers before cannot give.
+        possible: From vectors to whether the layers before can give each of them.
 
     Attributes:
         found: Vectors that single examples gave.
         labels: Their labels; -1 where they are not known.
+        taken_slopes: What was subtracted of each, as its dL/dlogits.
     """
 
     def __init__(
@@ -55,15 +55,16 @@ class Head:
         bias_gradient: Tensor,
         loss: Callable[[Tensor, Tensor], Tensor],
         precision: float,
-        residual: Callable[[Tensor], Tensor] | None = None,
+        possible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.weight, self.bias, self.loss = weight, bias, loss
+        self.weight, self.bias, self.loss, self.precision = weight, bias, loss, precision
         self.rows, self.totals = weight_gradient.clone(), bias_gradient.clone()
         self.taken = precision * bias_gradient.abs()
         self.tolerance = max(_AGREEMENT, 1e4 * precision)
-        self.residual, self.explained = residual, max(_EXPLAINED, 1e4 * precision)
+        self.possible = possible
         self.found = weight.new_zeros(0, weight.shape[1])
         self.labels: list[int] = []
+        self.taken_slopes: list[Tensor] = []
 
     def slopes(self, vectors: Tensor, labels: Tensor) -> Tensor:
         """Return dL/dlogits of each vector as an example of its own."""
@@ -92,11 +93,11 @@ class Head:
 
     def _possible(self, likely: Tensor, vectors: Tensor) -> Tensor:
         """Return which likely vectors the layers before can give."""
-        if self.residual is None or not likely.any():
+        if self.possible is None or not likely.any():
             return likely
-        likely = likely.clone()
-        likely[likely.clone()] = self.residual(vectors[likely]) < self.explained
-        return likely
+        found = likely.clone()
+        found[likely] = self.possible(vectors[likely])
+        return found
 
     def known(self, vectors: Tensor) -> Tensor:
         """Return which vectors were found already."""
@@ -114,7 +115,43 @@ class Head:
         if label < 0:  # rows that may be its label's are left as they are
             slope = torch.where(self.totals < -0.5 * self.totals.abs().max(), 0.0, slope)
             slope[0] = 0.0 if self.totals[0] < 0 else slope[0].clamp(min=0)
+        self.taken_slopes.append(slope)
         self._subtract(vector, slope)
+
+    def labelled(self, labels: Sequence[int]) -> Head:
+        """Return this with labels for found examples that had none, in their order."""
+        given, head = iter(labels), copy(self)
+        head.labels = [next(given) if label < 0 else label for label in self.labels]
+        slopes = head.slopes(head.found, torch.tensor(head.labels))
+        for vector, slope, taken in zip(head.found, slopes, self.taken_slopes, strict=True):
+            head._subtract(vector, slope - taken)
+        head.taken_slopes = [*slopes]
+        return head
+
+    def mixed(self, examples: int) -> list[tuple[int, Tensor, Tensor]]:
+        """Return what is left by label: how many, their sum, and the dL/dlogits of each.
+
+        Examples of one label have one slope if their mean has it. Empty if this does not explain
+        what is left, or not as many examples; or if labels are wrong, which shows in rows without
+        a total that are not empty, and in single examples that were not found.
+
+        Args:
+            examples: How many are left.
+        """
+        labels = (self.totals < -self.tolerance).nonzero().flatten()
+        if not len(labels) or (torch.tensor(self.labels) < 0).any():
+            return []
+        means = self.rows[labels] / self.totals[labels].unsqueeze(1)
+        slopes = self.slopes(means, labels)
+        counts = (self.totals[labels] / slopes.gather(1, labels.unsqueeze(1)).squeeze(1)).round()
+        error = (counts @ slopes - self.totals).abs().max()
+        if counts.sum() != examples or error > self.tolerance or not counts.min() > 1:
+            return []
+        empty = self.rows[self.totals.abs() <= self.tolerance].norm(dim=1)
+        if (empty > self.tolerance * means.norm(dim=1).mean()).any():
+            return []
+        sums = means * counts.unsqueeze(1)
+        return [(int(c), *both) for c, *both in zip(counts, sums, slopes, strict=True)]
 
     def _subtract(self, vector: Tensor, slope: Tensor) -> None:
         self.rows = self.rows - torch.outer(slope, vector)

@@ -3,7 +3,7 @@
 python benchmarks/analytic.py defenses [--data DIR]   PSNR against strength, to docs/
 python benchmarks/analytic.py pictures [--data DIR]   images and what attacks make of them, to docs/
 python benchmarks/analytic.py analyse                 ten classifiers of torchvision
-python benchmarks/analytic.py photo SIZE [--data DIR] one photo, R-CONV++ and R-GAP, with memory
+python benchmarks/analytic.py photo SIZE [--data DIR] a photo by both attacks, with memory; to docs/
 
 DIR holds cifar100 as images in train/ and test/ (and imagenet_sample224 for photos). Seconds are
 processor time of one core.
@@ -16,7 +16,7 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import altair as alt
@@ -25,97 +25,143 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from leakfrontier.adversaries import RCONV, RGAP, Adversary, NotApplicable
+from leakfrontier.adversaries import RCONV, RGAP, NotApplicable
 from leakfrontier.defenses import (
     ATS,
     DPSGD,
     Defense,
     Noise,
     Quantization,
+    SecureAggregation,
     TopK,
 )
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.architecture import analyse as analyse_model
 from leakfrontier.evaluate.architecture import build, space_of
 from leakfrontier.evaluate.data import load_dataset
+from leakfrontier.evaluate.dataset import Dataset
 from leakfrontier.evaluate.papers.rconv import upload_of
-from leakfrontier.evaluate.papers.table import find_data
+from leakfrontier.evaluate.papers.table import Setting, find_data
 from leakfrontier.evaluate.seeds import generator
 
 DOCS = Path(__file__).parents[1] / "docs"
-IMAGES = 4
+NOISE = "noise: sigma / size of an entry"
+IMAGES = 3
 CLASSIFIERS = (
     *("alexnet", "vgg11", "vgg16", "resnet18", "resnet50", "densenet121", "mobilenet_v2"),
     *("squeezenet1_0", "efficientnet_b0", "vit_b_16"),
 )
 
 
-def strengths() -> Iterator[tuple[str, float, Defense]]:
-    """Yield families of defenses, with their strengths from weak to strong."""
-    yield "none", 0.0, Defense()
-    for exponent in range(-12, 0):
-        yield "noise (sigma)", 10.0**exponent, Noise(scale=10.0**exponent)
-    for multiplier in (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0):
-        yield "DP-SGD (noise multiplier)", multiplier, DPSGD(noise_multiplier=multiplier)
+def strengths() -> Iterator[tuple[str, float, Setting, Defense]]:
+    """Yield families of defenses by strength, from weak to strong, with what is attacked."""
+    lenet = {"network": "LeNet", "activation": "sigmoid"}
+    for exponent in (-12, -10, -8, -6, -5, -4, -3, -2):
+        yield NOISE, 10.0**exponent, lenet, Noise(scale=10.0**exponent)
+    for exponent in range(-12, 1, 2):
+        yield "DP-SGD: noise multiplier", 10.0**exponent, lenet, DPSGD(10.0**exponent, 1.0)
     for bits in (16, 12, 8, 4, 2):
-        yield "quantization (2^-bits)", 2.0**-bits, Quantization(bits=bits)
-    for ratio in (0.999, 0.99, 0.9, 0.5, 0.1):
-        yield "top-k (share dropped)", 1 - ratio, TopK(ratio=ratio)
-    yield "ATS", 0.0, ATS(policy="3-1-7+43-18-18")
+        yield "quantization: bits", bits, lenet, Quantization(bits=bits)
+    for ratio in (1.0, 0.999, 0.99, 0.9, 0.5, 0.1):
+        yield "top-k: share kept", ratio, lenet, TopK(ratio=ratio)
+    for length in (0, 1, 2, 3):
+        policy = "-".join(("3", "1", "7")[:length])
+        yield "ATS: transformations", length, lenet, ATS(policy=policy)
+    for clients in (1, 2, 4, 8):
+        several = {"network": "LeNet-ex", "batch": clients, "clients": clients}
+        yield "secure aggregation: clients", clients, several, SecureAggregation(clients=clients)
 
 
-def psnr(attack: Adversary, problem: dict[str, object], data: str, seed: int, d: Defense) -> float:
-    """Return the PSNR of one image's reconstruction; NaN if the attack does not apply."""
+def levels(problem: Setting, data: Dataset, seed: int, defense: Defense) -> tuple[float, float]:
+    """Return the mean PSNR against private images, and against what was trained on."""
     rng = generator("analytic", problem, seed)
-    upload = upload_of(problem, load_dataset(data), rng, d)
-    try:
-        guess = attack.reconstruct(upload.observation, rng)
-    except NotApplicable:
-        return float("nan")
-    return float(metrics.psnr(guess.inputs, upload.truth.inputs)[0])
+    if isinstance(defense, Noise):
+        clean = upload_of(problem, data, generator("analytic", problem, seed)).observation.update
+        size = torch.cat([value.flatten() for value in clean.values()]).square().mean().sqrt()
+        defense = Noise(scale=defense.scale * float(size))
+    upload = upload_of(problem, data, rng, defense)
+    guess = RCONV().reconstruct(upload.observation, rng).inputs
+    found = []
+    for truth in (upload.truth.inputs, upload.trained_on.inputs):
+        errors = torch.cdist(guess.flatten(1), truth.flatten(1)).square() / truth[0].numel()
+        each = -10 * errors.clamp(min=metrics.LEAST_ERROR).log10()
+        found.append(float(each.amax(0).mean()))
+    return found[0], found[1]
 
 
 def defenses(folder: Path) -> None:
-    """Measure what is left of an image under each family of defenses."""
-    data = find_data("cifar100", folder)[0]
-    problem: dict[str, object] = {"network": "LeNet", "activation": "relu", "precision": "single"}
+    """Measure what is left of images under each family of defenses."""
+    data = load_dataset(find_data("cifar100", folder)[0])
     rows = []
-    for family, strength, defense in strengths():
-        values = [psnr(RCONV(), problem, data, seed, defense) for seed in range(IMAGES)]
-        median = statistics.median(values)
-        rows.append({"family": family, "strength": strength, "psnr": median})
-        print(
-            f"{family} {strength:g}: median {median:.1f} dB, {min(values):.1f} to {max(values):.1f}"
+    for family, strength, problem, defense in strengths():
+        found, refused = [], ""
+        for seed in range(IMAGES):
+            try:
+                found.append(levels(problem, data, seed, defense))
+            except NotApplicable as reason:
+                refused = f", {IMAGES - len(found)} not applicable: {reason}"
+        private, trained = (
+            statistics.median(column) if found else None
+            for column in (zip(*found, strict=True) if found else ((), ()))
         )
+        rows.append(
+            {"family": family, "strength": strength, "psnr": private, "trained_on": trained}
+        )
+        values = ", ".join(f"{level:.1f}" for level, _ in found)
+        print(f"{family} {strength:g}: {values} dB (of what was trained on: {trained}){refused}")
     frame = pd.DataFrame(rows)
     frame.to_csv(DOCS / "analytic_defenses.csv", index=False)
-    shown = frame[frame["strength"] > 0]
-    alt.Chart(shown).mark_line(point=True).encode(
-        x=alt.X("strength:Q", scale=alt.Scale(type="log"), title="strength"),
-        y=alt.Y("psnr:Q", title="median PSNR (dB, peak 1)"),
-        color=alt.Color("family:N", title=None),
-    ).properties(width=460, height=280).save(str(DOCS / "analytic_defenses.svg"))
+    charts = []
+    for family, part in frame.groupby("family", sort=False):
+        scale = alt.Scale(type="log" if str(family).startswith(("noise", "DP")) else "linear")
+        charts.append(
+            alt.Chart(part)
+            .mark_line(point=True)
+            .encode(
+                x=alt.X("strength:Q", scale=scale, title=str(family)),
+                y=alt.Y("psnr:Q", title="PSNR (dB)", scale=alt.Scale(domain=[0, 200])),
+            )
+            .properties(width=190, height=130)
+        )
+    alt.concat(*charts, columns=3).save(str(DOCS / "analytic_defenses.svg"))
+
+
+def _save(rows: Sequence[Sequence[Tensor]], name: str, scale: int = 2) -> None:
+    """Save images as a grid."""
+    grid = torch.cat([torch.cat([*row], dim=2) for row in rows], dim=1).clamp(0, 1)
+    image = Image.fromarray((grid.permute(1, 2, 0) * 255).round().byte().numpy())
+    size = (scale * image.width, scale * image.height)
+    image.resize(size, Image.Resampling.NEAREST).save(DOCS / name, optimize=True)
 
 
 def pictures(folder: Path) -> None:
-    """Draw images above what R-CONV++ makes of them: exact, and under growing noise."""
+    """Draw images above what R-CONV++ makes of them: under growing noise, and of a batch."""
     data = load_dataset(find_data("cifar100", folder)[0])
-    problem = {"network": "LeNet", "activation": "relu", "precision": "single"}
-    rows: list[list[Tensor]] = []
-    for scale in (None, 0.0, 1e-6, 1e-5, 1e-4, 1e-3):
-        row = []
-        for seed in range(6):
+    problem: Setting = {"network": "LeNet", "activation": "sigmoid"}
+    rows: list[list[Tensor]] = [[] for _ in range(6)]
+    for seed in range(5):
+        upload = upload_of(problem, data, generator("pictures", seed))
+        values = [value.flatten() for value in upload.observation.update.values()]
+        size = float(torch.cat(values).square().mean().sqrt())
+        rows[0].append(upload.truth.inputs[0])
+        for row, scale in zip(rows[1:], (0.0, 1e-8, 1e-6, 1e-5, 1e-4), strict=True):
             rng = generator("pictures", seed)
-            upload = upload_of(problem, data, rng, Noise(scale=scale or 0.0))
-            guess = RCONV().reconstruct(upload.observation, rng).inputs
-            row.append((upload.truth.inputs if scale is None else guess)[0])
-        rows.append(row)
-    grid = torch.cat([torch.cat(row, dim=2) for row in rows], dim=1).clamp(0, 1)
-    pixels = (grid.permute(1, 2, 0) * 255).round().byte().numpy()
-    image = Image.fromarray(pixels)
-    size = (2 * image.width, 2 * image.height)
-    image.resize(size, Image.Resampling.NEAREST).save(DOCS / "analytic_noise.png")
-    print("rows: truth; R-CONV++ without noise, and with sigma 1e-6, 1e-5, 1e-4, 1e-3")
+            noisy = upload_of(problem, data, rng, Noise(scale=scale * size)).observation
+            row.append(RCONV().reconstruct(noisy, rng).inputs[0])
+    _save(rows, "analytic_noise.png")
+    print("rows: truth; without noise; sigma 1e-8, 1e-6, 1e-5 and 1e-4 of the gradient's size")
+    rng = generator("pictures", "batch")
+    upload = upload_of({"network": "LeNet-ex", "batch": 16}, data, rng)
+    truth = upload.truth.inputs
+    rows = [[*truth]]
+    for separation in ("rows", "peeling", "bilinear"):
+        guess = RCONV(separation=separation).reconstruct(upload.observation, rng).inputs
+        distances = torch.cdist(truth.flatten(1), guess.flatten(1))
+        nearest = guess[distances.argmin(1)]
+        found = (distances.amin(1).square() / truth[0].numel()) < 0.01
+        rows.append([*torch.where(found.view(-1, 1, 1, 1), nearest, 0.5)])
+        print(f"batch of 16, {separation}: {int(found.sum())} above 20 dB")
+    _save(rows, "analytic_batch.png")
 
 
 def analyse() -> None:
@@ -134,24 +180,28 @@ def analyse() -> None:
     print(f"all: {time.process_time() - whole:.1f} s")
 
 
-def photo(size: int, folder: Path) -> None:
-    """Attack one photo by both attacks, and print time and memory."""
+def photo(size: int, precision: str, folder: Path) -> None:
+    """Attack one photo by both attacks, print time and memory, and draw what they found."""
     name = "tiny_imagenet20" if size <= 64 else "imagenet_sample224"
     data = load_dataset(find_data(name, folder)[0])
+    shown = []
     for attack in (RCONV(), RGAP()):
         rng = generator("photo", size)
-        upload = upload_of({"network": "LeNet-ex", "size": size}, data, rng)
+        problem = {"network": "LeNet-ex", "size": size, "precision": precision}
+        upload = upload_of(problem, data, rng)
         begun = time.process_time()
         guess = attack.reconstruct(upload.observation, rng)
         seconds = time.process_time() - begun
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         level = float(metrics.psnr(guess.inputs, upload.truth.inputs)[0])
         residuals = {layer: f"{value:.0e}" for layer, value in (guess.residuals or {}).items()}
+        shown += [guess.inputs[0]] if shown else [upload.truth.inputs[0], guess.inputs[0]]
         print(
-            f"{type(attack).__name__} {size} x {size}: {level:.1f} dB, {seconds:.1f} s, "
-            f"{memory:.1f} GiB at most so far, residuals {residuals}",
+            f"{type(attack).__name__} {size} x {size}, {precision}: {level:.1f} dB, "
+            f"{seconds:.1f} s, {memory:.1f} GiB at most so far, residuals {residuals}",
             flush=True,
         )
+    _save([shown], f"analytic_{size}_{precision}.png", scale=1)
 
 
 def main() -> None:
@@ -159,6 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("defenses", "pictures", "analyse", "photo"))
     parser.add_argument("size", nargs="?", type=int, default=64)
+    parser.add_argument("--precision", choices=("double", "single"), default="double")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("LEAKFRONTIER_DATA", ".")))
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -169,7 +220,7 @@ def main() -> None:
     elif given.what == "analyse":
         analyse()
     else:
-        photo(given.size, given.data)
+        photo(given.size, given.precision, given.data)
 
 
 if __name__ == "__main__":

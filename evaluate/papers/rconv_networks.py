@@ -3,10 +3,10 @@
 The papers' figure gives kernels, filters and strides of LeNet, LeNet-x and CNN6; the others follow
 the authors' code where there is any. What we had to choose:
 
-- LeNet-ex, which is in no text and no code: 14, 64, 72 and 80 filters. 12, 48, 48 and 48 are the
-  fewest with which weight constraints determine every layer's input, as Algorithm 3 needs; but
-  then all systems are square, and random square ones are so ill-conditioned that of four of them
-  little is left even in double precision. A sixth more makes them harmless.
+- LeNet-ex, which is in a figure alone, without numbers in the text: "an extended version of LeNet
+  with an increased number of filters". Algorithm 3 goes back by weight constraints at every
+  convolution, so that no layer may have fewer outputs than inputs; at 32 x 32 and with LeNet's
+  strides that takes at least 12, 48, 48 and 48 filters. We take these fewest.
 - CNN6-x is the authors' code's (convolutions of 5 x 5 with 12, 16, 3, 3, 3 and 3 filters); the
   paper's caption says that the last layer of CNN6 has 3 filters instead of 128.
 - As in the authors' code, the first two activations are leaky ReLUs with a slope of 0.2, whatever
@@ -70,8 +70,8 @@ def lenet_relu(space: InputSpace, activation: str = "relu", early: str = "relu")
 def lenet_ex(
     space: InputSpace, activation: str = "leaky_relu", early: str = "leaky_relu"
 ) -> nn.Module:
-    """Return LeNet-ex, with more filters: 14, 64, 72 and 80."""
-    return _network(space, ((14, 2), (64, 2), (72, 1), (80, 1)), activation, early)
+    """Return LeNet-ex, with more filters: 12, 48, 48 and 48."""
+    return _network(space, ((12, 2), (48, 2), (48, 1), (48, 1)), activation, early)
 
 
 def cnn6_x(space: InputSpace, activation: str = "relu", early: str = "leaky_relu") -> nn.Module:

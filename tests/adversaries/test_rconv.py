@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -173,17 +174,19 @@ def test_options_are_checked() -> None:
         RGAP(balance="none")  # type: ignore[arg-type]
 
 
-def batch_network(classes: int) -> nn.Module:
+def batch_network(
+    classes: int, kernel: int = 3, filters: tuple[int, int] = (16, 20)
+) -> nn.Sequential:
     """Return convolutions with more outputs than inputs, and saturated logits."""
     with torch.random.fork_rng():
         torch.manual_seed(4)
         model = nn.Sequential(
-            nn.Conv2d(3, 16, 5, stride=2, padding=2),
+            nn.Conv2d(3, filters[0], 5, stride=2, padding=2),
             nn.LeakyReLU(0.2),
-            nn.Conv2d(16, 20, 3, padding=1),
+            nn.Conv2d(*filters, kernel, padding=kernel // 2),
             nn.LeakyReLU(0.2),
             nn.Flatten(),
-            nn.Linear(20 * 64, classes),
+            nn.Linear(filters[1] * 64, classes),
         )
         for parameter in model.parameters():
             nn.init.uniform_(parameter, -0.5, 0.5)
@@ -206,6 +209,51 @@ def test_peeling_finds_more_than_rows() -> None:
     assert len(peeled.inputs) > len(rows.inputs)
     assert peeled.confidence is not None
     assert peeled.confidence.all()
+
+
+def alike(labels: list[int], classes: int = 12) -> tuple[Observation, Tensor]:
+    """Return the gradient of images that all have one saturated prediction, and these labels."""
+    model = batch_network(classes, 5, (32, 40))
+    space, head = ImageSpace(SHAPE, classes), model[-1]
+    assert isinstance(head, nn.Linear)
+    head.bias.data[0] += 1e4
+    client = Client(model.double(), cross_entropy, Defense(), FedSGD(), space)
+    images = smooth(len(labels))
+    (upload,) = observe(client, [Batch(images, torch.tensor(labels))], ThreatModel(), rng(2))
+    return upload.observation, images
+
+
+def test_examples_of_one_label_and_prediction_are_told_apart() -> None:
+    observation, truth = alike([1, 2, 3, 3])
+    peeled = RCONV(separation="peeling").reconstruct(observation, rng())
+    assert len(peeled.inputs) == 2
+    guess = RCONV().reconstruct(observation, rng())
+    assert guess.confidence is not None
+    assert guess.confidence.sum() == len(truth)
+    matched = guess.inputs[metrics.match(guess.inputs, truth)]
+    assert float(metrics.psnr(matched, truth).min()) > 60
+
+
+def test_what_cannot_be_told_apart_is_not_made_up() -> None:
+    observation, _ = alike([1, *[2] * 12])  # more unknowns than the last convolution has equations
+    guess = RCONV().reconstruct(observation, rng())
+    assert len(guess.inputs) == 1
+
+
+def test_the_sum_of_clients_is_a_batch() -> None:
+    observation, truth = seen(examples=4, classes=20, model=batch_network(20))
+    halves = replace(observation, protocol=replace(observation.protocol, clients=2))
+    halves = replace(
+        halves,
+        models=(observation.model,) * 2,
+        update={name: 2 * value for name, value in observation.update.items()},
+    )
+    guess = RCONV().reconstruct(halves, rng())
+    matched = guess.inputs[metrics.match(guess.inputs, truth)]
+    assert float(metrics.psnr(matched, truth).min()) > 60
+    others = replace(halves, models=(observation.model, batch_network(20).double()))
+    with pytest.raises(NotApplicable, match="different models"):
+        RCONV().reconstruct(others, rng())
 
 
 @pytest.mark.parametrize("balance", ["blocks", "rows"])

@@ -1,0 +1,197 @@
+"""Examples of which the last layer holds only the sum, told apart by the convolution before it.
+
+Examples of one label and one saturated prediction have the same slope g at what the convolution's
+activation gave, and the last layer's gradient holds the sum of that alone. The convolution's own
+gradient holds more. With slopes k = g A'(z) and inputs x, it is bilinear,
+
+    dL/dW = sum_k k_k * x_k = K P,
+
+where columns of K and rows of P, the patches of inputs, are examples and places. An activation with
+a kink has two slopes, so that K is known up to signs. Given the signs, the inputs are a linear
+system with many more equations than unknowns; given the inputs, so are the slopes. Signs are then
+decided by both kinds of evidence, z and slope, each by how well it is known. From random signs,
+this ends within some steps at a residual that is rounding, or not at all: it can be told whether
+examples were found.
+
+R-CONV++ leaves such examples mixed. Like SPEAR [1] this separates examples by the sparsity of what
+activations pass on, but needs neither a ReLU nor a linear layer.
+
+References:
+    [1] Dimitrov, Baader, Müller, Vechev. "SPEAR: Exact Gradient Inversion of Batches in Federated
+        Learning." NeurIPS 2024. https://arxiv.org/abs/2403.03945
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import one_hot, unfold
+
+from .constraints import Convolution, gradient_matrix
+from .layer_chain import Layer
+
+STARTS = 6
+"""Random signs to start from."""
+_SPARE = 2
+"""Fewest equations for an unknown; it also bounds the time of searches in vain."""
+_STEPS = 60
+"""Most steps from one start."""
+_RIDGES = (1e-2, 3e-2)
+"""What is added to the diagonals of normal equations, for inputs and slopes; less when near."""
+_FOUND = 1e-6
+"""Part of the gradient that may be left unexplained."""
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Group:
+    """Examples with one slope.
+
+    Attributes:
+        count: How many.
+        total: Sum of what the activation gave for them, flat.
+        slope: dL/d of that, the same for each, flat.
+    """
+
+    count: int
+    total: Tensor
+    slope: Tensor
+
+
+def tell_apart(
+    layer: Layer,
+    gradient: Tensor,
+    groups: Sequence[Group],
+    precision: float,
+    rng: Generator,
+    starts: int = STARTS,
+) -> Tensor | None:
+    """Return what a layer's activation gave for each example, or None if it is not found.
+
+    Args:
+        layer: A convolution with a kinked activation.
+        gradient: Its dL/dW, summed over the examples of the groups and no others.
+        groups: What is known of them.
+        precision: Relative rounding error of the gradients.
+        rng: Source of starts.
+        starts: How many.
+    """
+    activation = layer.activation
+    if not groups or activation is None or not activation.kinked or activation.partial:
+        return None
+    mixture = _Mixture(layer, gradient, groups)
+    if _SPARE * mixture.unknowns > mixture.equations:
+        return None
+    for _ in range(starts):
+        outputs = mixture.search(max(_FOUND, 1e4 * precision), rng)
+        if outputs is not None:
+            return torch.where(outputs < 0, mixture.low * outputs, mixture.high * outputs)
+    return None
+
+
+class _Mixture:
+    """A convolution's gradient by some examples."""
+
+    def __init__(self, layer: Layer, gradient: Tensor, groups: Sequence[Group]) -> None:
+        self.layer, self.convolution = layer, Convolution(layer)
+        self.gradient = gradient
+        self.member = torch.cat(
+            [torch.full((group.count,), place) for place, group in enumerate(groups)]
+        )
+        self.sum = one_hot(self.member).T.double()  # from examples to groups
+        self.totals = torch.stack([group.total for group in groups])
+        self.slope = torch.stack([group.slope for group in groups])[self.member]
+        assert layer.activation is not None
+        unit = torch.ones((), dtype=torch.float64)
+        self.low, self.high = (float(layer.activation.slope(sign * unit)) for sign in (-1, 1))
+        filters, channels, *taps = layer.weight.shape
+        self.examples, self.places = len(self.member), math.prod(layer.output_shape[1:])
+        self.unknowns = self.examples * max(math.prod(layer.input_shape[1:]), self.places)
+        self.equations = min(filters, channels) * math.prod(taps)
+        self.norm = float(gradient.norm().clamp(min=_TINY))
+
+    def search(self, accuracy: float, rng: Generator) -> Tensor | None:
+        """Return the examples' z from one start; None if the gradient is not explained."""
+        means = (self.totals / self.sum.sum(1, keepdim=True))[self.member]
+        noise = torch.randn(means.shape, generator=rng, dtype=means.dtype)
+        signs = means + 0.7 * means.abs().median() * noise
+        before, best, since = torch.inf, torch.inf, 0
+        for _ in range(_STEPS):
+            ridge = _RIDGES[0] * min(1.0, 10 * before**2) + 1e-14
+            inputs, residual = self._inputs(self._slopes_of(signs), ridge)
+            if not math.isfinite(residual):
+                return None
+            outputs, deviation = self._outputs(inputs)
+            if residual < accuracy and before < accuracy:
+                exact, _ = self._inputs(self._slopes_of(outputs), 0.0)
+                return self._outputs(exact)[0]
+            best, since = (residual, 0) if residual < 0.99 * best else (best, since + 1)
+            if since > 15:
+                return None
+            signs = 1.6 * outputs / deviation + self._evidence(
+                inputs, _RIDGES[1] * residual + 1e-14
+            )
+            before = residual
+        return None
+
+    def _slopes_of(self, signs: Tensor) -> Tensor:
+        return torch.where(signs > 0, self.high, self.low).to(signs)
+
+    def _inputs(self, slopes: Tensor, ridge: float) -> tuple[Tensor, float]:
+        """Return the least squares of dL/dW = k * x in x, and the part that is left of dL/dW."""
+        layer = self.layer
+        kernels = (self.slope * slopes).view(-1, *layer.output_shape)
+        matrix = torch.cat([gradient_matrix(layer, kernel) for kernel in kernels], 1)
+        values = self.gradient.permute(0, 2, 3, 1).flatten(0, 2)
+        if ridge:
+            solved = _ridge_solve(matrix.T @ matrix, ridge) @ (matrix.T @ values)
+        else:  # to the last digit: what comes before is ill-conditioned
+            solved = torch.linalg.lstsq(matrix, values).solution
+        residual = float((matrix @ solved - values).norm()) / self.norm
+        channels, *size = layer.input_shape
+        return solved.T.reshape(channels, self.examples, *size).transpose(0, 1), residual
+
+    def _outputs(self, inputs: Tensor) -> tuple[Tensor, float]:
+        """Return z, moved to where it adds up to what is known, and by how much it did not."""
+        outputs = self.convolution.outputs(inputs)
+        if self.layer.bias is not None:
+            outputs = outputs + self.layer.bias.detach().double().view(-1, 1, 1)
+        outputs, deviation = outputs.flatten(1), 0.0
+        for step in range(3):
+            slopes = self._slopes_of(outputs)
+            powers = self.sum @ slopes.square()
+            missing = self.totals - self.sum @ (slopes * outputs)
+            if step == 0:
+                deviation = float((missing.square() / powers).mean().sqrt())
+            outputs = outputs + slopes * (missing / powers)[self.member]
+        return outputs, deviation + _TINY * float(outputs.abs().mean())
+
+    def _evidence(self, inputs: Tensor, ridge: float) -> Tensor:
+        """Return the log-likelihood of a positive sign less that of a negative one, by slopes."""
+        layer = self.layer
+        taps = (layer.weight.shape[2], layer.weight.shape[3])
+        patches = unfold(inputs, taps, layer.dilation, layer.padding, layer.stride)
+        patches = patches.transpose(1, 2).reshape(self.examples * self.places, -1)
+        inverse = _ridge_solve(patches @ patches.T, ridge)
+        slopes = self._by_output((inverse @ (patches @ self.gradient.flatten(1).T)).T)
+        variances = self._by_output(inverse.diagonal().expand(len(self.gradient), -1))
+        low, high = self.low * self.slope, self.high * self.slope
+        errors = torch.minimum((slopes - low).abs(), (slopes - high).abs()) / variances.sqrt()
+        noise = 1.5 * float(errors.median()) + _TINY * float(self.slope.abs().mean())
+        return (high - low) * (slopes - (high + low) / 2) / (variances * noise**2)
+
+    def _by_output(self, values: Tensor) -> Tensor:
+        """Return what is given by filter, and by example and place, by example and output."""
+        return values.reshape(-1, self.examples, self.places).transpose(0, 1).flatten(1)
+
+
+def _ridge_solve(normal: Tensor, ridge: float) -> Tensor:
+    """Return (A^T A + ridge)^-1, where ridge is relative to the mean of the diagonal."""
+    normal = normal.clone()
+    normal.diagonal().add_(ridge * normal.diagonal().mean() + 1e-300)
+    inverse: Tensor = torch.linalg.inv(normal)
+    return inverse
