@@ -223,7 +223,7 @@ class GradientFactor:
         if matrix.shape[0] < matrix.shape[1]:
             return None
         orthogonal, triangle = torch.linalg.qr(matrix)
-        reciprocal, _ = dtrcon(triangle.cpu().numpy(), norm="1", uplo="U", diag="N")
+        reciprocal, _ = dtrcon(triangle.numpy(), norm="1", uplo="U", diag="N")
         if not reciprocal > _SINGULAR:
             return None
         return cls(orthogonal, triangle, float(reciprocal))

@@ -11,7 +11,7 @@ from torch import Generator
 from .base import Adversary, Observation, Reconstruction
 from .layer_chain import Layer, chain
 from .layer_system import Use, WeightInverse
-from .recursion import gradients_of, invert
+from .recursion import gradients_of, invert, on_cpu
 from .softmax_head import Head, separate
 from .spaces import NotApplicable
 
@@ -56,6 +56,7 @@ class RCONV(Adversary):
         if self.separation not in ("rows", "peeling"):
             raise ValueError(f"separation must be 'rows' or 'peeling', got {self.separation!r}")
 
+    @on_cpu
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the examples, with the residual of each layer."""
         layers = chain(observation.model, observation.space)
