@@ -13,12 +13,15 @@ from pretended import THERE, pretended_device
 from pydantic import JsonValue
 from small_panel import OF_WEIGHTS, SMALL
 
-from leakfrontier.adversaries import PANEL, inverting_gradients
+from leakfrontier.adversaries import PANEL, ImageSpace, inverting_gradients
 from leakfrontier.defenses import Batch, base
 from leakfrontier.evaluate import cells, metrics
-from leakfrontier.evaluate.cells import AttackTrial, TrainTrial, Trial
+from leakfrontier.evaluate.cells import AttackTrial, TrainTrial, Trial, run_trial
+from leakfrontier.evaluate.dataset import Dataset
 from leakfrontier.evaluate.devices import current_device, on_device, resolved
 from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.papers.table import Scores, Setting, TableTrial
+from leakfrontier.evaluate.papers.tables import TABLES
 from leakfrontier.evaluate.privacy import noise_alone
 from leakfrontier.evaluate.rows import Outcome
 from leakfrontier.evaluate.scenario import Scenario, Training
@@ -180,8 +183,10 @@ MISPLACED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "the one path": (
         base,
         "batch_gradient",
-        lambda made: lambda model, loss, batch: made(
-            model, loss, Batch(misplaced(batch.inputs), batch.targets)
+        lambda made: (
+            lambda model, loss, batch: made(
+                model, loss, Batch(misplaced(batch.inputs), batch.targets)
+            )
         ),
     ),
     "an inner loop": (
@@ -238,6 +243,50 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         assert resolved("auto").type in ("cpu", "mps")
     with on_device("cpu"):
         assert current_device().type == "cpu"
+
+
+def whereabouts(problem: Setting, method: Setting, data: Dataset, rng: torch.Generator) -> Scores:
+    """Return whether a trial of a table has its data on another device."""
+    return {"there": [float(data.train.inputs.device.type == THERE.type)], "seconds": [0.0]}
+
+
+def test_a_table_is_measured_on_another_device() -> None:
+    trial = TableTrial("t", whereabouts, "digits", {}, {}, 0, 0)
+    here, there = both(trial)
+    assert [row.value for row in here.scores] == [0.0, 0.0]
+    assert [row.value for row in there.scores] == [1.0, 0.0]
+    assert replace(trial, device="cuda").cell.key == trial.cell.key
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="one that this machine has"):
+            run_trial((replace(trial, device="cuda"), Path()))
+
+
+@pytest.mark.parametrize("name", ["dlg", "spearpp-table1"])
+def test_trials_of_papers_run_on_another_device(name: str) -> None:
+    table, draws = TABLES[name], torch.Generator().manual_seed(0)
+    parts = (
+        Batch(torch.rand(n, 3, 32, 32, generator=draws), torch.arange(n) % 10) for n in (60, 30)
+    )
+    data = Dataset("noise", *parts, tuple("0123456789"), ImageSpace((3, 32, 32), 10))
+    problem, method = table.rows[0].problem, {**table.rows[0].method, **table.reduced}
+    if "iterations" in method:
+        method["iterations"] = 3
+    here = table.trial(problem, method, data, torch.Generator().manual_seed(1))
+    with pretended_device(), on_device(THERE):
+        there = table.trial(problem, method, data.to(THERE), torch.Generator().manual_seed(1))
+    assert {**there, "seconds": 0} == {**here, "seconds": 0}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+@pytest.mark.parametrize(
+    "line", ["run", "reproduce dlg", "advise --epsilon 3 --dataset digits --model mlp"]
+)
+def test_commands_refuse_a_device_that_is_not_there(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path, line: str
+) -> None:
+    code, _, errors = command(*line.split(), "--device", "cuda", "--out", tmp_path / "out")
+    assert code == 2
+    assert "device must be auto or one that this machine has" in " ".join(errors.split())
 
 
 def test_the_device_is_no_part_of_a_cell() -> None:
