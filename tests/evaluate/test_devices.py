@@ -48,6 +48,7 @@ TEXTS = Scenario(
     model=Method(name="gpt2", options={"layers": 2, "width": 32, "heads": 2}),
     candidates=10,
 )
+SPACE = ImageSpace((3, 32, 32), 10, (0.5,) * 3, (0.25,) * 3)
 MATCHED: dict[str, JsonValue] = {"iterations": 2, "starts": 2, "orders": 2}
 OTHERS: dict[str, tuple[Scenario, dict[str, JsonValue]]] = {
     "PriorGuess": (SCENARIO, {}),
@@ -267,7 +268,7 @@ def test_trials_of_papers_run_on_another_device(name: str) -> None:
     parts = (
         Batch(torch.rand(n, 3, 32, 32, generator=draws), torch.arange(n) % 10) for n in (60, 30)
     )
-    data = Dataset("noise", *parts, tuple("0123456789"), ImageSpace((3, 32, 32), 10))
+    data = Dataset("noise", *parts, tuple("0123456789"), SPACE)
     problem, method = table.rows[0].problem, {**table.rows[0].method, **table.reduced}
     if "iterations" in method:
         method["iterations"] = 3
