@@ -14,7 +14,7 @@ from .base import Adversary, Observation, Reconstruction
 from .layer_chain import Layer, chain
 from .layer_system import IDENTITY, Use, WeightInverse
 from .mixed_rows import STARTS, Group, tell_apart
-from .recursion import gradients_of, invert
+from .recursion import gradients_of, invert, on_cpu
 from .softmax_head import Head, separate
 from .spaces import NotApplicable
 
@@ -70,6 +70,7 @@ class RCONV(Adversary):
                 f"separation must be 'rows', 'peeling' or 'bilinear', got {self.separation!r}"
             )
 
+    @on_cpu
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the examples, with the residual of each layer."""
         layers = chain(observation.model, observation.space)

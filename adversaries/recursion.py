@@ -16,12 +16,15 @@ References:
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from .base import Observation, Reconstruction
 from .layer_chain import Layer
@@ -114,6 +117,34 @@ def back(
             known, step = _convolution(layer, known, gradients, use, accuracy)
         steps.append(step)
     return known.values, tuple(reversed(steps))
+
+
+Attack = TypeVar("Attack")
+Reconstruct = Callable[[Attack, Observation, Generator], Reconstruction]
+
+
+def on_cpu(reconstruct: Reconstruct[Attack]) -> Reconstruct[Attack]:
+    """Return an attack that is made on the CPU, wherever the upload is.
+
+    Its systems are small, in double precision and solved by LAPACK's routines for bands.
+    """
+
+    @wraps(reconstruct)
+    def attack(self: Attack, observation: Observation, rng: Generator) -> Reconstruction:
+        device = next(iter(observation.update.values())).device
+        if device.type == "cpu":
+            return reconstruct(self, observation, rng)
+        here = replace(
+            observation,
+            models=tuple(copy.deepcopy(model).cpu() for model in observation.models),
+            update={name: value.cpu() for name, value in observation.update.items()},
+            targets=None if observation.targets is None else observation.targets.cpu(),
+        )
+        with torch.device("cpu"):
+            found = reconstruct(self, here, rng)
+        return replace(found, inputs=found.inputs.to(device))
+
+    return attack
 
 
 def invert(observation: Observation, layers: Sequence[Layer], use: Use = "both") -> Reconstruction:

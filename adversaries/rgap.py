@@ -13,7 +13,7 @@ from .base import Adversary, Observation, Reconstruction
 from .constraints import count
 from .layer_chain import Layer, chain
 from .layer_system import Gradients, Known, Use
-from .recursion import back, explained, gradients_of, invert
+from .recursion import back, explained, gradients_of, invert, on_cpu
 from .spaces import InputSpace, NotApplicable
 
 _SCALES = 4000
@@ -52,6 +52,7 @@ class RGAP(Adversary):
         if self.balance not in ("blocks", "rows"):
             raise ValueError(f"balance must be 'blocks' or 'rows', got {self.balance!r}")
 
+    @on_cpu
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the example, with the residual of each layer."""
         layers = chain(observation.model, observation.space)

@@ -241,8 +241,9 @@ def _once(inputs: Sequence[object], make: Callable[[], T]) -> T:
     """Return what is made of some inputs, from the last few times if it was made before."""
     digest = hashlib.sha256()
     for part in inputs:
-        value = part.detach().cpu().numpy().tobytes() if isinstance(part, Tensor) else repr(part)
-        digest.update(value if isinstance(value, bytes) else value.encode())
+        if isinstance(part, Tensor):
+            digest.update(part.detach().cpu().numpy().tobytes())
+        digest.update((str(part.device) if isinstance(part, Tensor) else repr(part)).encode())
     key = digest.hexdigest()
     if key not in _KEPT:
         made = make()

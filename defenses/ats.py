@@ -30,10 +30,10 @@ class ATS(Defense):
     Optimisation-based attacks work against it early in training [2]. Scores against x itself
     flatter the defense, because a shift alone makes a pixel-wise score collapse.
 
-    An informed adversary knows the policy, but not the draws: a replay draws anew at every
-    call, which makes the objective of an attack noisy. That is a weak adversary: the draws are
-    a few bits per image, so that a better one could try them all. The slope of posterize,
-    equalize and autocontrast is taken to be 1.
+    An informed adversary knows the policy, but not the draws. Where nothing is drawn, a replay
+    transforms a guess of x; otherwise it takes a guess to be T(x), whose gradient was uploaded:
+    other draws than the client's would only mislead it. The slope of posterize, equalize and
+    autocontrast is taken to be 1.
 
     Attributes:
         policy: Entries of the pool, such as `3-1-7`; several such policies are joined by `+`;
@@ -76,8 +76,8 @@ class ATS(Defense):
         return self._transformed(batch, rng)
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the same transformations, with draws of their own."""
-        return _Replayed(self.policy, self.mean, self.std)
+        """Return the same transformations; none if they are drawn, which is secret."""
+        return Defense() if self.stochastic else _Replayed(self.policy, self.mean, self.std)
 
     def _transformed(self, batch: Batch, rng: Generator) -> Batch:
         if not self.policy or not len(batch.inputs):

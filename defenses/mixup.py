@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -23,8 +24,8 @@ class Mixup(Defense):
 
     There is no formal guarantee. A batch of one is mixed with itself: nothing is hidden. In a
     larger one, one example per batch is on average mixed with itself by chance, and lam is often
-    near 0 or 1. What an attack recovers is the mixtures, in which both images can often be seen.
-    A replay draws its own order and lam at every call.
+    near 0 or 1. What an attack recovers is the mixtures, in which both images can often be seen:
+    order and lam are secret, and a replay takes a guess to be the mixtures.
 
     Attributes:
         alpha: Parameter of the Beta distribution, in [0, inf): 1 draws lam uniformly, larger
@@ -82,6 +83,10 @@ class Mixup(Defense):
             return share * loss(outputs, targets) + (1 - share) * loss(outputs, targets[order])
 
         return batch_gradient(model, mixed_loss, batch)
+
+    def replay(self, observed: Mapping[str, Tensor]) -> Defense:
+        """Return the undefended client: what was mixed with what is secret."""
+        return Defense()
 
 
 def _draw_beta(alpha: float, rng: Generator) -> Tensor:

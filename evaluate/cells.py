@@ -471,8 +471,7 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
         raise ValueError("a source file has changed since the run began: start the run again")
     # All draws of ours come from generators of their own; this is for dropout in users' models.
     torch.manual_seed(generator("global", *trial.draws).initial_seed())
-    scenario = getattr(trial, "scenario", None)
-    device: Device = "cpu" if scenario is None else scenario.device
+    device: Device = getattr(getattr(trial, "scenario", trial), "device", "cpu")
     with warnings.catch_warnings(record=True) as caught, on_device(device):
         outcome = trial.run(folder)
     notes = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)

@@ -39,6 +39,7 @@ class Checked(Defense):
     inner: Defense
     trained_on: Batch | None = field(default=None, repr=False, compare=False)
     _rows: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    _seen: int = field(default=0, init=False, repr=False, compare=False)
 
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
         """Check that the client trains on a model, and left the one that it was sent alone."""
@@ -65,7 +66,9 @@ class Checked(Defense):
             yield rows
 
     def expect(self, batch_size: int) -> None:
-        """Tell the defense."""
+        """Tell the defense; examples come in order."""
+        self._rows = None
+        self._seen = 0
         self.inner.expect(batch_size)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
@@ -133,7 +136,11 @@ class Checked(Defense):
     def _record(self, batch: Batch, result: Batch) -> None:
         if self.trained_on is None or result.inputs.shape != batch.inputs.shape:
             return
-        rows = torch.arange(len(batch.inputs)) if self._rows is None else self._rows
+        rows = self._rows
+        if rows is None:  # in order, epoch after epoch
+            rows = torch.arange(self._seen, self._seen + len(batch.inputs))
+            rows = rows % len(self.trained_on.inputs)
+            self._seen += len(batch.inputs)
         inputs = self.trained_on.inputs.index_copy(0, rows, result.inputs)
         self.trained_on = Batch(inputs, self.trained_on.targets)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -62,6 +62,12 @@ class Dataset:
                     f"the {split} labels of {self.name} must be from 0 to "
                     f"{len(self.classes) - 1}, got {first} to {last}"
                 )
+
+    def to(self, device: torch.device) -> Dataset:
+        """Return the same examples on a device."""
+        if device == self.train.inputs.device:
+            return self
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     @property
     def modality(self) -> Modality:

@@ -34,6 +34,9 @@ from .seeds import fork
 EXAMINED_ROUNDS = 3
 """Rounds by whose uploads a replay is examined."""
 
+REPEATED = 4
+"""Uploads of the same examples by which is told how far a defense's draws take one."""
+
 LOST = 0.5
 """A slope is lost if it points this much less to the truth than straight through."""
 
@@ -72,7 +75,7 @@ def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) 
         return make_replay(client, ThreatModel(), again, models=models, mending=mending)
 
     def residual(mending: Mending) -> float:
-        return median(_distance(replay(mending)(*one.asked), one.upload) for one in rounds)
+        return median(one.missed_by(replay(mending)) for one in rounds)
 
     given, truth = replay(), rounds[0].asked
     random = _distance(given(*truth), given(*truth)) > EXACT
@@ -88,7 +91,7 @@ def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) 
         uploads_differ=_is_stochastic(client, cohorts[0], rng),
         random=random,
         residual=residual(AS_GIVEN),
-        repeat=median(_distance(one.again, one.upload) for one in rounds),
+        repeat=median(one.repeat for one in rounds),
         slope=slopes[0],
         slope_straight_through=slopes[1],
         vectorised=vectorised,
@@ -157,33 +160,50 @@ def replay(self, observed):  # what the upload shows of the defense's choices
 
 @dataclass(frozen=True)
 class _Round:
-    """Clients' examples, and two uploads that they made of them."""
+    """Clients' examples, what an upload was made of, and how far others of the same are from it.
+
+    Local steps see the examples in order, as in a replay: their order is no matter of a defense.
+    """
 
     examples: Batch
+    trained_on: Batch
     upload: Update
-    again: Update
+    repeat: float
 
     @classmethod
     def play(cls, client: Client, shares: Sequence[Batch], rng: Generator) -> _Round:
-        uploads = (_upload(client, shares, fork(rng)) for _ in range(2))
-        return cls(Batch.joined(shares), *uploads)
+        upload, trained_on = _upload(client, shares, fork(rng))
+        others = [_upload(client, shares, fork(rng))[0] for _ in range(REPEATED)]
+        repeat = max(_distance(other, upload) for other in others)  # what is drawn may be the same
+        return cls(Batch.joined(shares), trained_on, upload, repeat)
 
     @property
     def asked(self) -> tuple[Tensor, Tensor, Update]:
         """Return what a replay is given: the truth, and what was seen of it."""
         return (*self.examples, self.upload)
 
+    def missed_by(self, replay: Replay) -> float:
+        """Return how far from the upload a replay is at the truth, or at what was trained on.
 
-def _upload(
-    client: Client, shares: Sequence[Batch], rng: Generator, *, in_order: bool = False
-) -> Update:
-    clients = [replace(client, defense=Checked(replace(client.defense))) for _ in shares]
-    return _detached(release(clients, shares, rng, in_order=in_order)[0])
+        Either is success, so that a replay may take a guess for the one or for the other.
+        """
+        return min(
+            _distance(replay(*guess, self.upload), self.upload)
+            for guess in (self.examples, self.trained_on)
+        )
+
+
+def _upload(client: Client, shares: Sequence[Batch], rng: Generator) -> tuple[Update, Batch]:
+    """Return what the server sees, and what was trained on."""
+    defenses = [Checked(replace(client.defense), share) for share in shares]
+    clients = [replace(client, defense=defense) for defense in defenses]
+    update = _detached(release(clients, shares, rng, in_order=True)[0])
+    return update, Batch.joined(one.trained_on for one in defenses if one.trained_on is not None)
 
 
 def _is_stochastic(client: Client, shares: Sequence[Batch], rng: Generator) -> bool:
     """Return whether uploads differ but for the order of examples, or have other examples."""
-    uploads = [_upload(client, shares, fork(rng), in_order=True) for _ in range(2)]
+    uploads = [_upload(client, shares, fork(rng))[0] for _ in range(2)]
     size = len(shares[0].inputs)
     drawn = [
         torch.cat([*client.defense.batches(size, size, 1, fork(rng))]).sort().values

@@ -23,7 +23,7 @@ from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
 from .data import fingerprint, is_named, load_dataset
-from .devices import Device, current_device
+from .devices import Device, current_device, on_device
 from .language_models import pretrained_of, tokenizer_of
 from .methods import (
     Method,
@@ -309,18 +309,23 @@ class World:
         return built.for_space(self.space.mean, self.space.std)
 
     def model(self, defense: Defense, seed: int) -> nn.Module:
-        """Return the initial model: the same for every defense, up to its own `on_model`."""
+        """Return the initial model: the same for every defense, up to its own `on_model`.
+
+        It is made on the CPU, so that its weights are the same on all devices, whoever draws them.
+        """
         scenario = self.scenario
         rng = generator("model", scenario.model.config(), scenario.data_name, seed)
         method = scenario.model
-        model = build_model(
-            method.name,
-            self.space,
-            rng,
-            replace_batch_norm=scenario.replace_batch_norm,
-            **method.options,
-        )
-        return defense.on_model(model).to(self.device)
+        with on_device("cpu"):
+            model = build_model(
+                method.name,
+                self.space,
+                rng,
+                replace_batch_norm=scenario.replace_batch_norm,
+                **method.options,
+            )
+            model = defense.on_model(model)
+        return model.to(self.device)
 
     def client(self, defense: Defense, model: nn.Module) -> Client:
         """Return a client of the scenario."""

@@ -26,9 +26,11 @@ from .options import (
     Address,
     AsJson,
     Data,
+    DeviceOption,
     EngineName,
     EngineOption,
     Workers,
+    device_from,
     engine_from,
     print_path,
     scenario_from,
@@ -94,6 +96,7 @@ def advise(
         typer.Option(help="Folder for advice.html and advice.json; runs/advise with a dataset."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Repetition: other seeds.")] = 0,
+    device: DeviceOption = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
     address: Address = None,
@@ -106,6 +109,8 @@ def advise(
     """
     measured = dataset is not None or model is not None
     scenario = scenario_from(dataset, model, data) if measured else None
+    if scenario is not None:
+        scenario = scenario.model_copy(update={"device": device_from(device, engine)})
     with given_by_user():
         if examples is None and scenario is not None:
             examples = len(load_world(scenario).train.targets)

@@ -15,7 +15,7 @@ from torch import nn
 from leakfrontier.defenses import Defense
 
 from ..checks import conclusion, overall
-from ..devices import Device
+from ..devices import Device, resolved
 from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..methods import LOADING, Method, check_loading, own_code
@@ -80,6 +80,15 @@ def engine_from(name: EngineName, address: str | None) -> Engine:
     if address is not None:
         raise UserError("--address is of a Ray cluster: give --engine ray as well")
     return LOCAL
+
+
+@given_by_user()
+def device_from(name: DeviceName | None, engine: EngineName) -> Device:
+    """Return where tensors live; of other machines it is not known what they have."""
+    device: Device = "cpu" if name is None else name.device
+    if engine is EngineName.local:
+        resolved(device)
+    return device
 
 
 @given_by_user()

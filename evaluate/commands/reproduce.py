@@ -24,9 +24,11 @@ from ..statistics import Interval
 from .options import (
     Address,
     AsJson,
+    DeviceOption,
     EngineName,
     EngineOption,
     Workers,
+    device_from,
     engine_from,
     print_path,
     writable,
@@ -66,6 +68,7 @@ def reproduce(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Repetition: other batches and weights.")] = 0,
+    device: DeviceOption = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
     address: Address = None,
@@ -97,6 +100,7 @@ def reproduce(
             data=data,
             workers=workers,
             engine=engine_from(engine, address),
+            device=device_from(device, engine),
             console=progress,
         )
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from ..data import load_dataset
+from ..devices import Device
 from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..results import Results
@@ -58,6 +59,7 @@ def reproduce(
     data: Path | None = None,
     workers: int | None = None,
     engine: Engine = LOCAL,
+    device: Device = "cpu",
     console: Console | None = None,
 ) -> list[Result]:
     """Measure rows of a table.
@@ -74,6 +76,7 @@ def reproduce(
         data: Where the dataset is (`find_data`).
         workers: Processes; by default as many as the engine has room for.
         engine: Where trials run.
+        device: Where tensors live.
         console: Where progress is shown; by default the terminal.
     """
     if trials is not None and not trials >= 1:
@@ -96,6 +99,7 @@ def reproduce(
                 seed=seed,
                 index=number,
                 data=data,
+                device=device,
             )
             for number in range(trials or row.trials)
         ]

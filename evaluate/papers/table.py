@@ -20,6 +20,7 @@ from leakfrontier.defenses import Batch
 from .. import metrics
 from ..data import DATASETS, fingerprint, load_dataset
 from ..dataset import Dataset
+from ..devices import Device, current_device
 from ..errors import UserError
 from ..identity import source
 from ..rows import Cell, Outcome, Score
@@ -175,6 +176,7 @@ class TableTrial:
         seed: Repetition of the whole table.
         index: Number of the batch, from 0.
         data: Where the dataset is (`find_data`).
+        device: Where tensors live.
     """
 
     table: str
@@ -185,6 +187,7 @@ class TableTrial:
     seed: int
     index: int
     data: Path | None = None
+    device: Device = "cpu"
 
     @property
     def setting(self) -> str:
@@ -209,7 +212,7 @@ class TableTrial:
 
     def run(self, folder: Path) -> Outcome:
         """Attack the batch."""
-        data = load_dataset(*find_data(self.dataset, self.data))
+        data = load_dataset(*find_data(self.dataset, self.data)).to(current_device())
         rng = generator("reproduce", *self.draws)
         scores = self.function(self.problem, self.method, data, rng)
         rows = [

@@ -12,9 +12,10 @@ from leakfrontier.adversaries import FedAvg, FedSGD, InvertingGradients
 from leakfrontier.defenses import Batch, Chain, Defense, TopK
 from leakfrontier.defenses.ats import ATS
 from leakfrontier.defenses.transforms import POOL
-from leakfrontier.evaluate.client import ThreatModel, make_replay
+from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
 
-POLICIES = ["3-1-7", "9-11-8", "2-10-14", "37-12-0", "3-1-7+43-18-18"]
+CERTAIN = ["0", "9-11-8", "2-37-0"]
+DRAWN = ["3-1-7", "2-10-14", "3-1-7+43-18-18"]
 
 
 def fitted(policy: str) -> ATS:
@@ -78,15 +79,20 @@ def test_says_whether_anything_is_drawn(policy: str, stochastic: bool) -> None:
     assert all(torch.equal(results[0], one) for one in results) is not stochastic
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_replay_draws_from_what_the_client_draws_from(policy: str) -> None:
+@pytest.mark.parametrize("policy", CERTAIN)
+def test_what_is_not_drawn_is_replayed_exactly(policy: str) -> None:
     data, defense = batch(4), fitted(policy)
     replayed = defense.replay({}).on_batch(data, rng(5))
-    assert torch.equal(replayed.inputs, defense.on_batch(data, rng(5)).inputs)
+    assert torch.equal(replayed.inputs, defense.on_batch(data, rng(6)).inputs)
+
+
+@pytest.mark.parametrize("policy", DRAWN)
+def test_draws_are_left_out_of_a_replay(policy: str) -> None:
+    assert fitted(policy).replay({}) == Defense()
 
 
 @pytest.mark.parametrize("protocol", [FedSGD(), FedAvg(epochs=1, batch_size=1, lr=0.1)])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", CERTAIN + DRAWN)
 def test_replay_is_differentiable_and_can_be_vectorised(
     policy: str, protocol: FedSGD | FedAvg
 ) -> None:
@@ -112,6 +118,15 @@ def test_an_attack_finds_the_original_only_if_it_knows_the_policy(informed: bool
     guess = attack.reconstruct(observation, rng()).inputs
     inverted = defense.on_batch(data, rng()).inputs
     near, far = (data.inputs, inverted) if informed else (inverted, data.inputs)
+    assert (guess - near).square().mean() < 0.1 * (guess - far).square().mean()
+
+
+def test_an_attack_that_knows_a_drawn_policy_finds_what_was_trained_on() -> None:
+    client = make_client(mlp(), fitted("3-1-7"))
+    (upload,) = observe(client, [batch(1)], ThreatModel(), rng(1))
+    attack = InvertingGradients(iterations=150, total_variation=0.0)
+    guess = attack.reconstruct(upload.observation, rng()).inputs
+    near, far = (one.inputs for one in (upload.trained_on, upload.truth))
     assert (guess - near).square().mean() < 0.1 * (guess - far).square().mean()
 
 

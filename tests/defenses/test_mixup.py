@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from leakfrontier.defenses import Batch, Update, batch_gradient
 from leakfrontier.defenses.mixup import Mixup, _draw_beta
-from leakfrontier.evaluate.client import ThreatModel, make_replay
+from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
 
 MODELS = [mlp, convolutional]
 
@@ -78,6 +78,16 @@ def test_draws_come_from_the_generator() -> None:
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_what_is_mixed_with_what_is_left_out_of_a_replay(build) -> None:  # noqa: ANN001
+    client, data = make_client(build(), Mixup()), batch(4)
+    (upload,) = observe(client, [data], ThreatModel(), rng(1))
+    replay = make_replay(client, ThreatModel(), rng(7))
+    plain = batch_gradient(client.model, client.loss, upload.trained_on)
+    for name, value in replay(*upload.trained_on, upload.observation.update).items():
+        torch.testing.assert_close(value, plain[name])
 
 
 @pytest.mark.parametrize("build", MODELS)

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
 from leakfrontier.defenses import DPSGD, Batch, Defense, Loss, TopK, Update
-from leakfrontier.evaluate.client import ThreatModel, observe
+from leakfrontier.evaluate.client import ThreatModel, observe, release
+from leakfrontier.evaluate.contract import Checked
 from leakfrontier.evaluate.federation import Federation
 from leakfrontier.evaluate.seeds import fork
 
@@ -172,6 +173,9 @@ def test_what_was_trained_on_is_in_the_order_of_the_examples(size: int) -> None:
         client = make_client(mlp(), defense, protocol)
         (upload,) = observe(client, [share], ThreatModel(), rng())
         assert torch.equal(upload.trained_on.inputs, factor * share.inputs)
+        checked = Checked(defense, share)
+        release([make_client(mlp(), checked, protocol)], [share], rng(), in_order=True)
+        assert torch.equal(checked.trained_on.inputs, factor * share.inputs)
 
 
 def test_what_the_adversary_gets_holds_no_secret_of_the_client() -> None:

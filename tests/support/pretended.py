@@ -1,7 +1,9 @@
 """A device that is not there: tensors that say they are on it, and compute on the CPU.
 
-Torch's fake tensors know devices as well, but have no values, so that no code gets past its first
-`if`. These have both: whole cells run, and what mixes devices fails as it does on a GPU.
+Torch's fake tensors know devices as well, but in a build for CPUs autograd aborts the process for
+one on `cuda` that requires a gradient ("PyTorch is not linked with support for cuda devices"), and
+without values no code gets past its first `if`. These have both: whole cells run, and what mixes
+devices fails as it does on a GPU.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -130,13 +133,22 @@ class _Made(TorchFunctionMode):
         return function(*args, **options)
 
 
+def _jvp(
+    function: Callable[..., Tensor], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """Push forward by pulling back twice: forward derivatives of wrappers crash."""
+    value, pull_back = torch.func.vjp(function, *primals)
+    _, push_forward = torch.func.vjp(pull_back, torch.zeros_like(value))
+    return value, push_forward(tangents)[0]
+
+
 @contextmanager
 def pretended_device() -> Iterator[torch.device]:
     """Let there be another device."""
-    before = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # not their data
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # keeps what is tied
     try:
-        with _Mode(), _Made():
+        with _Mode(), _Made(), patch.object(torch.func, "jvp", _jvp):
             yield THERE
     finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(before)
+        torch.__future__.set_swap_module_params_on_conversion(before)
