@@ -76,11 +76,13 @@ class ARES(Adversary):
     is taken from its bin. Or they get `rows` of their own, which have bias gradients of their own
     and all kernels, but fewer bins.
 
-    Other activations than ReLU are approached by large weights before them. Unlike the authors'
-    code, bins are calibrated on public data, or on noise with the spectrum of photos if there is
-    none, and last rows are kept instead of first ones. Activations count as active if they are
-    above a multiple of the rms of negative ones, which are all noise. Mixtures are not sorted
-    out: they have a low confidence.
+    Other activations than ReLU are approached by large weights before them. Filters come in pairs
+    of opposite sign, one of which is active wherever the other is not: of independent ones, as
+    published, those that are active in flat parts of a picture may be fewer than its colours.
+    Unlike in the authors' code, bins are calibrated on public data, or on noise with the spectrum
+    of photos if there is none, and last rows are kept instead of first ones. Activations count as
+    active if they are above a multiple of the rms of negative ones, which are all noise. Mixtures
+    are not sorted out: they have a low confidence.
 
     Attributes:
         bins: Quantiles of the projection: `calibrated` (log-normal), or the `paper`'s, those of
@@ -123,9 +125,12 @@ class ARES(Adversary):
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
         """Return a model per client: the same one, unless there are several."""
         public = _public(round, rng)
-        weight = _anatomy(model, round.space).first.weight
-        drawn = torch.randn(weight.shape, generator=rng).to(weight)
+        first = _anatomy(model, round.space).first
+        drawn = torch.randn(first.weight.shape, generator=rng).to(first.weight)
         drawn = drawn / drawn.flatten(1).norm(dim=1).view(-1, *[1] * (drawn.ndim - 1))
+        if not isinstance(first, nn.Linear):
+            half = len(drawn) // 2
+            drawn[half : 2 * half] = -drawn[:half]
         return [self._crafted(model, round, drawn, public, i) for i in range(round.clients)]
 
     def _crafted(
