@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import cvxpy as cp
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, eye, kron
 from torch import Tensor, nn
 
 from leakfrontier.adversaries import ARES
@@ -38,13 +38,19 @@ T = TypeVar("T")
 
 
 def by_cvxpy(measurement: Measurement, activations: Tensor) -> Tensor:
-    """Return the input behind one activation: the least |a|_1 that solves its equations."""
+    """Return the input behind one activation: the least |a|_1 that solves its equations.
+
+    a are cosine coefficients of tiles of 8 by 8, as in the paper: a sparse basis, which SCS needs.
+    """
     size = math.prod(measurement.shape)
     pixels = torch.eye(size).view(size, *measurement.shape)
     active = (activations > 0).flatten()
     matrix = csr_matrix(measurement.forward(pixels).flatten(1)[:, active].T.double().numpy())
     goal = activations.flatten()[active].double().numpy()
-    basis = cosine_transform(pixels).flatten(1).T.double().numpy()
+    channels, *sizes = measurement.shape
+    tile = cosine_transform(torch.eye(8, dtype=torch.float64)).T.numpy()
+    rows, columns = (kron(eye(length // 8), tile) for length in sizes)
+    basis = kron(eye(channels), kron(rows, columns)).tocsr()
     inputs = cp.Variable(size)
     problem = cp.Problem(cp.Minimize(cp.norm1(basis @ inputs)), [matrix @ inputs == goal])
     problem.solve(solver=cp.SCS)
