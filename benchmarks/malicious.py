@@ -44,8 +44,8 @@ from leakfrontier.evaluate.seeds import generator
 EXAMPLES = 32
 NOISES = (0.0, 0.001, 0.01, 0.1, 1.0)
 SHOWN = 12  # pictures in a row
-UPLOADS = 5  # of `contrast`
-PASSIVE = ("PriorGuess", "SPEARPlusPlus", "InvertingGradients")
+UPLOADS = 3  # of `contrast`
+PASSIVE = ("PriorGuess", "SPEARPlusPlus")
 DEFENSES = {
     "none": Method(name="none"),
     "summed": Method(name="SecureAggregation", options={"clients": 10}),
@@ -98,7 +98,7 @@ def contrast(data: Dataset) -> None:
     )
     active = [name for name, one in PANEL.members.items() if one.threat is not Threat.PASSIVE]
     print(f"{data.name}: of {8 * UPLOADS}, identified among 100; the same with others' guesses")
-    for name in (*PASSIVE, *active):
+    for name in (*active, *PASSIVE):
         cells = []
         for title, defense in DEFENSES.items():
             trial = AttackTrial(

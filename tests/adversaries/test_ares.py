@@ -195,13 +195,13 @@ def test_sums_of_clients_are_told_apart() -> None:
     assert (attacked(seen, ARES()) > 40).sum() >= 6
 
 
-def test_fewer_kernels_give_likenesses_and_a_lift_better_ones() -> None:
+def test_fewer_kernels_give_likenesses_and_lifted_ones_all_but_the_scale() -> None:
     summed = SecureAggregation(clients=2)
     medians = []
     for attack in (ARES(), ARES(lift=3.0)):
         seen = upload(attack, cnn(kernels=6), 4, clients=2, defense=summed)
         medians.append(float(attacked(seen, attack).median()))
-    assert 18 < medians[0] < medians[1]
+    assert 18 < medians[0] < 45 < medians[1]  # which is known to half a bin
 
 
 def test_sound() -> None:
