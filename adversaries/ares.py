@@ -76,18 +76,21 @@ class ARES(Adversary):
     is taken from its bin. Or they get `rows` of their own, which have bias gradients of their own
     and all kernels, but fewer bins.
 
-    Other activations than ReLU are approached by large weights before them. Unlike the authors'
-    code, bins are calibrated on public data, or on noise with the spectrum of photos if there is
-    none, and last rows are kept instead of first ones. Activations count as active if they are
-    above a multiple of the rms of negative ones, which are all noise. Mixtures are not sorted
-    out: they have a low confidence.
+    Other activations than ReLU are approached by large weights before them. Filters come in pairs
+    of opposite sign, one of which is active wherever the other is not: of independent ones, as
+    published, those that are active in flat parts of a picture may be fewer than its colours.
+    Unlike in the authors' code, bins are calibrated on public data, or on noise with the spectrum
+    of photos if there is none, and last rows are kept instead of first ones. Activations count as
+    active if they are above a multiple of the rms of negative ones, which are all noise. Mixtures
+    are not sorted out: they have a low confidence.
 
     Attributes:
         bins: Quantiles of the projection: `calibrated` (log-normal), or the `paper`'s, those of
             a standard normal distribution.
         separation: What each client under secure aggregation has of its own.
-        lift: Bias of the first convolution, in standard deviations of its outputs; more units
-            are active, hence more equations. The paper has none.
+        lift: Bias of the first convolution, in standard deviations of its outputs. At 3, hardly
+            any unit is inactive, so that kernels need only copy the channels, and as many suffice.
+            The paper has none, and loses half of the units.
         scale: Size of the head's values.
         clearance: Multiple of the noise from which a unit counts as active.
         iterations: Most iterations of the inversion.
@@ -123,9 +126,12 @@ class ARES(Adversary):
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
         """Return a model per client: the same one, unless there are several."""
         public = _public(round, rng)
-        weight = _anatomy(model, round.space).first.weight
-        drawn = torch.randn(weight.shape, generator=rng).to(weight)
+        first = _anatomy(model, round.space).first
+        drawn = torch.randn(first.weight.shape, generator=rng).to(first.weight)
         drawn = drawn / drawn.flatten(1).norm(dim=1).view(-1, *[1] * (drawn.ndim - 1))
+        if not isinstance(first, nn.Linear):
+            half = len(drawn) // 2
+            drawn[half : 2 * half] = -drawn[:half]
         return [self._crafted(model, round, drawn, public, i) for i in range(round.clients)]
 
     def _crafted(
@@ -160,7 +166,7 @@ class ARES(Adversary):
     def _craft_convolutional(
         self, layers: _Anatomy, round: Round, drawn: Tensor, public: Tensor, client: int
     ) -> None:
-        first, imprinted = layers.first, layers.imprinted
+        first, imprinted, gain = layers.first, layers.imprinted, float(drawn[0].norm())
         own = _share(len(drawn), round.clients, client) if self.separation == "kernels" else ...
         first.weight.zero_()
         first.weight[own] = drawn[own]
@@ -169,12 +175,16 @@ class ARES(Adversary):
         if self.lift:
             if first.bias is None:
                 raise NotApplicable("the first convolution has no bias to lift its outputs by")
-            first.bias[own] = self.lift * float(layers.measurement.forward(public).std())
+            kernels = first.weight[own]
+            maps = layers.measurement.forward(public[:1])
+            if len(kernels) >= public.shape[1] and maps.shape[2:] == public.shape[2:]:
+                nn.init.dirac_(kernels).mul_(gain)
+            deviation = float(layers.measurement.forward(public)[:, own].std())
+            first.bias[own] = self.lift * deviation * kernels.flatten(1).any(dim=1)
         for convolution in layers.passing:
             direct_pass_(convolution)
         activations = layers.activations(public)
         live = (activations > 0).any(dim=0)
-        gain = float(drawn[0].norm())
         count = int(live.sum()) if self.bins == "calibrated" else math.prod(round.space.shape)
         projections = activations.sum(dim=1) / count
         if self.bins == "calibrated":

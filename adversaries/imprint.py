@@ -234,7 +234,7 @@ def _first(near: Tensor) -> Tensor:
     return ~near.tril(diagonal=-1).any(dim=1)
 
 
-def chosen(isolated: Isolated, sound: Tensor, most: int) -> Tensor:
+def chosen(isolated: Isolated, sound: Tensor, most: int, tolerance: float = 1e-3) -> Tensor:
     """Return the rows to keep of what was isolated: distinct ones, and the best if too many.
 
     Those come first that were isolated more than once, as mixtures hardly are, then those that
@@ -242,10 +242,11 @@ def chosen(isolated: Isolated, sound: Tensor, most: int) -> Tensor:
 
     Args:
         isolated: What was isolated.
-        sound: Whether each row passed the tests for mixtures.
+        sound: Whether each row passed the tests for mixtures, or how well.
         most: How many to keep.
+        tolerance: Distance, relative to the norm, up to which rows are the same.
     """
-    near = _near(isolated.inputs)
+    near = _near(isolated.inputs, tolerance)
     order = isolated.deltas.abs().argsort(descending=True)
     for key in (sound, near.sum(dim=1)):
         order = order[key[order].argsort(descending=True, stable=True)]

@@ -29,6 +29,8 @@ from .spaces import ContinuousSpace, InputSpace, NotApplicable
 
 _CONVOLUTIONS = {2: nn.Conv1d, 3: nn.Conv2d}
 """By the dimensions of an input."""
+_SAME = 2e-2
+"""Distance of directions up to which two rows are of one example: noise keeps them apart."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class LOKI(Adversary):
 
     Attributes:
         bins_per_example: Bins for each example of a client.
+        queries: Projections among which the bins are divided: the brightness, and brightnesses
+            that weigh some rows of a picture more than others. An example is lost if it shares
+            its bin of each with another: with more than the published one, fewer are, but the
+            wider bins tell less of the factor.
         signal: Size of a row of the update, relative to its example and to the slope of the loss
             along the pattern. The copies grow with it, which leaves forward passes as they are.
         readout: How the factor is chosen: by `brightness`, or, as published, so that the
@@ -69,12 +75,17 @@ class LOKI(Adversary):
     cost: ClassVar[int] = 0
 
     bins_per_example: int = 4
+    queries: int = 1
     signal: float = 0.25
     readout: Literal["brightness", "minmax"] = "brightness"
 
     def __post_init__(self) -> None:
         if not self.bins_per_example >= 1:
             raise ValueError(f"bins_per_example must be at least 1, got {self.bins_per_example}")
+        if not self.queries >= 1 or self.bins_per_example % self.queries:
+            raise ValueError(
+                f"queries must be at least 1 and divide bins_per_example, got {self.queries}"
+            )
         if not 0 < self.signal < math.inf:
             raise ValueError(f"signal must be positive and finite, got {self.signal}")
         if self.readout not in ("brightness", "minmax"):
@@ -85,22 +96,23 @@ class LOKI(Adversary):
         space = _checked(round.space)
         if round.public is None:
             raise NotApplicable("no public data to take quantiles of the brightness of")
-        brightness = space.to_unit(round.public.inputs).flatten(1).mean(dim=1)
+        public = space.to_unit(round.public.inputs).flatten(1).double()
         bins = self.bins_per_example * round.batch_size
-        edges = _edges(bins, fitted(brightness, normal_quantiles))
-
         size, clients, some = math.prod(space.shape), round.clients, some_weight(model)
         measure = skip_init(nn.Linear, clients * size, bins)
         carry = skip_init(nn.Linear, bins, size)
         scale = self._scale(round, bins)
-        average = torch.full((clients * size,), 1 / (scale * size), dtype=torch.float64)
+        parts: list[tuple[Tensor, Tensor]] = []
+        for query in _queries(space.shape, self.queries):
+            quantile = fitted(public @ query.to(public), normal_quantiles)
+            edges = _edges(bins // self.queries, quantile)
+            parts.append(window_rows(query.repeat(clients) / scale, edges))
         with torch.no_grad():
-            weight, bias = window_rows(average, edges)
-            measure.weight.copy_(weight)
-            measure.bias.copy_(bias)
+            measure.weight.copy_(torch.cat([weight for weight, _ in parts]))
+            measure.bias.copy_(torch.cat([bias for _, bias in parts]))
         carry_on_(carry, 1.0, rng)
         modules = (
-            Separator(space, index, clients, scale, measure, carry).to(some)
+            Separator(space, index, clients, scale, self.queries, measure, carry).to(some)
             for index in range(clients)
         )
         return [nn.Sequential(module, model) for module in modules]
@@ -132,14 +144,18 @@ class LOKI(Adversary):
         noise = noise_of(rows, examples) / math.sqrt(rows.shape[1])
         bins = (mean.abs() > max(1e-6 * float(mean.abs().max()), 4 * noise)).nonzero().flatten()
         rows, mean = rows[bins], mean[bins]
+        exact = torch.zeros_like(bins, dtype=torch.bool)
         if self.readout == "brightness":
-            inputs = module.scaled(rows, bins, observation.update["0.measure.bias"][bins])
+            inputs, exact = module.scaled(rows, bins, observation.update["0.measure.bias"][bins])
         else:
             inputs = rows.abs() - rows.abs().amin(dim=1, keepdim=True)
             inputs = inputs / inputs.amax(dim=1, keepdim=True).clamp(min=torch.finfo().tiny)
         inputs = inputs.view(-1, *observation.space.shape)
         confidence = 1 - outside(observation.space.to_inputs(inputs), observation.space, 0.02)
-        keep = chosen(Isolated(inputs, bins, mean), confidence > 0.999, examples)
+        directions = functional.normalize(inputs.flatten(1))  # of one example, whatever its factor
+        sound = (confidence > 0.999) & module.fit(inputs.flatten(1), bins, exact)
+        found = Isolated(directions, bins, mean)
+        keep = chosen(found, sound * (1 + exact.long()), examples, tolerance=_SAME)
         return inputs[keep], confidence[keep]
 
 
@@ -152,6 +168,7 @@ class Separator(nn.Module):
         carry: The layer that hands on what they add up to, the same for all clients.
         columns: The client's columns of `measure`.
         scale: Weight of the copies.
+        queries: Groups of rows.
     """
 
     black: Tensor
@@ -163,12 +180,14 @@ class Separator(nn.Module):
         index: int,
         clients: int,
         scale: float,
+        queries: int,
         measure: nn.Linear,
         carry: nn.Linear,
     ) -> None:
         super().__init__()
         channels, size = space.shape[0], math.prod(space.shape)
-        self.scale, self.columns = scale, slice(index * size, (index + 1) * size)
+        self.scale, self.queries = scale, queries
+        self.columns = slice(index * size, (index + 1) * size)
         zeros = torch.zeros(1, *space.shape)
         self.register_buffer("black", space.to_inputs(zeros))
         self.register_buffer("span", space.to_inputs(zeros + 1) - space.to_inputs(zeros))
@@ -190,8 +209,8 @@ class Separator(nn.Module):
         carried: Tensor = self.carry(measured).view_as(inputs)
         return carried
 
-    def scaled(self, rows: Tensor, bins: Tensor, deltas: Tensor) -> Tensor:
-        """Return rows as the examples that lie in their bins.
+    def scaled(self, rows: Tensor, bins: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows as the examples that lie in their bins, and whether the factor is exact.
 
         An example x in bin k has z = s <w, x> + b in (0, 1), and its row is a multiple of it. The
         gradient of the bias gives the factor, if no other client has an example in the bin.
@@ -205,8 +224,35 @@ class Separator(nn.Module):
         weight, bias = self.measure.weight[bins, self.columns], self.measure.bias[bins]
         projections = (weight * rows).sum(dim=1)
         told = projections / deltas + bias
-        outputs = torch.where((told > 0) & (told < 1), told, 0.5)
-        return rows * ((outputs - bias) / (self.scale * projections))[:, None]
+        exact = (told > 0) & (told < 1)
+        outputs = torch.where(exact, told, 0.5)
+        return rows * ((outputs - bias) / (self.scale * projections))[:, None], exact
+
+    def fit(self, inputs: Tensor, bins: Tensor, exact: Tensor) -> Tensor:
+        """Return whether inputs lie in full bins of every query, as mixtures of them need not.
+
+        Args:
+            inputs: Flattened, on the scale of the data.
+            bins: The full ones.
+            exact: Whether each input's factor is; another lies up to half a bin beside its own.
+        """
+        outputs = functional.linear(
+            self.scale * inputs, self.measure.weight[:, self.columns], self.measure.bias
+        )
+        full = torch.zeros_like(self.measure.bias, dtype=torch.bool)
+        full[bins] = True
+        beside = torch.where(exact, 1e-3, 0.5)[:, None]
+        inside = (outputs > -beside) & (outputs < 1 + beside) & full
+        fits: Tensor = inside.unflatten(1, (self.queries, -1)).any(dim=2).all(dim=1)
+        return fits
+
+
+def _queries(shape: tuple[int, ...], count: int) -> Tensor:
+    """Return weights of means: even ones, then waves down the rows of a picture, none negative."""
+    places = (torch.arange(shape[1], dtype=torch.float64) + 0.5) / shape[1]
+    waves = 1 + torch.cos(math.pi * torch.arange(count)[:, None] * places)
+    weights = waves.view(count, 1, -1, *[1] * (len(shape) - 2)).expand(count, *shape).flatten(1)
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
 def _edges(bins: int, quantile: Quantiles) -> Tensor:

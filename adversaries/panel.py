@@ -215,7 +215,7 @@ def _malicious_servers_2026_5(budget: ServerBudget) -> Mapping[str, Adversary]:
             gain=1e-3,
         ),
         "RobbingTheFedDirectPass": RobbingTheFedDirectPass(calibrated=True),
-        "LOKI": LOKI(bins_per_example=4, signal=0.25, readout="brightness"),
+        "LOKI": LOKI(bins_per_example=4, queries=1, signal=0.25, readout="brightness"),
         "TrapWeights": TrapWeights(s="auto", sigma=0.5),
         "ARES": ARES(
             bins="calibrated",

@@ -2,6 +2,7 @@
 
 python benchmarks/ares.py time      [--data DIR]   a batch of 32, and one activation by cvxpy
 python benchmarks/ares.py inversion [--data DIR]   few equations: 3 kernels, and 512 Gaussian rows
+python benchmarks/ares.py filters   [--data DIR]   12 filters: independent ones, and opposite pairs
 
 On CIFAR-10. Tables of the paper are measured by `leakfrontier reproduce`.
 """
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 import cvxpy as cp
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, eye, kron
 from torch import Tensor, nn
 
 from leakfrontier.adversaries import ARES
@@ -38,13 +39,19 @@ T = TypeVar("T")
 
 
 def by_cvxpy(measurement: Measurement, activations: Tensor) -> Tensor:
-    """Return the input behind one activation: the least |a|_1 that solves its equations."""
+    """Return the input behind one activation: the least |a|_1 that solves its equations.
+
+    a are cosine coefficients of tiles of 8 by 8, as in the paper: a sparse basis, which SCS needs.
+    """
     size = math.prod(measurement.shape)
     pixels = torch.eye(size).view(size, *measurement.shape)
     active = (activations > 0).flatten()
     matrix = csr_matrix(measurement.forward(pixels).flatten(1)[:, active].T.double().numpy())
     goal = activations.flatten()[active].double().numpy()
-    basis = cosine_transform(pixels).flatten(1).T.double().numpy()
+    channels, *sizes = measurement.shape
+    tile = cosine_transform(torch.eye(8, dtype=torch.float64)).T.numpy()
+    rows, columns = (kron(eye(length // 8), tile) for length in sizes)
+    basis = kron(eye(channels), kron(rows, columns)).tocsr()
     inputs = cp.Variable(size)
     problem = cp.Problem(cp.Minimize(cp.norm1(basis @ inputs)), [matrix @ inputs == goal])
     problem.solve(solver=cp.SCS)
@@ -100,12 +107,30 @@ def inversion(data: Dataset) -> None:
         )
 
 
+def filters(data: Dataset) -> None:
+    """Invert activations of 16 images by several draws of filters; print the worst of each."""
+    inputs = data.normalised[0].inputs[:: len(data.train.inputs) // 16][:16]
+    for paired in (False, True):
+        worst = []
+        for seed in range(5):
+            layer = nn.Conv2d(3, 12, 3, padding=1, bias=False)
+            nn.init.normal_(layer.weight, generator=generator("layer", seed))
+            if paired:
+                layer.weight.data[6:] = -layer.weight.data[:6]
+            measurement = Measurement(layer, data.space.shape)
+            found = least_squares(measurement, measurement.forward(inputs).clamp(min=0))
+            errors = data.space.to_unit(found.double()) - data.space.to_unit(inputs.double())
+            levels = -10 * errors.square().flatten(1).mean(dim=1).log10()
+            worst.append(f"{float(levels.min()):.0f}")
+        print(f"{'pairs' if paired else 'independent'}: {', '.join(worst)} dB", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("time", "inversion"))
+    parser.add_argument("what", choices=("time", "inversion", "filters"))
     parser.add_argument("--data", type=Path, default=os.environ.get("LEAKFRONTIER_DATA"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     folder = None if arguments.data is None else Path(arguments.data)
     images = load_dataset(*find_data("cifar10", folder))
-    {"time": timing, "inversion": inversion}[arguments.what](images)
+    {"time": timing, "inversion": inversion, "filters": filters}[arguments.what](images)

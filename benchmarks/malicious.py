@@ -1,5 +1,6 @@
-"""Malicious servers: what is left under DP-SGD, and what they see.
+"""Malicious servers: what defenses leave of them, and what they see.
 
+python benchmarks/malicious.py contrast  [--dataset NAME]   what defenses leave of each attack
 python benchmarks/malicious.py dpsgd     [--dataset NAME]   rates by noise, and noise by gradient
 python benchmarks/malicious.py pictures                     writes docs/malicious_server.png
 
@@ -21,23 +22,37 @@ from torch import Tensor
 from leakfrontier.adversaries import (
     ARES,
     LOKI,
+    PANEL,
     Adversary,
     RobbingTheFed,
     RobbingTheFedDirectPass,
     ScaleMIA,
+    Threat,
     TrapWeights,
 )
 from leakfrontier.defenses import DPSGD, Defense, SecureAggregation
 from leakfrontier.evaluate import metrics
+from leakfrontier.evaluate.cells import AttackTrial
 from leakfrontier.evaluate.client import Upload
 from leakfrontier.evaluate.data import Dataset, load_dataset
+from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.models import build_model
 from leakfrontier.evaluate.papers.servers import Setup, crafted_upload, psnrs
+from leakfrontier.evaluate.scenario import Scenario
 from leakfrontier.evaluate.seeds import generator
 
 EXAMPLES = 32
 NOISES = (0.0, 0.001, 0.01, 0.1, 1.0)
 SHOWN = 12  # pictures in a row
+UPLOADS = 3  # of `contrast`
+PASSIVE = ("PriorGuess", "SPEARPlusPlus")
+DEFENSES = {
+    "none": Method(name="none"),
+    "summed": Method(name="SecureAggregation", options={"clients": 10}),
+    "compared": Method(name="SecureAggregation", options={"clients": 10, "compare_models": True}),
+    "inspected": Method(name="WeightInspection"),
+    "DP-SGD": Method(name="DPSGD", options={"noise_multiplier": 1.0}),
+}
 
 
 class Case(NamedTuple):
@@ -72,6 +87,38 @@ def levels(case: Case, seen: Upload, data: Dataset) -> Tensor:
     """Return the PSNR of each example."""
     guess = case.attack.reconstruct(seen.observation, generator("attack"))
     return psnrs(guess.inputs, seen.truth.inputs, data.space)
+
+
+def contrast(data: Dataset) -> None:
+    """Attack an MLP of width 512 behind each defense: the panel's malicious servers, and others."""
+    scenario = Scenario(
+        dataset=data.name,
+        model=Method(name="mlp", options={"width": 512}),
+        batch_size=8,
+    )
+    active = [name for name, one in PANEL.members.items() if one.threat is not Threat.PASSIVE]
+    print(f"{data.name}: of {8 * UPLOADS}, identified among 100; the same with others' guesses")
+    for name in (*active, *PASSIVE):
+        cells = []
+        for title, defense in DEFENSES.items():
+            trial = AttackTrial(
+                scenario,
+                defense,
+                Method(name=name, options=dict(vars(PANEL.members[name]))),
+                knows_defense=True,
+                seed=0,
+                checkpoint=0,
+                observations=tuple(range(UPLOADS)),
+                pictures=0,
+            )
+            rows = trial.run(Path()).attacks
+            outcomes = sorted({row.outcome for row in rows} - {"scored"})
+            found, blind = (
+                sum(bool(getattr(row, which)) for row in rows)
+                for which in ("identified", "counterfactual")
+            )
+            cells.append(f"{title}: {' '.join(outcomes) or f'{found} ({blind})'}")
+        print(f"{name}: {'; '.join(cells)}", flush=True)
 
 
 def dpsgd(data: Dataset) -> None:
@@ -128,12 +175,13 @@ def _rows(data: Dataset) -> Iterator[Tensor]:
 def main() -> None:
     """Run one of the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("dpsgd", "pictures"))
+    parser.add_argument("what", choices=("contrast", "dpsgd", "pictures"))
     parser.add_argument("--dataset", default="fashion-mini", help="a name, or a path")
     options = parser.parse_args()
     torch.set_num_threads(1)
     Path("docs").mkdir(exist_ok=True)
-    {"dpsgd": dpsgd, "pictures": pictures}[options.what](load_dataset(options.dataset))
+    what = {"contrast": contrast, "dpsgd": dpsgd, "pictures": pictures}[options.what]
+    what(load_dataset(options.dataset))
 
 
 if __name__ == "__main__":

@@ -154,6 +154,15 @@ def test_who_sends_each_client_another_model_sees_through_secure_aggregation(nam
     assert share(attacked(name, SUMMED)) > 0.7
 
 
+@pytest.mark.parametrize("name", ACTIVE)
+def test_dpsgd_leaves_what_a_blind_guess_has(name: str) -> None:
+    if name != "Fishing":  # which is after one of three
+        assert share(attacked(name, Method(name="none"))) > 0.7
+    noisy = attacked(name, Method(name="DPSGD", options={"noise_multiplier": 1.0}))
+    assert {row.outcome for row in noisy} == {"scored"}
+    assert share(noisy) <= 2 / 12  # by chance, 1 in 20 each, that is exceeded in 2 % of cases
+
+
 @pytest.mark.parametrize("name", ["LOKI", "ARES"])
 def test_clients_that_compare_their_models_refuse(name: str) -> None:
     comparing = Method(name="SecureAggregation", options={"clients": 4, "compare_models": True})

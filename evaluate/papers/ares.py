@@ -334,8 +334,9 @@ TABLES = [
         ),
         notes=(
             "A convolution with 3 kernels for each client. ARES as in the paper: kernels of their "
-            "own, whose units are half as many equations as there are pixels. 'lift': the same, "
-            "with biases that make more units active. 'rows': all kernels, and a tenth of the rows "
+            "own, whose units are half as many equations as there are pixels. 'lift': kernels that "
+            "copy the channels, with biases that keep all units active, so that all but the scale "
+            "is known, and that up to a bin. 'rows': all kernels, and a tenth of the rows "
             "for each. The paper says that ARES improves on LOKI by 7.3 and 7.1, without a unit."
         ),
     ),

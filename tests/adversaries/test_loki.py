@@ -15,6 +15,7 @@ from leakfrontier.adversaries import (
     FedAvg,
     FedSGD,
     NotApplicable,
+    Protocol,
     PublicData,
     Reconstruction,
     Round,
@@ -67,6 +68,14 @@ def test_a_bin_that_one_client_alone_hits_is_exact(few_photos: Dataset) -> None:
         found = reconstructed(LOKI(), few_photos, 32, clients=clients, defense=Sum())
         right = found[found > 30]
         assert (right > 90).double().mean() > 0.9 if exact else (right < 90).any()
+
+
+@pytest.mark.parametrize("protocol", [FedSGD(), LOCAL], ids=type)
+def test_more_queries_leave_hardly_any(few_photos: Dataset, protocol: Protocol) -> None:
+    attack = LOKI(bins_per_example=8, queries=4)
+    found = reconstructed(attack, few_photos, 32, clients=2, defense=Sum(), protocol=protocol)
+    lost = (1 - expected_recovery(32, 8 * 32 // 4)) ** 4  # shared in all of them
+    assert (found > 30).double().mean() > 1 - lost - 0.03  # one query: 0.89
 
 
 def test_the_published_readout_assumes_black_and_white(few_photos: Dataset) -> None:
@@ -131,6 +140,7 @@ def test_what_it_cannot_do() -> None:
     ("options", "message"),
     [
         ({"bins_per_example": 0}, "bins_per_example must be at least 1, got 0"),
+        ({"queries": 3}, "queries must be at least 1 and divide bins_per_example, got 3"),
         ({"signal": float("nan")}, "signal must be positive and finite, got nan"),
         ({"readout": "bias"}, "readout must be 'brightness' or 'minmax', got 'bias'"),
     ],

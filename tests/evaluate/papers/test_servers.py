@@ -144,6 +144,8 @@ def test_the_modules_of_rtf_and_loki(few_photos: Dataset) -> None:
         "calibrated": False,
     }
     assert loki.CLIENTS * loki.EXAMPLES == 640
+    published = TABLES["loki"].procedures["paper"]
+    assert published({"queries": 2}) == {"queries": 2, "readout": "minmax"}
 
 
 def test_data_are_found_under_their_names(tmp_path: Path) -> None:
