@@ -161,6 +161,11 @@ class Limit:
         high = float(space.distance(vectors).flatten().quantile(0.02))
         return cls(max(ROUNDING, min(pool.level, high)), high)
 
+    @property
+    def clear(self) -> bool:
+        """Return whether there is a gap between both."""
+        return self.low < 0.1 * self.high
+
     def accepts(self, distances: Tensor, most: int) -> Tensor:
         """Return which distances count as none; at most `most` can."""
         gap = threshold(distances, most=most, floor=self.low)

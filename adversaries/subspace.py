@@ -81,9 +81,9 @@ class Subspace:
         shares = [_share(part.to(dtype), basis) for part in flat.split(_CHUNK)]
         return torch.cat(shares).view(vectors.shape[:-1])
 
-    def distance(self, vectors: Tensor) -> Tensor:
-        """Return the distance of vectors, scaled to length 1, from the space."""
-        return (1 - self.energy(vectors)).clamp(min=0).sqrt()
+    def distance(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
+        """Return the distance of vectors, scaled to length 1, from the space; see `energy`."""
+        return (1 - self.energy(vectors, exact=exact)).clamp(min=0).sqrt()
 
     def without(self, directions: int) -> Subspace:
         """Return the space without its weakest directions, so that at most the rest is kept."""

@@ -19,7 +19,7 @@ PROTOCOLS = {
 }
 
 
-@pytest.mark.parametrize("preset", ["quick", "full"])
+@pytest.mark.parametrize("preset", ["quick", "quick-text", "full"])
 def test_the_attacked_upload_is_the_trained_one(preset: str) -> None:
     config = load_config(preset)
     for scenario in config.scenarios:
