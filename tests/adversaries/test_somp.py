@@ -5,8 +5,9 @@ import torch
 from federated import rng
 from sentences import language_model, recovered, seen_by_server, sentences
 
-from leakfrontier.adversaries import SOMP, NotApplicable
+from leakfrontier.adversaries import SOMP, FedAvg, NotApplicable
 from leakfrontier.adversaries.gradient_atoms import Part, pursue
+from leakfrontier.defenses import Noise
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,22 @@ def test_head_wise_scores_find_the_tokens_of_one_sentence() -> None:
     observation = seen_by_server(language_model("gpt2"), tokens)
     guess = SOMP(geometry="headwise", pool=40).reconstruct(observation, rng())
     assert recovered(guess, tokens) == 1
+
+
+def test_recovers_a_sentence_under_noise() -> None:
+    """The pool and the beams are DAGER's, and the pursuit chooses the length."""
+    model = language_model("gpt2")
+    for seed in (1, 2, 3):  # of the first, not even the pool has all tokens
+        tokens = sentences([8], seed)
+        observation = seen_by_server(model, tokens, defense=Noise(1e-3))
+        assert recovered(SOMP().reconstruct(observation, rng()), tokens) == 1
+
+
+def test_recovers_changes_of_weights() -> None:
+    tokens = sentences([9, 7, 8, 6])
+    protocol = FedAvg(epochs=10, batch_size=2, lr=1e-4)
+    observation = seen_by_server(language_model("gpt2"), tokens, protocol=protocol)
+    assert recovered(SOMP().reconstruct(observation, rng()), tokens) == 1
 
 
 def test_where_the_space_is_full_it_still_answers() -> None:
