@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--task", choices=("next-token", "classification"), default="next-token")
     parser.add_argument("--attacks", nargs="+", default=["DAGER", "SOMP"])
     parser.add_argument("--sizes", nargs="+", type=int, help="only these batch sizes")
+    parser.add_argument("--first", type=int, help="only so many settings, the first")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a CSV file for the rows")
     options = parser.parse_args()
@@ -237,11 +238,14 @@ def main() -> None:
             for setting in settings_of(options.what, options.model, options.task)
             if options.sizes is None or setting.size in options.sizes
         ]
-        rows = table(chosen, options.attacks, Path(options.data) / "text", options.repeats)
+        rows = table(
+            chosen[: options.first], options.attacks, Path(options.data) / "text", options.repeats
+        )
     seen = []
     for row in rows:
         seen.append(row)
-        print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})
+        brief = {key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()}
+        print(brief, flush=True)
         if options.out is not None:
             pd.DataFrame(seen).to_csv(options.out, index=False, float_format="%.4g")
     frame = pd.DataFrame(seen)
