@@ -203,7 +203,7 @@ def settings_of(what: str, model: str, task: str) -> list[Setting]:
         return [Setting(model, "imdb", task, size, length=128) for size in (4, 8)]
     if what == "fedavg":
         return [
-            Setting(model, "rotten_tomatoes", task, 16, protocol=FedAvg(epochs, batch, lr))
+            Setting(model, "rotten_tomatoes", task, 8, protocol=FedAvg(epochs, batch, lr))
             for epochs, batch, lr in ((10, 4, 1e-4), (10, 4, 1e-5), (2, 4, 1e-4), (10, 8, 1e-4))
         ]
     noises: list[Defense] = [Noise(sigma) for sigma in SIGMAS]
