@@ -177,6 +177,6 @@ class Fluency:
             states = self.view.network(
                 input_ids=new, past_key_values=self.memory, use_cache=True
             ).last_hidden_state
-        scores = (states[:, -1] @ matrix[tokens].T).double()
+        scores: Tensor = (states[:, -1] @ matrix[tokens].T).double()
         deviation = scores.std(1, keepdim=True).nan_to_num(1.0).clamp(min=1e-6)
         return (scores - scores.mean(1, keepdim=True)) / deviation
