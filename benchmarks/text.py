@@ -46,7 +46,7 @@ from leakfrontier.evaluate.seeds import generator
 from leakfrontier.evaluate.text import Reading, as_dataset, read_splits
 
 GPT2_SMALL = {"layers": 12, "width": 768, "heads": 12}
-SIGMAS = (0.0, 1e-5, 5e-5, 1e-4, 5e-4)
+SIGMAS = (5e-4, 1e-4, 5e-5, 1e-5)
 EPSILON = 8.0
 SCORES = ("rouge1", "rouge2", "rougeL", "token_accuracy", "exact")
 
@@ -206,8 +206,7 @@ def settings_of(what: str, model: str, task: str) -> list[Setting]:
             Setting(model, "rotten_tomatoes", task, 8, protocol=FedAvg(epochs, batch, lr))
             for epochs, batch, lr in ((10, 4, 1e-4), (10, 4, 1e-5), (2, 4, 1e-4), (10, 8, 1e-4))
         ]
-    noises: list[Defense] = [Noise(sigma) for sigma in SIGMAS]
-    noises.append(DPSGD(private_noise(), poisson_sampling=False))
+    noises = [DPSGD(private_noise(), poisson_sampling=False), *(Noise(s) for s in SIGMAS)]
     return [Setting(model, "rotten_tomatoes", task, 1, defense=noise) for noise in noises]
 
 
