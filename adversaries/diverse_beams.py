@@ -59,9 +59,10 @@ def search(
 ) -> list[Candidate]:
     """Return sentences, the best first.
 
-    A sentence's score is the mean over its tokens of the geometric distance less the language
-    model's standardised score. The language model is asked only where more continuations are
-    allowed than there are beams.
+    A sentence's score is the mean over its tokens of the geometric distance, in units of its
+    spread over a step's continuations, less the language model's standardised score: or else
+    fluent sentences would beat true ones wherever distances differ by little. The language model
+    is asked only where more continuations are allowed than there are beams.
 
     Args:
         view: The model.
@@ -85,7 +86,8 @@ def search(
         open_to = allowed(prefixes.tokens, distances)
         if position == 0 and not open_to.any():
             open_to.view(-1)[distances.argmin()] = True
-        sums = totals[:, None] + distances
+        spread = distances.std().nan_to_num(1.0).clamp(min=1e-6)
+        sums = totals[:, None] + distances / spread
         if int(open_to.sum()) > how.beams:
             sums = sums - how.language * fluency.scores(prefixes.tokens, tokens)
             row, column, group = _in_groups(prefixes.tokens, tokens, sums, open_to, group, how)

@@ -74,7 +74,8 @@ class SOMP(Adversary):
     - Beam widths are per group: W / G is below 1 at batch sizes of 8 and 16 as printed. Between
       two columns of Table 5 the larger batch size's holds. Groups avoid what earlier ones chose
       at the same step; repetitions are of trigrams.
-    - The language model is asked only where geometry leaves more sentences than beams.
+    - The language model is asked only where geometry leaves more sentences than beams. Distances
+      are in units of their spread, as its scores are: as printed, fluency would outweigh them.
     - Lengths are not fixed: a sentence ends where nothing continues it; its last token under a
       next-token loss, and whether it also ends earlier, is read off the last block.
     - Sentences are clustered by ROUGE-L of tokens, greedily from the best, only if geometry has
