@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import normalize
 
 from .base import Adversary, Observation, Reconstruction
-from .dager import Limit, echoes, sentence_of
+from .dager import Limit, echoes, grow, sentence_of
 from .diverse_beams import Candidate, Search, search
 from .gradient_atoms import pursue, sentence_atoms
 from .sentence_ends import Ending, find_endings
@@ -63,8 +63,8 @@ class SOMP(Adversary):
       keeps the continuations that it allows; stage I uses it instead of scores with `stacked`
       geometry. Where the space is full, scores rank tokens and sentences.
     - Where noise leaves no gap between true vectors and others, whatever is nearer than hardly
-      any other is continued, and every prefix is a candidate: of all three stages, the pursuit
-      suffers least, because its products average over all entries.
+      any other is continued, and every prefix is a candidate, beside DAGER's greedy sentences: of
+      all three stages, the pursuit suffers least, because its products average over all entries.
     - Informative heads are those with the largest gradients. The tokens for a position are those
       of the pool; position 0 has no query gradient, so that the stacked test's tokens join them.
     - The feed-forward scores compare normalised inputs with parts of its first layer's gradient.
@@ -174,6 +174,9 @@ class SOMP(Adversary):
         found = search(view, module, distance, allowed, pool, how)
         if second.saturated:
             found = self._clusters(found)
+        elif not limit.clear:
+            greedy = grow(view, second, pool, limit, observation.batch_size)
+            found = [*(Candidate(*sentence) for sentence in greedy), *found]
         return self._choose(
             view, observation, found, prefixes=not (limit.clear or second.saturated)
         )
