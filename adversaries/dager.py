@@ -18,7 +18,10 @@ from .token_pool import ROUNDING, TokenPool, find_tokens
 from .transformer import Transformer, block_gradient, find_transformer, is_causal
 
 _STRANGERS = 256
-"""Random tokens that show how far vectors are from a space that has nothing to do with them."""
+"""Random sequences that show how far vectors are from a space that has nothing to do with them."""
+
+_STRANGE = 4
+"""Their tokens, at most."""
 
 
 class Sentence(NamedTuple):
@@ -145,15 +148,23 @@ class Limit:
     def of(
         cls, view: Transformer, space: Subspace, pool: TokenPool, rng: Generator, *, causal: bool
     ) -> Limit:
-        """Measure them: on the tokens that were kept, and on random ones."""
-        strangers = torch.randint(view.space.vocabulary, (_STRANGERS,), generator=rng)
-        strangers = strangers.to(view.device)
+        """Measure them: on the tokens that were kept, and on random sequences.
+
+        Of a decoder's only the last token counts: in a small vocabulary, first tokens are often
+        those of a true sentence.
+        """
+        length = min(_STRANGE, view.space.shape[0])
+        strangers = torch.randint(view.space.vocabulary, (_STRANGERS, length), generator=rng)
+        (vectors,) = view.sequences(strangers.to(view.device), [view.second.module])
         if causal:
-            (vectors,) = view.extend(view.no_prefix(), strangers, [view.second.module]).vectors
-        else:
-            (vectors,) = view.sequences(strangers.view(-1, 8), [view.second.module])
+            vectors = vectors[:, -1]
         high = float(space.distance(vectors).flatten().quantile(0.02))
         return cls(max(ROUNDING, min(pool.level, high)), high)
+
+    @property
+    def clear(self) -> bool:
+        """Return whether there is a gap between both."""
+        return self.low < 0.1 * self.high
 
     def accepts(self, distances: Tensor, most: int) -> Tensor:
         """Return which distances count as none; at most `most` can."""

@@ -59,9 +59,10 @@ def search(
 ) -> list[Candidate]:
     """Return sentences, the best first.
 
-    A sentence's score is the mean over its tokens of the geometric distance less the language
-    model's standardised score. The language model is asked only where more continuations are
-    allowed than there are beams.
+    A sentence's score is the mean over its tokens of the geometric distance, in units of its
+    spread over a step's continuations, less the language model's standardised score: or else
+    fluent sentences would beat true ones wherever distances differ by little. The language model
+    is asked only where more continuations are allowed than there are beams.
 
     Args:
         view: The model.
@@ -72,7 +73,7 @@ def search(
         pool: The tokens.
         how: The parameters of the search.
     """
-    prefixes = view.no_prefix()
+    prefixes, fluency = view.no_prefix(), Fluency(view)
     totals = torch.zeros(1, dtype=torch.float64, device=view.device)
     group = torch.full((1,), -1, device=view.device)
     found: list[Candidate] = []
@@ -85,9 +86,10 @@ def search(
         open_to = allowed(prefixes.tokens, distances)
         if position == 0 and not open_to.any():
             open_to.view(-1)[distances.argmin()] = True
-        sums = totals[:, None] + distances
+        spread = distances.std().nan_to_num(1.0).clamp(min=1e-6)
+        sums = totals[:, None] + distances / spread
         if int(open_to.sum()) > how.beams:
-            sums = sums - how.language * _fluency(view, prefixes, tokens)
+            sums = sums - how.language * fluency.scores(prefixes.tokens, tokens)
             row, column, group = _in_groups(prefixes.tokens, tokens, sums, open_to, group, how)
         else:
             row, column = open_to.nonzero(as_tuple=True)
@@ -99,6 +101,7 @@ def search(
             prefixes = Prefixes(prefixes.tokens[:0])
             break
         prefixes, totals = extended.keep(row, column), sums[row, column]
+        fluency.keep(row)
     found += _candidates(prefixes.tokens, totals[: len(prefixes.tokens)])
     return sorted(found, key=lambda candidate: candidate.score)
 
@@ -148,22 +151,34 @@ def _repeats(prefixes: Tensor, tokens: Tensor) -> Tensor:
     return repeated
 
 
-@torch.no_grad()
-def _fluency(view: Transformer, prefixes: Prefixes, tokens: Tensor) -> Tensor:
-    """Return the last hidden state's products with candidates' embeddings, standardised.
+class Fluency:
+    """What the language model thinks of continuations; it remembers prefixes as they grow."""
 
-    The state that predicts a token is the one before it; nothing predicts the first.
-    """
-    count, length = prefixes.tokens.shape
-    if not length:
-        return torch.zeros(count, len(tokens), dtype=torch.float64, device=tokens.device)
-    head = cast(Any, view.whole).get_output_embeddings()
-    matrix = view.embedding if head is None else head.weight
-    with in_evaluation(view.network):
-        states = [
-            view.network(input_ids=part).last_hidden_state[:, -1]
-            for part in prefixes.tokens.split(max(1, 2048 // length))
-        ]
-    scores = (torch.cat(states) @ matrix[tokens].T).double()
-    deviation = scores.std(1, keepdim=True).nan_to_num(1.0).clamp(min=1e-6)
-    return (scores - scores.mean(1, keepdim=True)) / deviation
+    def __init__(self, view: Transformer) -> None:
+        from transformers import DynamicCache  # slow to import
+
+        self.view, self.memory = view, DynamicCache()
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the prefixes, each perhaps more than once."""
+        self.memory.reorder_cache(rows)
+
+    @torch.no_grad()
+    def scores(self, prefixes: Tensor, tokens: Tensor) -> Tensor:
+        """Return the last hidden state's products with tokens' embeddings, standardised.
+
+        The state that predicts a token is the one before it; nothing predicts the first.
+        """
+        count, length = prefixes.shape
+        if not length:
+            return torch.zeros(count, len(tokens), dtype=torch.float64, device=tokens.device)
+        head = cast(Any, self.view.whole).get_output_embeddings()
+        matrix = self.view.embedding if head is None else head.weight
+        new = prefixes[:, self.memory.get_seq_length() :]
+        with in_evaluation(self.view.network):
+            states = self.view.network(
+                input_ids=new, past_key_values=self.memory, use_cache=True
+            ).last_hidden_state
+        scores: Tensor = (states[:, -1] @ matrix[tokens].T).double()
+        deviation = scores.std(1, keepdim=True).nan_to_num(1.0).clamp(min=1e-6)
+        return (scores - scores.mean(1, keepdim=True)) / deviation

