@@ -276,7 +276,8 @@ def _suits_opacus(replica: nn.Module, loss: Loss, batch: Batch) -> bool:
     if not known or buffers or len(parameters) > len(trainable(replica)):  # the last: tied
         return False
     inputs, targets = (value.new_zeros((2, *value.shape[1:])) for value in batch)
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
         try:
             outputs = replica(inputs)
         except RuntimeError as error:
