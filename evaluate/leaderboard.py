@@ -126,10 +126,10 @@ def make_settings(packs: Sequence[Pack]) -> list[Setting]:
 def standings(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
     """Return one row per server and defense of a setting, the first place first.
 
-    Columns: `server`; `pack`; `defense`, `name`, `family`, `control`; `success` of the server's
-    worst case and `accuracy` with `_low`, `_high` and `_text`; `epsilon`; `place`, NaN where there
-    is none; `tied`, how many others share it; `dominated`, the name of one that is shown to be
-    better in one respect and worse in none; `partner`, `partner_success_text`, `partner_epsilon`
+    Columns: `server`; `pack`; `defense`, `family`, `control`; `success` of the server's worst case
+    and `accuracy`, with `_low`, `_high` and `_text`; `epsilon`; `place`, NaN where there is none;
+    `tied`, how many others share it; `dominated`, one that is shown to be better in one respect
+    and worse in none; `partner`, `partner_success_text`, `partner_epsilon`
     and `beside`, the DP-SGD of equal accuracy in the same pack and the verdict, for a passive
     server; `verdict`; `evaluation`, the verdict of the checks. A defense that two packs measured
     alike has one row.
@@ -166,7 +166,7 @@ def _entries(evaluations: Iterable[Evaluation], server: str) -> list[dict[str, A
                 pair = beside.loc[point["defense"]]
                 partner = described.loc[pair["partner"]]
                 entry |= {
-                    "partner": partner["name"],
+                    "partner": pair["partner"],
                     "partner_success_text": partner["success_text"],
                     "partner_epsilon": partner["epsilon"],
                     "beside": pair["verdict"],
@@ -195,7 +195,7 @@ def _ranked(entries: list[dict[str, Any]], server: str) -> list[dict[str, Any]]:
         ranked = any(one is other for other in placed)
         leaks_less = [gap for gap in gaps.values() if gap.privacy > 0 and gap.accuracy >= 0]
         one["place"] = 1 + len(leaks_less) if ranked else float("nan")
-        one["dominated"] = best["name"] if ranked and best is not None else ""
+        one["dominated"] = best["defense"] if ranked and best is not None else ""
         one["verdict"] = _verdict(one, ranked)
     places = [one["place"] for one in placed]
     for one in entries:
@@ -230,7 +230,8 @@ def _is_worthwhile(entry: Mapping[str, Any]) -> bool:
 def _gap(one: Mapping[str, Any], other: Mapping[str, Any]) -> Gap:
     """Return how one defense compares with another: paired within a pack, else by intervals."""
     pair = (str(one["defense"]), str(other["defense"]))
-    for pack, order in one["orders"].items():
+    orders: Mapping[str, Dominance] = one["orders"]
+    for pack, order in orders.items():
         if pack in other["orders"]:
             return order.gaps.get(pair, Gap(0, 0))
     return Gap(-_apart(one, other, "success"), _apart(one, other, "accuracy"))
@@ -300,9 +301,9 @@ def _modality(evaluations: Iterable[Evaluation]) -> str:
 
 
 _ENDS = ("", "_low", "_high")
-_DESCRIBED = ["defense", "name", "family", "control", "epsilon"]
+_DESCRIBED = ["defense", "family", "control", "epsilon"]
 _DESCRIBED += [f"accuracy{end}" for end in _ENDS]
-_COLUMNS = ["server", "place", "tied", "name", "pack", "defense", "family", "control"]
+_COLUMNS = ["server", "place", "tied", "defense", "pack", "family", "control"]
 _COLUMNS += [f"success{end}" for end in (*_ENDS, "_text")]
 _COLUMNS += [f"accuracy{end}" for end in (*_ENDS, "_text")]
 _COLUMNS += ["epsilon", "dominated", "verdict", "evaluation"]

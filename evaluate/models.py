@@ -146,6 +146,8 @@ def resnet18(space: InputSpace, groups: int = 32, width: int = 64) -> nn.Module:
     from torchvision.models.resnet import BasicBlock, ResNet  # slow to import
 
     class Scaled(ResNet):  # type: ignore[misc] # torchvision is untyped
+        inplanes: int
+
         def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:  # noqa: ANN401
             self.inplanes = width if planes == 64 else self.inplanes
             layer: nn.Sequential = super()._make_layer(block, planes * width // 64, *args, **kwargs)

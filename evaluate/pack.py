@@ -38,6 +38,7 @@ from .config import RunConfig, load_config
 from .engine import cores
 from .errors import UserError
 from .identity import ROOT
+from .labels import rows
 from .methods import own_code
 from .plugins import digest_of, file_of, local_files
 from .results import Results
@@ -121,10 +122,7 @@ class Pack:
         """Return the rows, as those of a run's folder."""
         cells = self.cells
         labels = pd.DataFrame(
-            [
-                {"cell": cell.cell, "kind": cell.kind, **cell.labels}
-                for cell in cells.itertuples(index=False)
-            ]
+            [{"cell": cell.cell, "kind": cell.kind, **cell.labels} for cell in rows(cells)]
         )
         outcomes = cells.drop(columns=["kind", "labels", "digest"])
         frames = {name: labels.merge(self.rows(name), on="cell") for name in TABLES}
@@ -203,9 +201,9 @@ def write_pack(
     entries = {CELLS: _csv(cells), **sources}
     for name in _ROWS:
         frame = getattr(results, name)
-        rows = frame[[one.name for one in fields(TABLES[name])]].copy()
-        rows.insert(0, "number", frame["cell"].map(numbers).astype(int))
-        entries[f"rows/{name}.csv"] = _csv(rows)
+        own = frame[[one.name for one in fields(TABLES[name])]].copy()
+        own.insert(0, "number", frame["cell"].map(numbers).astype(int))
+        entries[f"rows/{name}.csv"] = _csv(own)
     entries |= _gallery(results, numbers)
     meta = {
         "format": FORMAT,
@@ -286,7 +284,7 @@ def narrowed(trials: Sequence[Trial], results: Results) -> list[Trial]:
     """Return planned cells as they were run: on the uploads that a cascade left them."""
     attacked = results.attacks.groupby("cell")["observation"].unique()
     found: list[Trial] = []
-    for trial, cell in zip(trials, results.cells.itertuples(index=False), strict=False):
+    for trial, cell in zip(trials, rows(results.cells), strict=False):
         if isinstance(trial, AttackTrial) and cell.status in FINISHED:
             uploads = sorted(map(int, attacked.get(cell.cell, ())))
             trial = replace(trial, observations=tuple(uploads))
@@ -296,13 +294,13 @@ def narrowed(trials: Sequence[Trial], results: Results) -> list[Trial]:
 
 def outcomes_of(results: Results) -> dict[str, Outcome]:
     """Return what every cell has left behind, by its key."""
-    found: dict[str, dict[str, tuple[Any, ...]]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for table, row_type in TABLES.items():
         casts = _types(table)
         for key, group in getattr(results, table).groupby("cell"):
             columns = [[cast(value) for value in group[name]] for name, cast in casts.items()]
-            rows = tuple(row_type(*values) for values in zip(*columns, strict=True))
-            found.setdefault(str(key), {})[table] = rows
+            values = zip(*columns, strict=True)
+            found.setdefault(str(key), {})[table] = tuple(row_type(*one) for one in values)
     return {key: Outcome(**tables) for key, tables in found.items()}
 
 
@@ -311,18 +309,18 @@ def exact(outcome: Outcome) -> str:
     tables = {}
     for table in TABLES:
         casts = _types(table)
-        rows = [
+        made = [
             [_plain(casts[name](value)) for name, value in asdict(row).items() if name != "seconds"]
             for row in getattr(outcome, table)
         ]
-        tables[table] = sorted(json.dumps(row) for row in rows)
+        tables[table] = sorted(json.dumps(row) for row in made)
     return digest(tables)
 
 
 def frame_of(outcome: Outcome, table: str) -> pd.DataFrame:
     """Return the rows of one cell as a pack has them."""
-    rows = pd.DataFrame([asdict(row) for row in getattr(outcome, table)], columns=[*_types(table)])
-    return _read(_csv(rows), _types(table))
+    own = pd.DataFrame([asdict(row) for row in getattr(outcome, table)], columns=[*_types(table)])
+    return _read(_csv(own), _types(table))
 
 
 def derived(results: Results) -> dict[str, bytes]:
@@ -370,7 +368,7 @@ def _gallery(results: Results, numbers: Mapping[str, int]) -> dict[str, bytes]:
     shown = shown.groupby(place, sort=False).head(VICTIMS).sort_index()
     entries: dict[str, bytes] = {}
     files: dict[str, list[str]] = {"truth": [], "guess": []}
-    for row in shown.itertuples(index=False):
+    for row in rows(shown):
         for name, paths in files.items():
             body: bytes = getattr(row, name)
             path = f"gallery/{_sha256(body)[:16]}.{_EXTENSIONS[str(row.media)]}"

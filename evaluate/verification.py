@@ -34,6 +34,7 @@ from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial
 from .config import RunConfig, load_config
 from .data import forget_fingerprints
 from .engine import LOCAL, Engine, Failure
+from .labels import rows
 from .pack import Pack, PackError, derived, environment, exact, frame_of, narrowed
 from .rows import Outcome
 from .run import plan
@@ -220,20 +221,20 @@ def _not_a_cascade(pack: Pack, planned: Sequence[Trial], config: RunConfig) -> l
     Of cells that failed nobody knows: those after them are not looked at.
     """
     schedule = Schedule(planned, cascade=not config.individual)
-    own = {trial.cell.key: number for number, trial in enumerate(planned)}
+    numbers = {trial.cell.key: number for number, trial in enumerate(planned)}
     ran = narrowed(planned, pack.results)
     attacks = pack.results.attacks
     victims: dict[str, list[tuple[int, int, bool]]] = {
         str(key): [
             (int(o), int(v), bool(i) if pd.notna(i) else False)
-            for o, v, i in zip(rows["observation"], rows["victim"], rows["identified"], strict=True)
+            for o, v, i in zip(own["observation"], own["victim"], own["identified"], strict=True)
         ]
-        for key, rows in attacks.groupby("cell")
+        for key, own in attacks.groupby("cell")
     }
     waiting: list[Step] = schedule.start()
     while waiting:
         step = waiting.pop()
-        number = own[step.planned.key]
+        number = numbers[step.planned.key]
         if pack.cells["status"][number] not in FINISHED:
             continue
         left, attacked = (
@@ -309,8 +310,8 @@ def _compare(pack: Pack, number: int, trial: Trial, outcome: Outcome) -> Rerun:
 
 
 def _rows(pack: Pack, table: str, key: str) -> pd.DataFrame:
-    rows = pack.rows(table)
-    return rows[rows["cell"] == key].drop(columns="cell")
+    every = pack.rows(table)
+    return every[every["cell"] == key].drop(columns="cell")
 
 
 def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:
@@ -327,8 +328,7 @@ def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:
 def _other_pictures(shown: pd.DataFrame, outcome: Outcome) -> list[str]:
     made = {(row.observation, row.victim): (row.truth, row.guess) for row in outcome.renderings}
     same = all(
-        made.get((row.observation, row.victim)) == (row.truth, row.guess)
-        for row in shown.itertuples(index=False)
+        made.get((row.observation, row.victim)) == (row.truth, row.guess) for row in rows(shown)
     )
     return [] if same else ["pictures"]
 

@@ -110,7 +110,7 @@ def leakage_figure(table: pd.DataFrame) -> Figure | None:
         return None
     data = pd.DataFrame(
         {
-            "defense": known["name"],
+            "defense": [_named(row) for row in known.itertuples()],
             "setting": [_short(row) for row in known.itertuples()],
             "server": known["server"],
             "success": known["success"].astype(float),
@@ -129,7 +129,7 @@ def leakage_figure(table: pd.DataFrame) -> Figure | None:
             continue
         x = alt.X("setting:N", title=None, sort=None, axis=alt.Axis(labelAngle=-40, labelLimit=260))
         y = alt.Y("defense:N", title=None, sort=order, axis=alt.Axis(labelLimit=260))
-        scale = alt.Scale(domain=[0, 1], range=["#f3f6f9", "#D55E00"])
+        scale = alt.Scale(domain=[0, 1], range=["#f3f6f9", "#D55E00"], interpolate="rgb")
         base = alt.Chart(own).encode(x=x, y=y)
         boxes = base.mark_rect(stroke="white").encode(
             color=alt.Color("success:Q", scale=scale, legend=None), tooltip=["cost:N"]
@@ -140,12 +140,20 @@ def leakage_figure(table: pd.DataFrame) -> Figure | None:
             alt.layer(boxes, words).properties(title=title, width=alt.Step(38), height=alt.Step(20))
         )
     chart = styled(alt.hconcat(*panels).resolve_scale(y="shared"))
+    right = "; right, one that may send crafted parameters or architectures"
     caption = (
-        "Worst case over the panel, in percent of victims: under each defense and in each setting. "
-        "Left, a passive server; right, one that may send crafted parameters or architectures. "
-        "What a defense costs in accuracy is in the tables."
+        "Worst case over the panel, in percent of victims, under each defense and in each setting, "
+        f"against a passive server{right if len(panels) > 1 else ''}. What a defense costs in "
+        "accuracy is in the tables."
     )
     return Figure("leaderboard", "Who is identified under each defense", caption, chart)
+
+
+def _named(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    """Return a defense; one with an epsilon worth the name by that, whose noise differs."""
+    if pd.isna(row.epsilon) or row.epsilon > 100:
+        return str(row.defense)
+    return f"{row.family}, epsilon {row.epsilon:.2g}"
 
 
 def _short(row: Any) -> str:  # noqa: ANN401 - a row of a table

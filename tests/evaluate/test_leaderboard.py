@@ -13,7 +13,6 @@ from leakfrontier.evaluate.pack import Pack, read_pack
 from leakfrontier.evaluate.store import Store
 
 NOBODY, HALF, ALL = [False] * 40, [True] * 20 + [False] * 20, [True] * 40
-BLIND = {"place", "tied", "dominated", "verdict"}
 
 
 def tiny_pack(folder: Path, name: str, arms: list[tuple[str, int, list[bool]]]) -> Pack:
@@ -30,17 +29,17 @@ def tiny_pack(folder: Path, name: str, arms: list[tuple[str, int, list[bool]]]) 
 def places(*packs: Pack) -> pd.DataFrame:
     (setting,) = make_settings(packs)
     table = setting.table[setting.table["server"] == "passive"]
-    return table.set_index("name")
+    return table.set_index("defense")
 
 
 def test_who_leaks_less_at_equal_utility_comes_first(tmp_path: Path) -> None:
     arms = [
         ("none", 800, ALL),
-        ("Good()", 800, NOBODY),
-        ("Middling()", 800, HALF),
-        ("Dear()", 600, NOBODY),
-        ("Cheap()", 900, HALF),
-        ("Useless()", 700, ALL),
+        ("Good", 800, NOBODY),
+        ("Middling", 800, HALF),
+        ("Dear", 600, NOBODY),
+        ("Cheap", 900, HALF),
+        ("Useless", 700, ALL),
     ]
     table = places(tiny_pack(tmp_path, "one", arms))
     assert table["place"].dropna().to_dict() == {"Good": 1, "Cheap": 1, "Dear": 1, "Middling": 2}
@@ -55,9 +54,9 @@ def test_who_leaks_less_at_equal_utility_comes_first(tmp_path: Path) -> None:
 
 def test_across_packs_intervals_decide(tmp_path: Path) -> None:
     few = [True] * 3 + [False] * 37
-    first = tiny_pack(tmp_path, "one", [("none", 800, ALL), ("Good()", 800, NOBODY)])
+    first = tiny_pack(tmp_path, "one", [("none", 800, ALL), ("Good", 800, NOBODY)])
     second = tiny_pack(
-        tmp_path, "two", [("none", 800, ALL), ("Near()", 800, few), ("Bad()", 800, HALF)]
+        tmp_path, "two", [("none", 800, ALL), ("Near", 800, few), ("Bad", 800, HALF)]
     )
     table = places(first, second)
     assert table["place"].dropna().to_dict() == {"Good": 1, "Near": 1, "Bad": 3}
@@ -68,16 +67,16 @@ def test_across_packs_intervals_decide(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_differently_is_shown_twice(tmp_path: Path) -> None:
-    first = tiny_pack(tmp_path, "one", [("none", 800, ALL), ("Good()", 800, NOBODY)])
-    second = tiny_pack(tmp_path, "two", [("none", 700, ALL), ("Good()", 700, NOBODY)])
+    first = tiny_pack(tmp_path, "one", [("none", 800, ALL), ("Good", 800, NOBODY)])
+    second = tiny_pack(tmp_path, "two", [("none", 700, ALL), ("Good", 700, NOBODY)])
     table = places(first, second)
     assert (table.index == "Good").sum() == 2
     assert {*table.loc["Good", "pack"]} == {"one", "two"}
 
 
 def test_a_failed_evaluation_has_no_place(tmp_path: Path) -> None:
-    sound = tiny_pack(tmp_path, "sound", [("none", 800, ALL), ("Good()", 800, HALF)])
-    weak = tiny_pack(tmp_path, "weak", [("none", 800, NOBODY), ("Best()", 900, NOBODY)])
+    sound = tiny_pack(tmp_path, "sound", [("none", 800, ALL), ("Good", 800, HALF)])
+    weak = tiny_pack(tmp_path, "weak", [("none", 800, NOBODY), ("Best", 900, NOBODY)])
     table = places(sound, weak)
     assert table.loc["Best", "evaluation"] == "fail"  # nothing works undefended either
     assert pd.isna(table.loc["Best", "place"])
@@ -89,7 +88,7 @@ def test_stronger_servers_have_places_of_their_own(tmp_path: Path) -> None:
     _, path = make_pack(tmp_path, active=True, observations=20)
     for setting in make_settings([read_pack(path)]):
         passive, crafted, architecture = (
-            setting.table[setting.table["server"] == server].set_index("name")
+            setting.table[setting.table["server"] == server].set_index("defense")
             for server in ("passive", "parameters", "architecture")
         )
         assert (crafted["success"] == 1).all()  # that attack never fails
@@ -98,7 +97,7 @@ def test_stronger_servers_have_places_of_their_own(tmp_path: Path) -> None:
         assert architecture["verdict"].eq("not attacked by such a server").all()
         assert passive["place"].notna().sum() >= 2
         beside = passive["beside"].dropna()
-        assert {*beside.index} == {"TopK ratio=0.5", "TopK ratio=0.1"}
+        assert {*beside.index} == {"TopK(ratio=0.5)", "TopK(ratio=0.1)"}
         assert passive.loc[beside.index, "partner"].str.startswith("DPSGD").all()
 
 

@@ -121,7 +121,7 @@ def test_what_fails_its_checks_stands_apart(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     arms = {
-        "sound": [("none", "none", None, 800, [True] * 40), ("G()", "G", None, 800, [False] * 40)],
+        "sound": [("none", "none", None, 800, [True] * 40), ("G", "G", None, 800, [False] * 40)],
         "weak": [("none", "none", None, 700, [False] * 40), (EVIL, "W", None, 900, [False] * 40)],
     }
     paths = []
@@ -131,14 +131,14 @@ def test_what_fails_its_checks_stands_apart(
         paths.append(packed(Store(tmp_path / name).results(), tmp_path / f"{name}.zip"))
     code, output, _ = command("leaderboard", *paths, "--out", tmp_path / "all.html", "--json")
     assert code == 0
-    rows = {row["name"]: row for row in json.loads(output) if row["server"] == "passive"}
+    rows = {row["defense"]: row for row in json.loads(output) if row["server"] == "passive"}
     assert rows["G"]["place"] == 1
-    assert rows["W"]["place"] is None
+    assert rows[EVIL]["place"] is None
     text = (tmp_path / "all.html").read_text()
     ranked, _, apart = text.partition('<section id="apart">')
     assert "<td>G</td>" in ranked
-    assert "<td>W</td>" not in ranked
-    assert "<td>W</td>" in apart.partition('<section id="packs">')[0]
+    assert "img src=x&gt;</td>" not in ranked
+    assert "img src=x&gt;</td>" in apart.partition('<section id="packs">')[0]
     assert "Evaluation: NO (undefended control)" in apart
     assert "<img src=x>" not in text
 
