@@ -55,9 +55,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (run, report, attack, reproduce, advise, audit, membership, analyse):
-    app.command(epilog=EXIT_CODES)(_interruptible(command))
-for command in (pack, verify, leaderboard):
+for command in (
+    *(run, report, attack, reproduce, advise, audit, membership, analyse),
+    *(pack, verify, leaderboard),
+):
     app.command(epilog=EXIT_CODES)(_interruptible(command))
 app.command("list")(list_)
 
