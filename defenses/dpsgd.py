@@ -270,13 +270,21 @@ def _suits_opacus(replica: nn.Module, loss: Loss, batch: Batch) -> bool:
             layer.register_forward_hook(
                 lambda layer, inputs, _: calls[layer].append(len(inputs[0]) if inputs else 0)
             )
+            layer.register_full_backward_hook(lambda *_: None)  # as Opacus does
     known = all(type(layer) in GradSampleModule.GRAD_SAMPLERS for layer in calls)
     buffers = any(True for layer in calls for _ in layer.buffers(recurse=False))
     if not known or buffers or len(parameters) > len(trainable(replica)):  # the last: tied
         return False
     inputs, targets = (value.new_zeros((2, *value.shape[1:])) for value in batch)
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        slopes = torch.autograd.grad(loss(replica(inputs), targets), parameters, allow_unused=True)
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        try:
+            outputs = replica(inputs)
+        except RuntimeError as error:
+            if "BackwardHookFunction" not in str(error):
+                raise
+            return False  # what a layer returns is changed in place, as ResNets do it
+        slopes = torch.autograd.grad(loss(outputs, targets), parameters, allow_unused=True)
     return all(sizes == [2] for sizes in calls.values()) and all(s is not None for s in slopes)
 
 

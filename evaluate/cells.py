@@ -111,7 +111,7 @@ class TrainTrial:
             clients_per_round=training.clients_per_round,
             batch_size=self.scenario.client_batch,
             server=training.server,
-            lr=training.lr,
+            lr=training.lr_under(self.defense),
         )
         every = {round(training.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
         every |= {*self.scenario.checkpoints}

@@ -21,14 +21,13 @@ from .methods import (
     Strict,
     Whole,
     build_adversary,
-    build_defense,
     check_loading,
     placed_name,
 )
-from .scenario import SCENARIOS, Scenario, adversary_label, label
+from .scenario import SCENARIOS, Scenario, adversary_label, configured, family, label
 from .strict_yaml import load_yaml
 
-PRESETS = ("quick", "quick-text", "full")
+PRESETS = ("quick", "quick-text", "standard", "full")
 
 
 class ConfigError(UserError):
@@ -64,10 +63,7 @@ class RunConfig(Strict):
     @field_validator("defenses")
     @classmethod
     def _valid_defenses(cls, value: tuple[Method, ...]) -> tuple[Method, ...]:
-        expanded = tuple(method for item in value for method in item.grid())
-        for method in expanded:
-            build_defense(method)
-        return expanded
+        return configured(value)
 
     @field_validator("adversaries")
     @classmethod
@@ -80,14 +76,16 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _different_names(self) -> RunConfig:
-        named = {
-            "scenarios": [scenario.name for scenario in self.scenarios],
-            "defenses": [label(defense) for defense in self.defenses],
-            "adversaries": [
-                adversary_label(member, build_adversary(member)) for member in self.members()
-            ],
-        }
-        for kind, names in named.items():
+        named = [
+            ("scenarios", [scenario.name for scenario in self.scenarios]),
+            ("defenses", [label(defense) for defense in self.defenses]),
+            *(("defenses", [*map(label, self.defenses_of(one))]) for one in self.scenarios),
+            (
+                "adversaries",
+                [adversary_label(member, build_adversary(member)) for member in self.members()],
+            ),
+        ]
+        for kind, names in named:
             if not names:
                 raise ValueError(f"{kind} must hold at least one, got none")
             for name in names:
@@ -96,12 +94,37 @@ class RunConfig(Strict):
                     raise ValueError(f"two {kind} are called {name!r}: {advice}")
         return self
 
+    @model_validator(mode="after")
+    def _rates_of_defenses(self) -> RunConfig:
+        for scenario in self.scenarios:
+            families = {family(defense) for defense in self.defenses_of(scenario)}
+            for name in scenario.training.defense_lr:
+                if name not in families:
+                    raise ValueError(
+                        f"training.defense_lr of {scenario.name}: the run has no defense {name!r}, "
+                        f"only {', '.join(sorted(families))}"
+                    )
+        return self
+
+    def defenses_of(self, scenario: Scenario) -> tuple[Method, ...]:
+        """Return the defenses that are evaluated in a scenario."""
+        return (*self.defenses, *scenario.defenses)
+
     @property
     def panel(self) -> str:
         """Return the version that results carry."""
         if self.adversaries != "panel":
             return f"custom ({PANEL.version})"
         return PANEL.version + (", published budgets" if self.budget == "published" else "")
+
+    def of_scenarios(self, names: Sequence[str]) -> RunConfig:
+        """Return the same run of some of its scenarios."""
+        known = {scenario.name: scenario for scenario in self.scenarios}
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"no scenario is called {name!r}: there are {', '.join(known)}")
+        chosen = tuple(one for name, one in known.items() if name in names)
+        return self.model_copy(update={"scenarios": chosen})
 
     def on_device(self, device: Device) -> RunConfig:
         """Return the same run on another device."""
@@ -148,7 +171,9 @@ def load_config(
 def _own_code(content: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Yield the users' own classes and functions that a configuration names, valid or not."""
     scenarios = content.get("scenarios")
-    models = [item.get("model") for item in _items(scenarios) if isinstance(item, Mapping)]
+    spelled = [item for item in _items(scenarios) if isinstance(item, Mapping)]
+    models = [item.get("model") for item in spelled]
+    models += [defense for item in spelled for defense in _items(item.get("defenses"))]
     waiting = [*models, *_items(content.get("defenses")), *_items(content.get("adversaries"))]
     while waiting:
         item = waiting.pop()

@@ -127,7 +127,7 @@ def _frontier(
     points.insert(0, "scenario", scenario)
     points.insert(1, "checkpoint", checkpoint)
     placed = points.dropna(subset=["accuracy", "advantage"])
-    tests = _tests(results, scenario)
+    tests = final_counts(results, scenario)
     order = compare(victims[placed["defense"]], tests, _control(placed))
     points["gains"] = points["defense"].isin(order.gains)
     families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
@@ -195,7 +195,7 @@ def _resample(
     return _Draws(accuracy, gained)
 
 
-def _tests(results: Results, scenario: str) -> pd.DataFrame:
+def final_counts(results: Results, scenario: str) -> pd.DataFrame:
     """Return the test counts of every defense and seed at the defense's last round."""
     rows = results.utility[results.utility["scenario"] == scenario]
     last = rows.groupby("defense")["round"].transform("max")

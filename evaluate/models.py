@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -80,8 +80,10 @@ def mlp(space: InputSpace, width: int = 200) -> nn.Module:
     )
 
 
-def cnn(space: InputSpace) -> nn.Module:
+def cnn(space: InputSpace, hidden: int = 1024) -> nn.Module:
     """Return two convolutions at full resolution and a wide layer: the CNN of ARES."""
+    if not hidden >= 1:
+        raise ValueError(f"hidden must be at least 1, got {hidden}")
     channels, height, width = _image_shape("cnn", space)
     return nn.Sequential(
         nn.Conv2d(channels, 12, kernel_size=3, padding=1),
@@ -89,9 +91,9 @@ def cnn(space: InputSpace) -> nn.Module:
         nn.Conv2d(12, 24, kernel_size=3, padding=1),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(24 * height * width, 1024),
+        nn.Linear(24 * height * width, hidden),
         nn.ReLU(),
-        nn.Linear(1024, space.classes),
+        nn.Linear(hidden, space.classes),
     )
 
 
@@ -120,25 +122,44 @@ def lenet(space: InputSpace, activation: str = "sigmoid") -> nn.Module:
     return model
 
 
-def resnet18(space: InputSpace, groups: int = 32) -> nn.Module:
+def resnet18(space: InputSpace, groups: int = 32, width: int = 64) -> nn.Module:
     """Return torchvision's ResNet-18 with GroupNorm in place of BatchNorm.
+
+    Args:
+        space: Images.
+        groups: Groups of every GroupNorm.
+        width: Channels of the first layers; the later ones have 2, 4 and 8 times as many.
 
     References:
         He et al. Deep Residual Learning for Image Recognition. CVPR 2016.
         https://arxiv.org/abs/1512.03385
         Wu, He. Group Normalization. ECCV 2018. https://arxiv.org/abs/1803.08494
     """
-    if not (groups >= 1 and 64 % groups == 0):
-        raise ValueError(f"groups must divide 64, the smallest number of channels, got {groups}")
+    if not width >= 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    if not (groups >= 1 and width % groups == 0):
+        raise ValueError(
+            f"groups must divide {width}, the smallest number of channels, got {groups}"
+        )
     channels, _, _ = _image_shape("resnet18", space)
 
-    from torchvision.models import resnet18 as torchvision_resnet18  # slow to import
+    from torchvision.models.resnet import BasicBlock, ResNet  # slow to import
 
-    model = torchvision_resnet18(
-        num_classes=space.classes, norm_layer=lambda channels: nn.GroupNorm(groups, channels)
+    class Scaled(ResNet):  # type: ignore[misc] # torchvision is untyped
+        inplanes: int
+
+        def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:  # noqa: ANN401
+            self.inplanes = width if planes == 64 else self.inplanes
+            layer: nn.Sequential = super()._make_layer(block, planes * width // 64, *args, **kwargs)
+            return layer
+
+    model = Scaled(
+        BasicBlock, [2, 2, 2, 2], space.classes, norm_layer=lambda n: nn.GroupNorm(groups, n)
     )
-    model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    model.conv1 = nn.Conv2d(channels, width, kernel_size=7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    if width != 64:
+        model.bn1, model.fc = nn.GroupNorm(groups, width), nn.Linear(8 * width, space.classes)
     return cast(nn.Module, model)
 
 

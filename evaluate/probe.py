@@ -95,7 +95,7 @@ def probe(config: RunConfig, workers: int | None = None) -> list[str]:
         raise ConfigError("\n".join(lines.values()))
     for scenario in config.scenarios:
         try:
-            check_sizes(load_world(scenario), config.observations, config.defenses)
+            check_sizes(load_world(scenario), config.observations, config.defenses_of(scenario))
         except ValueError as error:
             raise ConfigError(f"scenario {scenario.name}: {error}") from error
     return list(dict.fromkeys(notes))
@@ -136,13 +136,12 @@ def _reason(failure: Failure, time_limit: float) -> str:
 
 
 def _tasks(config: RunConfig) -> list[Trying]:
-    defenses = {_alike(defense): defense for defense in reversed(config.defenses)}.values()
     return [
         *(Trying(scenario, "scenario", scenario.model) for scenario in config.scenarios),
         *(
             Trying(scenario, "defense", defense)
             for scenario in config.scenarios
-            for defense in reversed(defenses)
+            for defense in _different(config.defenses_of(scenario))
         ),
         *(
             Trying(scenario, "adversary", adversary)
@@ -151,6 +150,11 @@ def _tasks(config: RunConfig) -> list[Trying]:
             if own_code(adversary)
         ),
     ]
+
+
+def _different(defenses: Sequence[Method]) -> list[Method]:
+    """Return the first of those that are alike."""
+    return [*{_alike(defense): defense for defense in reversed(defenses)}.values()][::-1]
 
 
 def _alike(method: Method) -> str:

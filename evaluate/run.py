@@ -35,9 +35,10 @@ def plan(config: RunConfig, first_seed: int = 0) -> list[Trial]:
     training: list[Trial] = []
     attacks: list[Trial] = []
     for scenario in config.scenarios:
-        replays += [ReplayTrial(scenario, one) for one in config.defenses if not undefended(one)]
+        defenses = config.defenses_of(scenario)
+        replays += [ReplayTrial(scenario, one) for one in defenses if not undefended(one)]
         for seed in range(first_seed, first_seed + config.seeds):
-            for defense in config.defenses:
+            for defense in defenses:
                 training.append(TrainTrial(scenario, defense, seed))
                 attacks += _attacks(config, scenario, defense, seed)
     return replays + training + attacks

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -59,10 +60,17 @@ class Training(Strict):
     """The server's optimizer: `sgd` or `adam`."""
     lr: Number = Field(default=0.005, gt=0, allow_inf_nan=False)
     """The server's learning rate."""
+    defense_lr: dict[str, Annotated[Number, Field(gt=0, allow_inf_nan=False)]] = Field(default={})
+    """The same under single families of defenses, by name, where these need another: noise that is
+    clipped asks for smaller steps."""
     partition: Literal["iid", "label-skew", "feature-skew"] = "iid"
     """How the data is spread over clients: `iid`, `label-skew` or `feature-skew`."""
     alpha: Number = Field(default=0.5, gt=0, allow_inf_nan=False)
     """Concentration of the Dirichlet distribution of `label-skew`: near 0, one class each."""
+
+    def lr_under(self, defense: Method) -> float:
+        """Return the server's learning rate under a defense."""
+        return self.defense_lr.get(family(defense), self.lr)
 
     @model_validator(mode="before")
     @classmethod
@@ -123,6 +131,8 @@ class Scenario(Strict):
     candidates: Whole = Field(default=100, ge=2)
     """Look-alikes of the same class among which a victim must be identified, the victim
     included."""
+    defenses: tuple[Method, ...] = ()
+    """Defenses that are evaluated here alone, beside those of the run."""
     device: Device = "cpu"
     """Where cells run: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. What is drawn
     is the same everywhere, and results differ by rounding: the folder of a run does not tell
@@ -141,6 +151,11 @@ class Scenario(Strict):
     @classmethod
     def _placed_downloads(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         return None if value is None else Path(placed(str(value), folder_of(info)))
+
+    @field_validator("defenses")
+    @classmethod
+    def _valid_defenses(cls, value: tuple[Method, ...]) -> tuple[Method, ...]:
+        return configured(value)
 
     @field_validator("protocol")
     @classmethod
@@ -209,10 +224,13 @@ class Scenario(Strict):
 
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""
-        config = self.model_dump(mode="json", exclude={"title", "device"}) | {"data_folder": None}
+        shown = {"title", "device", "defenses"}
+        config = self.model_dump(mode="json", exclude=shown) | {"data_folder": None}
         for key in ("threat", "task", "tokenizer", "length"):
             if getattr(self, key) == type(self).model_fields[key].default:
                 del config[key]  # cells are those of before there was such a key
+        if not self.training.defense_lr:
+            del config["training"]["defense_lr"]
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
             config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
         return {**config, "model": self._model_config()}
@@ -229,6 +247,14 @@ class Scenario(Strict):
     def reading(self) -> Reading:
         """Return how texts become examples."""
         return Reading(self.task, self.tokenizer or tokenizer_of(self.model), self.length)
+
+
+def configured(defenses: Iterable[Method]) -> tuple[Method, ...]:
+    """Return one defense per value of each option; each can be built."""
+    expanded = tuple(method for item in defenses for method in item.grid())
+    for method in expanded:
+        build_defense(method)
+    return expanded
 
 
 def label(method: Method) -> str:

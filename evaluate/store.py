@@ -34,7 +34,7 @@ _APPLICATION_ID = 0x4C46524F  # marks the file as ours
 _FORMAT = 4
 _READABLE = (1, 2, 3, 4)  # see `older_formats` for what older ones lack
 
-_TABLES = {
+TABLES = {
     "attacks": AttackRow,
     "scores": Score,
     "utility": UtilityRow,
@@ -175,13 +175,13 @@ class Store:
     def write(self, key: str, outcome: Outcome, seconds: float) -> None:
         """Write all rows of a cell, in place of those of an earlier failure."""
         with self._connect() as database:
-            for table in ("outcomes", *_TABLES):
+            for table in ("outcomes", *TABLES):
                 database.execute(f"DELETE FROM {table} WHERE cell = ?", (key,))
             database.execute(
                 "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?, ?)",
                 (key, outcome.status, outcome.error, outcome.note, seconds, outcome.busy),
             )
-            for table, row_type in _TABLES.items():
+            for table, row_type in TABLES.items():
                 self._insert(database, table, row_type, key, getattr(outcome, table))
 
     def results(self) -> Results:
@@ -199,7 +199,7 @@ class Store:
             cells["error"] = cells["error"].fillna("")
             frames = {
                 table: labels.merge(self._frame(database, table, row_type), on="cell")
-                for table, row_type in _TABLES.items()
+                for table, row_type in TABLES.items()
             }
             if self._version(database) in REARRANGED:
                 frames |= older_frames(database, labels, frames["attacks"])
@@ -271,7 +271,7 @@ class Store:
             "CREATE TABLE outcomes"
             " (cell TEXT PRIMARY KEY, status TEXT, error TEXT, note TEXT, seconds REAL, busy REAL)"
         )
-        for table, row_type in _TABLES.items():
+        for table, row_type in TABLES.items():
             database.execute(f"CREATE TABLE {table} (cell TEXT, {', '.join(_columns(row_type))})")
             database.execute(f"CREATE INDEX {table}_cell ON {table} (cell)")
 

@@ -192,3 +192,26 @@ def _marked(truth: bytes, guess: bytes) -> tuple[Token, ...]:
 def _texts(tokens: bytes) -> Sequence[str]:
     texts: list[str] = json.loads(tokens)
     return texts
+
+
+def best_strips(results: Results, scenario: str, checkpoint: int) -> dict[str, Strip]:
+    """Return, by a defense's label, the best that was kept of each of the first victims.
+
+    Under the label "" stands the truth. It is for packs, which keep one guess of a victim: that of
+    an attack that identified it, or else the nearest.
+    """
+    kept = at(results.renderings, scenario, checkpoint)
+    if kept.empty:
+        return {}
+    victims = _first_victims(kept, min(_VICTIMS[str(kept["media"].iloc[0])], 4))
+    attacks = at(results.attacks, scenario, checkpoint)
+    key = ["cell", *_VICTIM]
+    shown = kept[["defense", *key, "media", "truth", "guess"]].merge(
+        attacks[[*key, "outcome", "identified"]], on=key
+    )
+    truth = shown.drop_duplicates(_VICTIM)
+    truth = truth.assign(guess=truth["truth"], identified=False)
+    strips = {"": Strip("truth", _tiles(truth, victims))}
+    for defense, own in shown.groupby("defense", sort=False):
+        strips[str(defense)] = Strip(str(defense), _tiles(own, victims))
+    return strips

@@ -181,7 +181,11 @@ CASES: list[tuple[str, Config, str]] = [
     # Command lines. CONFIG stands for the tiny configuration with a change.
     ("nothing", {}, "No such command 'nothing'"),
     ("run --nothing", {}, "--nothing"),  # the words are Click's, and change
-    ("run --preset nothing", {}, "'nothing' is not one of 'quick', 'quick-text', 'full'"),
+    (
+        "run --preset nothing",
+        {},
+        "'nothing' is not one of 'quick', 'quick-text', 'standard', 'full'",
+    ),
     ("run CONFIG --preset quick", {}, "a configuration file or --preset, not both"),
     ("run CONFIG --workers 0", {}, "Invalid value for '--workers'"),
     ("run CONFIG --workers two", {}, "Invalid value for '--workers'"),

@@ -16,16 +16,19 @@ from .advise import advise
 from .analyse import analyse
 from .attack import attack
 from .audit import audit
+from .leaderboard import leaderboard
 from .list import list_
 from .membership import membership
+from .pack import pack
 from .report import report
 from .reproduce import reproduce
 from .run import run
+from .verify import verify
 
 EXIT_CODES = (
     "Exit codes: 0 if all that was asked for was done and nothing speaks against the result; 1 if "
-    "cells failed or are missing, a check failed, or a claim is refuted; 2 for a mistake in what "
-    "was given; 130 if interrupted."
+    "cells failed or are missing, a check failed, a claim is refuted, or a pack is not what it "
+    "says; 2 for a mistake in what was given; 130 if interrupted."
 )
 
 P = ParamSpec("P")
@@ -52,7 +55,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (run, report, attack, reproduce, advise, audit, membership, analyse):
+for command in (
+    *(run, report, attack, reproduce, advise, audit, membership, analyse),
+    *(pack, verify, leaderboard),
+):
     app.command(epilog=EXIT_CODES)(_interruptible(command))
 app.command("list")(list_)
 

@@ -39,6 +39,7 @@ class Preset(StrEnum):
 
     quick = "quick"
     quick_text = "quick-text"
+    standard = "standard"
     full = "full"
 
 
@@ -55,6 +56,10 @@ def run(
             help="Another defense to evaluate beside the configured ones: FILE.py:Class, or with "
             "options '{name: FILE.py:Class, strength: [0.1, 1]}'. May be repeated.",
         ),
+    ] = None,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only this one of the scenarios, by name. May be repeated."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; runs/NAME by default.")
@@ -82,6 +87,8 @@ def run(
     loaded = load_config(
         source, extra_defenses=[method_from(text, "--defense") for text in defense or ()]
     )
+    if scenario:
+        loaded = loaded.of_scenarios(scenario)
     if individual:
         loaded = loaded.model_copy(update={"individual": True})
     if device is not None:

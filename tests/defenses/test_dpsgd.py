@@ -252,9 +252,13 @@ class Awkward(nn.Module):
             values = self.tied(values).tanh()
         if self.reason == "own parameter":
             values = self.scale * values
-        values = self.dropout(self.second(values).tanh())
+        if self.reason != "in place":
+            values = self.dropout(self.second(values).tanh())
         if self.reason == "twice":
             values = self.second(values)
+        if self.reason == "in place":  # as torchvision's ResNets add
+            values = self.second(values)
+            values += 1
         if self.reason == "first axis":
             pieces: Tensor = self.second(values.repeat(3, 1))
             values = pieces.view(3, len(inputs), 6).sum(0)
@@ -264,7 +268,7 @@ class Awkward(nn.Module):
 
 REASONS = [
     *("unused", "discarded", "tied", "own parameter", "integer", "twice", "first axis"),
-    "view of none",
+    *("view of none", "in place"),
 ]
 
 

@@ -118,10 +118,13 @@ def test_resnet_has_group_norm() -> None:
     [
         ("vgg", {}, "one of mlp, cnn, lenet, resnet18, .*file.py:factory"),
         ("mlp", {"depth": 3}, "depth.*its options are width=200"),
-        ("cnn", {"width": 3}, r"its options are \(none\)"),
+        ("cnn", {"width": 3}, "its options are hidden=1024"),
+        ("cnn", {"hidden": 0}, "hidden must be at least 1, got 0"),
         ("mlp", {"width": 0}, "width must be at least 1, got 0"),
         ("lenet", {"activation": "gelu"}, "one of sigmoid, relu, tanh, got 'gelu'"),
         ("resnet18", {"groups": 3}, "groups must divide 64"),
+        ("resnet18", {"groups": 32, "width": 8}, "groups must divide 8"),
+        ("resnet18", {"width": 0}, "width must be at least 1, got 0"),
     ],
 )
 def test_says_what_is_allowed(name: str, options: dict[str, object], message: str) -> None:

@@ -1,14 +1,20 @@
 """Every defense of the presets trains and can be attacked, in each protocol."""
 
+import runpy
 from pathlib import Path
 
 import pytest
 
 from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
-from leakfrontier.evaluate.config import PRESETS, load_config
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import SCENARIOS, Scenario, Training
+from leakfrontier.evaluate.config import PRESETS, ConfigError, load_config
+from leakfrontier.evaluate.methods import Method, build_defense
+from leakfrontier.evaluate.privacy.claims import training_plan
+from leakfrontier.evaluate.run import plan
+from leakfrontier.evaluate.scenario import SCENARIOS, Scenario, Training, family, load_world
+from leakfrontier.evaluate.statistics import clopper_pearson
 from leakfrontier.evaluate.victims import other_cohort, other_examples
+
+standard = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "standard.py"))
 
 FIRST = {  # one setting of each kind: the rest differs in strength alone
     method.name: method for method in reversed(load_config("full").defenses)
@@ -24,7 +30,100 @@ def test_the_attacked_upload_is_the_trained_one(preset: str) -> None:
     config = load_config(preset)
     for scenario in config.scenarios:
         assert other_examples(scenario) == ""
-        assert {other_cohort(scenario, defense) for defense in config.defenses} == {""}
+        defenses = config.defenses_of(scenario)
+        assert {other_cohort(scenario, defense) for defense in defenses} == {""}
+
+
+STANDARD = load_config("standard")
+
+
+def test_the_standard_preset_varies_what_a_paper_should_report() -> None:
+    scenarios = STANDARD.scenarios
+    assert {one.model.name for one in scenarios} == {"mlp", "lenet", "cnn", "resnet18"}
+    assert {one.batch_size for one in scenarios} == {1, 8}
+    assert {one.protocol.name for one in scenarios} == {"FedSGD", "FedAvg"}
+    assert {bool(round) for one in scenarios for round in one.checkpoints} == {False, True}
+    assert {one.threat for one in scenarios} == {"architecture"}  # and all that comes before it
+    for scenario in scenarios:
+        families = {family(one) for one in STANDARD.defenses_of(scenario)}
+        assert families == {"none", "DPSGD", "TopK", "Quantization", "ATS", "SecureAggregation"}
+
+
+def test_no_success_in_the_standard_preset_means_at_most_five_percent() -> None:
+    uploads = STANDARD.seeds * STANDARD.observations
+    assert clopper_pearson(0, uploads).high <= 0.05 < clopper_pearson(0, uploads - 1).high
+
+
+@pytest.mark.parametrize("scenario", STANDARD.scenarios, ids=lambda one: one.name)
+def test_the_standard_noise_is_that_of_its_epsilons(scenario: Scenario) -> None:
+    world = load_world(scenario)
+    rounds = max(standard["busiest"](scenario, seed) for seed in range(STANDARD.seeds))
+    schedule = training_plan(world, "record", rounds)
+    found = {
+        defense.options["noise_multiplier"]: build_defense(defense).guarantee(schedule)
+        for defense in STANDARD.defenses_of(scenario)
+        if defense.name == "DPSGD"
+    }
+    epsilons = [one.epsilon for sigma, one in found.items() if one is not None and sigma > 0.2]
+    targets = (1, 3, 8) if len(epsilons) == 3 else (8,)
+    assert epsilons == pytest.approx(targets, rel=0.01)
+    assert all(have <= want for have, want in zip(epsilons, targets, strict=True))
+
+
+def test_the_busiest_client_is_that_of_the_training(tmp_path: Path) -> None:
+    scenario = Scenario(
+        dataset="digits", training=Training(rounds=6, clients=5, clients_per_round=2, batch_size=1)
+    )
+    private = Method(name="DPSGD", options={"noise_multiplier": 1.0})
+    (claimed,) = TrainTrial(scenario, private, seed=3).run(tmp_path).guarantees
+    assert claimed.steps == standard["busiest"](scenario, 3)
+
+
+def test_a_family_may_have_its_own_learning_rate(tmp_path: Path) -> None:
+    plain, quick = (
+        Scenario(dataset="digits", training=Training(rounds=2, clients=4, **rates))
+        for rates in ({}, {"defense_lr": {"TopK": 0.5}})
+    )
+    assert "defense_lr" not in plain.config()["training"]
+    topk = Method(name="TopK", options={"ratio": 0.5})
+    assert quick.training.lr_under(topk) == 0.5
+    assert quick.training.lr_under(Method(name="none")) == quick.training.lr
+    losses = [
+        TrainTrial(scenario, topk, seed=0).run(tmp_path).utility[-1].loss
+        for scenario in (plain, quick)
+    ]
+    assert losses[0] != pytest.approx(losses[1], rel=0.2)
+    with pytest.raises(ConfigError, match="the run has no defense 'TopK'"):
+        load_config({"scenarios": [quick.model_dump(mode="json")], "defenses": ["none"]})
+
+
+def test_a_scenario_may_have_defenses_of_its_own() -> None:
+    content = {
+        "scenarios": [
+            {
+                "title": "a",
+                "dataset": "digits",
+                "defenses": [{"name": "TopK", "ratio": [0.1, 0.2]}],
+            },
+            {"title": "b", "dataset": "digits"},
+        ],
+        "defenses": ["none"],
+        "adversaries": ["PriorGuess"],
+    }
+    config = load_config(content)
+    arms = [
+        (trial.scenario.name, trial.defense.options.get("ratio"))
+        for trial in plan(config)
+        if isinstance(trial, TrainTrial)
+    ]
+    assert arms == [("a", None), ("a", 0.1), ("a", 0.2), ("b", None)]
+    assert "defenses" not in config.scenarios[0].config()
+    assert [one.name for one in config.of_scenarios(["b"]).scenarios] == ["b"]
+    with pytest.raises(ConfigError, match="no scenario is called 'c': there are a, b"):
+        config.of_scenarios(["c"])
+    content["defenses"] = ["none", {"name": "TopK", "ratio": 0.1}]
+    with pytest.raises(ConfigError, match="two defenses are called"):
+        load_config(content)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])

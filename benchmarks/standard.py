@@ -1,0 +1,102 @@
+"""How the DP-SGD of the standard preset was chosen: noise by accounting, the rest by a search.
+
+python benchmarks/standard.py noise
+python benchmarks/standard.py tune FOLDER [SCENARIO] [EPSILON] [NORMS] [RATES]
+python benchmarks/standard.py seconds FOLDER
+
+`noise` prints the least noise multiplier for each epsilon and scenario. `tune` trains under each
+pair of a clipping norm and a learning rate with a seed that the preset does not use, at one
+epsilon, and the control under each learning rate; a folder that has some of it is continued.
+`seconds` prints what the scenarios of a run have cost, in core-minutes.
+"""
+
+import sys
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from leakfrontier.evaluate.cells import TrainTrial, undefended
+from leakfrontier.evaluate.config import RunConfig, load_config
+from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.privacy.accounting import calibrate
+from leakfrontier.evaluate.privacy.claims import training_plan
+from leakfrontier.evaluate.run import run_trials
+from leakfrontier.evaluate.scenario import Scenario, label, load_world
+from leakfrontier.evaluate.seeds import fork, generator
+from leakfrontier.evaluate.store import Store
+
+EPSILONS = (1.0, 3.0, 8.0)
+SEED = 1000
+
+
+def busiest(scenario: Scenario, seed: int) -> int:
+    """Return in how many rounds of training the client is that takes part most often."""
+    training = scenario.training
+    rng = generator("training", *TrainTrial(scenario, Method(name="none"), seed).draws)
+    counts = torch.zeros(training.clients, dtype=torch.long)
+    for _ in range(training.rounds):  # as `Federation.round` chooses them
+        chosen = torch.randperm(training.clients, generator=fork(rng))
+        counts[chosen[: training.clients_per_round]] += 1
+    return int(counts.max())
+
+
+def least_noise(config: RunConfig, scenario: Scenario, epsilon: float) -> float:
+    """Return the least noise multiplier, for the client that is in most rounds of any seed."""
+    world = load_world(scenario)
+    rounds = max(busiest(scenario, seed) for seed in range(config.seeds))
+    plan = training_plan(world, "record", rounds)
+    return calibrate(epsilon, plan.sample_rate, plan.steps, plan.delta)
+
+
+def noise(config: RunConfig) -> None:
+    """Print the noise of every scenario and epsilon."""
+    for scenario in config.scenarios:
+        found = (f"{least_noise(config, scenario, epsilon):.4f}" for epsilon in EPSILONS)
+        print(f"{scenario.name}: {', '.join(found)}", flush=True)
+
+
+def tune(
+    config: RunConfig,
+    folder: str,
+    name: str = "",
+    epsilon: str = "8",
+    norms: str = "0.1,0.3,1,3",
+    rates: str = "0.002,0.005,0.01,0.02",
+) -> None:
+    """Print the accuracy under each clipping norm and learning rate."""
+    for scenario in config.scenarios:
+        if name not in ("", scenario.name):
+            continue
+        sigma = round(least_noise(config, scenario, float(epsilon)), 3)
+        arms = [Method(name="none")]
+        arms += [
+            Method(name="DPSGD", options={"noise_multiplier": sigma, "max_grad_norm": float(norm)})
+            for norm in norms.split(",")
+        ]
+        trials = []
+        for rate, arm in product(map(float, rates.split(",")), arms):
+            lr = rate * scenario.training.lr / 0.005  # in units of the default
+            changed = {"lr": lr, "defense_lr": {}}
+            training = scenario.training.model_copy(update=changed)
+            trials.append(TrainTrial(scenario.model_copy(update={"training": training}), arm, SEED))
+        results = run_trials(trials, Path(folder), panel=config.panel, config={}, workers=1)
+        last = results.utility.sort_values("round").drop_duplicates("cell", keep="last")
+        found = (last["correct"] / last["total"]).set_axis(last["cell"])
+        for trial in trials:
+            what = "control" if undefended(trial.defense) else label(trial.defense)
+            accuracy = 100 * found.get(trial.cell.key, float("nan"))
+            print(f"{scenario.name}: {what}, lr {trial.scenario.training.lr:g}: {accuracy:.1f} %")
+
+
+def seconds(_: RunConfig, folder: str) -> None:
+    """Print the core-minutes of a run, by scenario."""
+    cells = Store(Path(folder)).results().cells
+    minutes = cells.groupby("scenario", sort=False)["seconds"].sum() / 60
+    print(minutes.round(1).to_string())
+
+
+if __name__ == "__main__":
+    {"noise": noise, "tune": tune, "seconds": seconds}[sys.argv[1]](
+        load_config("standard"), *sys.argv[2:]
+    )

@@ -1,0 +1,35 @@
+"""The command that ranks the defenses of several packs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..errors import UserError
+from ..pack import read_pack
+from .options import AsJson, print_path
+
+
+def leaderboard(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PACKS...", help="What `leakfrontier pack` wrote.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page; table and figure go beside it.")] = Path(
+        "leaderboard.html"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Rank defenses by what they leak at equal utility: a page over packs of one panel."""
+    from leakfrontier.reports.leaderboard import json_of, write_leaderboard
+
+    packs = [read_pack(path) for path in paths]
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent}: choose another --out")
+    table = write_leaderboard(packs, out)
+    if as_json:
+        print(json_of(table))
+    else:
+        print_path(Console(), "Leaderboard:", out)

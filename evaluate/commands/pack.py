@@ -1,0 +1,32 @@
+"""The command that makes one small file of a run, which others can verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..errors import UserError
+from ..pack import pack_run
+from .options import print_path
+
+
+def pack(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The pack; DIR/NAME.zip by default, NAME being DIR's.")
+    ] = None,
+) -> None:
+    """Write a reproducibility pack: configuration, rows, sources, versions, checksums."""
+    path = out or folder / f"{folder.resolve().name}.zip"
+    content = pack_run(folder)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose another --out") from error
+    console = Console()
+    print_path(console, "Pack:", path)
+    console.print(f"{len(content) / 1e6:.2f} MB", highlight=False)

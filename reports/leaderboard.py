@@ -1,0 +1,208 @@
+"""The leaderboard of several packs: one self-contained page, its table and a figure of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from leakfrontier.evaluate.analysis import SERVERS
+from leakfrontier.evaluate.labels import epsilon_text
+from leakfrontier.evaluate.leaderboard import THREATS, Setting, make_settings
+from leakfrontier.evaluate.pack import Pack
+
+from .charts import Figure, styled
+from .gallery import Strip, best_strips
+from .html import render, write
+
+_SHOWN = ("passive", "architecture")
+_PANELS = {"passive": "a passive server", "architecture": "any server of the panel"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A defense in the table of a setting.
+
+    Attributes:
+        row: Its row of `standings`.
+        place: Its place, as readers see it.
+        beside: The DP-SGD of equal accuracy, and who wins.
+        gallery: Where its pictures are; nothing if there are none.
+        strip: These.
+    """
+
+    row: Any
+    place: str
+    beside: str
+    gallery: str = ""
+    strip: Strip | None = None
+
+
+@dataclass(frozen=True)
+class Board:
+    """What the page shows of one setting: the table of every server, and what fails apart."""
+
+    setting: Setting
+    number: int
+    truth: Strip | None
+    tables: dict[str, list[Line]]
+    apart: list[Line]
+
+
+def table_of(settings: Sequence[Setting]) -> pd.DataFrame:
+    """Return the standings of all settings."""
+    tables = []
+    for setting in settings:
+        table = setting.table.copy()
+        table.insert(0, "scenario", setting.name)
+        table.insert(1, "checkpoint", setting.checkpoint)
+        table.insert(2, "modality", setting.modality)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def json_of(table: pd.DataFrame) -> str:
+    """Return the standings as one JSON document; what is unknown is null."""
+    text = table.to_json(orient="records", double_precision=6)
+    return json.dumps(json.loads(str(text)), indent=1)
+
+
+def write_leaderboard(packs: Sequence[Pack], path: Path) -> pd.DataFrame:
+    """Write the page, and its table (CSV) and figure (SVG, PNG) beside it; return the table.
+
+    Args:
+        packs: Packs of one panel.
+        path: Where the page goes.
+    """
+    settings = make_settings(packs)
+    table = table_of(settings)
+    figure = leakage_figure(table)
+    boards = [_board(setting, number) for number, setting in enumerate(settings)]
+    page = render(
+        "leaderboard.html.j2",
+        boards=boards,
+        packs=[_described(pack, settings) for pack in packs],
+        panel=packs[0].panel if packs else "",
+        servers={server: SERVERS[server] for server in THREATS},
+        families=sorted(table.loc[~table["control"].astype(bool), "family"].unique()),
+        modalities=sorted(table["modality"].unique()),
+        epsilon=epsilon_text,
+        figure=figure,
+    )
+    write(path, page.encode())
+    write(path.with_suffix(".csv"), table.to_csv(index=False).encode())
+    if figure is not None:
+        write(path.with_suffix(".svg"), figure.svg.encode())
+        write(path.with_suffix(".png"), figure.png)
+    return table
+
+
+def leakage_figure(table: pd.DataFrame) -> Figure | None:
+    """Return who is identified under every defense in every setting; None without any."""
+    known = table[table["server"].isin(_SHOWN) & table["success"].notna()]
+    known = known[known["evaluation"] != "fail"]
+    if known.empty:
+        return None
+    data = pd.DataFrame(
+        {
+            "defense": [_named(row) for row in known.itertuples()],
+            "setting": [_short(row) for row in known.itertuples()],
+            "server": known["server"],
+            "success": known["success"].astype(float),
+            "text": [f"{100 * share:.0f}" for share in known["success"]],
+            "cost": [
+                f"{row.success_text}, accuracy {row.accuracy_text}" for row in known.itertuples()
+            ],
+        }
+    ).drop_duplicates(["defense", "setting", "server"])
+    mean = data[data["server"] == "passive"].groupby("defense")["success"].mean()
+    order = mean.sort_values(kind="stable").index.tolist()
+    panels = []
+    for server in _SHOWN:
+        own = data[data["server"] == server]
+        if own.empty:
+            continue
+        x = alt.X("setting:N", title=None, sort=None, axis=alt.Axis(labelAngle=-40, labelLimit=260))
+        y = alt.Y("defense:N", title=None, sort=order, axis=alt.Axis(labelLimit=260))
+        scale = alt.Scale(domain=[0, 1], range=["#f3f6f9", "#D55E00"], interpolate="rgb")
+        base = alt.Chart(own).encode(x=x, y=y)
+        boxes = base.mark_rect(stroke="white").encode(
+            color=alt.Color("success:Q", scale=scale, legend=None), tooltip=["cost:N"]
+        )
+        words = base.mark_text(fontSize=11).encode(text="text:N")
+        title = f"victims identified by {_PANELS[server]}, %"
+        panels.append(
+            alt.layer(boxes, words).properties(title=title, width=alt.Step(38), height=alt.Step(20))
+        )
+    chart = styled(alt.hconcat(*panels).resolve_scale(y="shared"))
+    right = "; right, one that may send crafted parameters or architectures"
+    caption = (
+        "Worst case over the panel, in percent of victims, under each defense and in each setting, "
+        f"against a passive server{right if len(panels) > 1 else ''}. What a defense costs in "
+        "accuracy is in the tables."
+    )
+    return Figure("leaderboard", "Who is identified under each defense", caption, chart)
+
+
+def _named(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    """Return a defense; one with an epsilon worth the name by that, whose noise differs."""
+    if pd.isna(row.epsilon) or row.epsilon > 100:
+        return str(row.defense)
+    return f"{row.family}, epsilon {row.epsilon:.2g}"
+
+
+def _short(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    return f"{row.scenario}, round {row.checkpoint}" if row.checkpoint else str(row.scenario)
+
+
+def _board(setting: Setting, number: int) -> Board:
+    strips = {
+        (one.pack, label): strip
+        for one in setting.evaluations
+        for label, strip in best_strips(
+            one.results, one.frontier.scenario, setting.checkpoint
+        ).items()
+    }
+    places: dict[tuple[str, str], str] = {}
+    tables: dict[str, list[Line]] = {server: [] for server in THREATS}
+    apart: list[Line] = []
+    for row in setting.table.itertuples():
+        key = (str(row.pack), str(row.defense))
+        gallery = places.setdefault(key, f"gallery-{number}-{len(places)}")
+        strip = strips.get(key)
+        line = Line(row, _place(row), _beside(row), gallery if strip else "", strip)
+        if row.evaluation != "fail":
+            tables[str(row.server)].append(line)
+        elif row.server == "passive":
+            apart.append(line)
+    truths = [strip for (_, label), strip in strips.items() if label == ""]
+    return Board(setting, number, truths[0] if truths else None, tables, apart)
+
+
+def _place(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    if pd.isna(row.place):
+        return ""
+    return f"{row.place:.0f}" + ("=" if row.tied else "")
+
+
+def _beside(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    if pd.isna(row.partner):
+        return ""
+    epsilon = epsilon_text(row.partner_epsilon)
+    return f"{row.beside} ({row.partner}, epsilon {epsilon}: {row.partner_success_text})"
+
+
+def _described(pack: Pack, settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return what the page says of a pack: its origin, and the checks of its settings."""
+    own = [
+        (setting.title, one)
+        for setting in settings
+        for one in setting.evaluations
+        if one.pack == pack.name
+    ]
+    return {"name": pack.name, "meta": pack.meta, "evaluations": own}
