@@ -349,5 +349,12 @@ PANEL_2026_5 = PANEL_2026_4.succeeded_by(
     },
 )
 
-PANEL = PANEL_2026_5
+_RCONV_2026_6 = RCONV(constraints="both", separation="bilinear")
+
+PANEL_2026_6 = PANEL_2026_5.succeeded_by(
+    "2026.6", members={"RCONV": _RCONV_2026_6}, published={"RCONV": _RCONV_2026_6}
+)
+"""R-CONV++ tells mixed classes apart; ARES, DAGER and SOMP find more than under 2026.5."""
+
+PANEL = PANEL_2026_6
 """The panel in force."""

@@ -78,8 +78,9 @@ class Training(Strict):
         if not isinstance(value, dict) or "clients_per_round" in value:
             return value
         clients, usual = value.get("clients"), cls.model_fields["clients_per_round"].default
-        fewer = isinstance(clients, int) and 1 <= clients < usual
-        return {**value, "clients_per_round": int(clients)} if fewer else value
+        if isinstance(clients, int) and 1 <= clients < usual:
+            return {**value, "clients_per_round": clients}
+        return value
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Training:
