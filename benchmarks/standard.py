@@ -1,4 +1,4 @@
-"""How the DP-SGD of the standard preset was chosen: noise by accounting, the rest by a search.
+"""How the DP-SGD of the standard preset is chosen: noise by accounting, the rest by a search.
 
 python benchmarks/standard.py noise
 python benchmarks/standard.py tune FOLDER [SCENARIO] [EPSILON] [NORMS] [RATES]
