@@ -29,7 +29,8 @@ MACHINERY = {  # what methods share, none itself
     *("label_inference", "matching", "optimizers"),
     *("disaggregation", "relu_layer", "sphere"),
     *("elimination", "imprint", "sparse_recovery"),
-    *("activations", "constraints", "layer_chain", "layer_system", "recursion", "softmax_head"),
+    *("activations", "constraints", "layer_chain", "layer_system", "recursion"),
+    *("mixed_rows", "softmax_head"),
     *("subspace", "transformer", "token_pool", "prefixes", "sentence_ends", "diverse_beams"),
     *("gradient_atoms", "language_prior", "reordering", "texts", "token_matching"),
 }

@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "DisaggregationSNR": {"threshold": math.inf},  # it refuses no batch
 }
 OURS = [
-    *(cls(**OPTIONS.get(name, {})) for name, cls in DEFENSES.items()),
+    *(cls(**OPTIONS.get(name, {})) for name, cls in DEFENSES.items() if name != "EDA"),  # of texts
     Noise(scale=0.1, distribution="laplace"),
     Quantization(bits=4, stochastic=False),
     ATS("3-1-7", mean=(0.5,), std=(0.25,)),  # with signs that are drawn

@@ -114,5 +114,5 @@ def test_a_report_is_made_of_an_older_file(tmp_path: Path) -> None:
     write_old(tmp_path, 1)
     page = write_report(tmp_path).read_text()
     assert "DPSGD(noise_multiplier=0.1) then TopK(ratio=0.5)" in page
-    assert page.count("data:image/png") == 3  # the truth, and a guess under each defense
+    assert page.count("data:image/png") == 5  # the truth, and a guess under each defense, twice
     assert "no bias" in page

@@ -53,7 +53,7 @@ def config_file(tmp_path: Path, tiny: Config) -> Callable[..., Path]:
     """Return a function that writes the tiny configuration with changes."""
 
     def write(scenario: Config | None = None, **change: object) -> Path:
-        del tiny["scenarios"][0]["training"]["batch_size"]  # as many as are attacked
+        tiny["scenarios"][0]["training"].pop("batch_size", None)  # as many as are attacked
         tiny["scenarios"][0] |= scenario or {}
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(tiny | change))

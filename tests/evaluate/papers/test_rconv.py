@@ -45,8 +45,8 @@ def test_images_are_divided_among_clients() -> None:
 def test_what_an_attack_refuses_counts_as_grey() -> None:
     problem = {"network": "LeNet", "activation": "gelu"}
     scores = single_trial(problem, {"attack": "R-CONV"}, images(), rng())
-    assert 5 < scores["psnr"][0] < 20
-    assert scores["above60"] == [0.0]
+    assert 5 < scores["median"][0] < 20
+    assert scores["60 dB"] == [0.0]
 
 
 def test_medians() -> None:
