@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.defenses import TopK, Update, batch_gradient
 from leakfrontier.evaluate.cells import TrainTrial
 from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import SCENARIOS
+from leakfrontier.evaluate.scenario import SCENARIOS, Training
 
 RNG = torch.Generator().manual_seed(0)
 
@@ -94,9 +94,12 @@ def test_one_copy_per_client() -> None:
 
 
 def test_trains_about_as_well_as_undefended(tmp_path: Path) -> None:
+    training = Training(clients=10, clients_per_round=2, batch_size=32)
+    scenario = SCENARIOS["fashion-mini/mlp"].model_copy(update={"training": training})
+
     def accuracy(defense: Method) -> float:
         """Return the mean over the last evaluations: each has 500 examples."""
-        rows = TrainTrial(SCENARIOS["fashion-mini/mlp"], defense, seed=0).run(tmp_path).utility[-3:]
+        rows = TrainTrial(scenario, defense, seed=0).run(tmp_path).utility[-3:]
         return sum(row.correct for row in rows) / sum(row.total for row in rows)
 
     sparse = accuracy(Method(name="TopK", options={"ratio": 0.05}))
