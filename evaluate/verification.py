@@ -182,7 +182,7 @@ def _config(pack: Pack, folder: Path, data: Path | None) -> RunConfig:
                 f"{pack.name} is of data that it does not hold: give --data with a folder that "
                 f"has {name.removeprefix('data/')!r}"
             )
-    (folder / "config.yaml").write_text(yaml.safe_dump(pack.meta["config"]))
+    (folder / "config.yaml").write_text(yaml.safe_dump(pack.meta["config"], sort_keys=False))
     return load_config(folder / "config.yaml")  # whose paths are relative to it
 
 

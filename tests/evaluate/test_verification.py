@@ -35,7 +35,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
                 "training": {"rounds": 2, "clients": 4, "batch_size": 1},
             }
         ],
-        "defenses": ["none", {"name": "TopK", "ratio": 0.9}],
+        "defenses": ["none", {"name": "TopK", "ratio": 0.9, "error_feedback": False}],
         "adversaries": [
             "PriorGuess",
             "LinearLeakage",
