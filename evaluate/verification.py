@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -317,12 +317,18 @@ def _rows(pack: Pack, table: str, key: str) -> pd.DataFrame:
 def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:
     a, b = (
         frame.drop(columns="seconds", errors="ignore")
-        .astype(str)
+        .apply(_as_text)
         .sort_values([name for name in frame.columns if name != "seconds"])
         .reset_index(drop=True)
         for frame in (a, b)
     )
     return a.equals(b)
+
+
+def _as_text(column: pd.Series[Any]) -> pd.Series[str]:
+    """Return values as text; numbers as floats, which they are where another cell lacks them."""
+    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    return (column.astype(float) if numeric else column).astype(str)
 
 
 def _other_pictures(shown: pd.DataFrame, outcome: Outcome) -> list[str]:

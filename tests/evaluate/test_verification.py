@@ -39,6 +39,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         "adversaries": [
             "PriorGuess",
             "LinearLeakage",
+            "DAGER",  # not applicable: its rows have no scores
             {"name": "InvertingGradients", "iterations": 2},
         ],
         "observations": 3,
