@@ -315,14 +315,11 @@ def _rows(pack: Pack, table: str, key: str) -> pd.DataFrame:
 
 
 def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    a, b = (
-        frame.drop(columns="seconds", errors="ignore")
-        .apply(_as_text)
-        .sort_values([name for name in frame.columns if name != "seconds"])
-        .reset_index(drop=True)
-        for frame in (a, b)
+    lines = (
+        sorted(zip(*(_as_text(frame[name]) for name in frame if name != "seconds"), strict=True))
+        for frame in (a, b[a.columns])
     )
-    return a.equals(b)
+    return next(lines) == next(lines)
 
 
 def _as_text(column: pd.Series[Any]) -> pd.Series[str]:
