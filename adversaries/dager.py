@@ -210,7 +210,7 @@ def grow(
         if not len(row):
             break
         prefixes, totals = extended.keep(row, column), sums
-    return _without_echoes([*found, *_sentences(prefixes.tokens, totals)], view)
+    return without_echoes([*found, *_sentences(prefixes.tokens, totals)], view)
 
 
 def echoes(tokens: Tensor, candidates: Tensor) -> Tensor:
@@ -221,8 +221,13 @@ def echoes(tokens: Tensor, candidates: Tensor) -> Tensor:
     return same & (candidates == tokens[:, :1])
 
 
-def _without_echoes(sentences: Sequence[Sentence], view: Transformer) -> list[Sentence]:
-    """Return sentences, each once, with those that only repeat their first token cut to it."""
+def without_echoes(
+    sentences: Sequence[tuple[tuple[int, ...], float]], view: Transformer
+) -> list[Sentence]:
+    """Return sentences, each once, without those that begin others.
+
+    Those that only repeat their first token are cut to it: see `grow`.
+    """
     once: dict[tuple[int, ...], float] = {}
     for tokens, distance in sentences:
         echo = not view.absolute and len({*tokens}) == 1

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import normalize
 
 from .base import Adversary, Observation, Reconstruction
-from .dager import Limit, echoes, grow, sentence_of
+from .dager import Limit, echoes, grow, sentence_of, without_echoes
 from .diverse_beams import Candidate, Search, search
 from .gradient_atoms import pursue, sentence_atoms
 from .sentence_ends import Ending, find_endings
@@ -236,7 +236,7 @@ class SOMP(Adversary):
             found: The sentences of stage II, the best first.
             prefixes: Whether what they begin with are candidates, too.
         """
-        longest = _longest([candidate.tokens for candidate in found])
+        longest = [sentence.tokens for sentence in without_echoes(found, view)]
         endings = find_endings(view, observation, longest)
         if endings is None:
             endings = [Ending(tokens, 0, 1.0, 1.0, True) for tokens in longest]
@@ -343,12 +343,6 @@ def _beginnings(view: Transformer, sentences: Sequence[tuple[int, ...]]) -> list
     if view.space.task == "next-token":
         return [Ending(s[:-1], s[-1], 1.0, 1.0, True) for s in [*once][:_PREFIXES]]
     return [Ending(s, 0, 1.0, 1.0, True) for s in [*once][:_PREFIXES]]
-
-
-def _longest(sentences: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return sentences, each once, without those that begin others."""
-    begun = {other[:end] for other in sentences for end in range(1, len(other))}
-    return [tokens for tokens in dict.fromkeys(sentences) if tokens not in begun]
 
 
 def _rouge_l(one: Sequence[int], other: Sequence[int]) -> float:

@@ -34,6 +34,13 @@ def test_recovers_a_batch_exactly(family: str, task: str) -> None:
         assert guess.confidence.min() > 0.9
 
 
+def test_recovers_sentences_of_two_words() -> None:
+    """Whose only input leads to itself, again and again, if positions are rotations."""
+    tokens = sentences([9, 2, 6])
+    guess = SOMP().reconstruct(seen_by_server(language_model("llama"), tokens), rng())
+    assert recovered(guess, tokens) == 1
+
+
 def test_head_wise_scores_find_the_tokens_of_one_sentence() -> None:
     tokens = sentences([6])
     observation = seen_by_server(language_model("gpt2"), tokens)
