@@ -7,7 +7,9 @@ over these, and says so in `scope`; the worst case is what it would be without t
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import reduce
 from math import nan
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,13 +115,13 @@ def worst_case(results: Results) -> pd.DataFrame:
     candidates; each is NaN if no attack of its kind ran. All have limits and a text. Advantages
     are over the larger of the blind guess's rate and chance.
     """
-    rates = results.rates()
+    rates = dict(iter(results.rates().groupby(ARM, sort=False)))
+    victims = dict(iter(results.worst_victims().groupby(level=ARM, sort=False)))
     lines = []
-    for arm, attacks in results.attacks.groupby(ARM, dropna=False, sort=False):
-        place = dict(zip(ARM, arm, strict=True))
-        own = rates[(rates[ARM] == list(arm)).all(axis=1)]
-        limits = {key: v for name in SERVERS for key, v in _worst(attacks, own, name).items()}
-        lines.append(place | attacks[DEFENSE].iloc[0].to_dict() | limits)
+    for line in results.attacks[[*ARM, *DEFENSE]].drop_duplicates(ARM).to_dict("records"):
+        arm = tuple(line[name] for name in ARM)
+        own = (_worst(victims[arm], rates[arm], server) for server in SERVERS)
+        lines.append(reduce(or_, own, line))
     columns = [*ARM, *DEFENSE, "observations"]
     columns += [column(server, name) for server in SERVERS for name in _LIMITS]
     table = pd.DataFrame(lines, columns=columns).astype({"checkpoint": "Int64", "control": bool})
@@ -148,13 +150,25 @@ def victim_matrix(
         checkpoint: Which attacked round.
         server: One of `SERVERS`.
     """
-    here = at(results.attacks, scenario, checkpoint)
-    worst = {
-        defense: _worst_victims(group, server)
-        for defense, group in here.groupby("defense", sort=False)
-    }
-    victims = pd.MultiIndex.from_frame(here[_VICTIM].drop_duplicates()).sort_values()
-    return pd.DataFrame(worst, index=victims).rename_axis(columns="defense")
+    found = results.worst_victims()[server]
+    levels = [found.index.get_level_values(name) for name in ("scenario", "checkpoint")]
+    here = found[(levels[0] == scenario) & (levels[1] == checkpoint)]
+    defenses = at(results.attacks[ARM], scenario, checkpoint)["defense"].unique()
+    matrix = here.droplevel(["scenario", "checkpoint"]).unstack("defense")
+    return matrix.reindex(columns=defenses).rename_axis(columns="defense").sort_index()
+
+
+def worst_victims(results: Results) -> pd.DataFrame:
+    """Return, per arm and victim, whether any attack of each server identified it.
+
+    1 if one did, 0 if not, NaN if no attack of that server's ran on it.
+    """
+    deciding = ["identified", "baseline", "threat", "candidates_granted"]
+    attacks = results.attacks[[*ARM, *_VICTIM, *deciding]].copy()
+    attacks["identified"] = _floats(attacks["identified"])
+    counted = {name: attacks["identified"].where(_counted(attacks, name)) for name in SERVERS}
+    table = attacks[[*ARM, *_VICTIM]].assign(**counted)
+    return table.groupby([*ARM, *_VICTIM], sort=False).max()
 
 
 def at(frame: pd.DataFrame, scenario: str, checkpoint: int) -> pd.DataFrame:
@@ -312,19 +326,19 @@ def _advantages(success: pd.Series[float], blind: pd.Series[float]) -> list[floa
     return [advantage(*pair) for pair in zip(success, blind, strict=True)]
 
 
-def _worst(attacks: pd.DataFrame, rates: pd.DataFrame, server: str) -> dict[str, Any]:
+def _worst(victims: pd.DataFrame, rates: pd.DataFrame, server: str) -> dict[str, Any]:
     """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
     own = rates[_counted(rates, server) & _own(rates, server)]
     if tried(own).any():
-        victims = _worst_victims(attacks, server)
-        unit = victims.groupby(level=["seed", "observation"]).ngroup()
-        limits, observations = _limits(victims, unit), unit.nunique()
+        found = victims[server].dropna()
+        unit = found.groupby(level=["seed", "observation"]).ngroup()
+        limits, observations = _limits(found, unit), unit.nunique()
     else:
         limits, observations = _NO_LIMITS, 0
         if own["refused"].any():
             limits = limits | {"text": "refused by the client"}
-    found = {column(server, name): value for name, value in limits.items()}
-    return found | ({"observations": observations} if server == "passive" else {})
+    named = {column(server, name): value for name, value in limits.items()}
+    return named | ({"observations": observations} if server == "passive" else {})
 
 
 def _counted(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
@@ -340,13 +354,6 @@ def _own(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
     if server == "candidates":
         return attacks["candidates_granted"]
     return attacks["threat"] == server
-
-
-def _worst_victims(attacks: pd.DataFrame, server: str) -> pd.Series[float]:
-    """Return, per victim of one arm, whether any attack of a server identified it."""
-    counted = _counted(attacks, server) & attacks["identified"].notna()
-    scored = attacks.loc[counted, [*_VICTIM, "identified"]]
-    return scored.astype({"identified": float}).groupby(_VICTIM)["identified"].max()
 
 
 def _accuracy(group: pd.DataFrame) -> dict[Hashable, Any]:

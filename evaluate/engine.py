@@ -35,7 +35,7 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31),
 }
 
-_PRELOADED = ["torch", "torch._dynamo", "opacus", "scipy.stats", "pydantic"]
+_PRELOADED = ["torch", "torch._dynamo", "opacus", "scipy.stats", "pydantic", "pandas", "rich"]
 """What workers need and is slow to import, and is not ours: that may be edited between two runs."""
 
 

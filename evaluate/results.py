@@ -79,6 +79,11 @@ class Results:
         return analysis.attack_rates(self)
 
     @_once
+    def worst_victims(self) -> pd.DataFrame:
+        """Return whom each server identified: see `analysis.worst_victims`."""
+        return analysis.worst_victims(self)
+
+    @_once
     def worst_case(self) -> pd.DataFrame:
         """Return the success of the panel as one adversary: see `analysis.worst_case`."""
         return analysis.worst_case(self)

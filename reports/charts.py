@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import altair as alt
 import pandas as pd
 import vl_convert
+from altair.utils import schemapi
 from markupsafe import escape
 
 Layers = alt.LayerChart | alt.FacetChart  # what altair.layer is declared to return
@@ -78,8 +80,7 @@ class Figure:
 
     def narrow_spec(self) -> str:
         """Return the same for a narrow screen; nothing if it is the same there."""
-        # Made as the wide one is, which has been held against the schema: that takes seconds.
-        return "" if self.narrow is None else _page_json(_spec(self.narrow, validate=False))
+        return "" if self.narrow is None else _page_json(_spec(self.narrow))
 
     @cached_property
     def svg(self) -> str:
@@ -96,9 +97,18 @@ class Figure:
         return bytes(vl_convert.svg_to_png(self.svg, scale=2))
 
 
-def _spec(chart: Chart, *, validate: bool = True) -> dict[str, Any]:
+def unvalidated() -> AbstractContextManager[None]:
+    """Return a context in which charts are made at once.
+
+    Outside of it, Altair holds every part of a chart against its schema, which takes seconds and
+    is for tests.
+    """
+    return schemapi.debug_mode(False)
+
+
+def _spec(chart: Chart) -> dict[str, Any]:
     with alt.data_transformers.enable("default", max_rows=None):
-        spec: dict[str, Any] = chart.to_dict(validate=validate)
+        spec: dict[str, Any] = chart.to_dict(validate=False)
     return spec
 
 

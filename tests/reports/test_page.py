@@ -15,6 +15,8 @@ from synthetic import make_results, write_tiny
 
 from leakfrontier.evaluate.results import Results
 from leakfrontier.reports import write_report
+from leakfrontier.reports.charts import Figure
+from leakfrontier.reports.page import _figures, _scenarios
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
 @pytest.fixture
 def one_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "SCENARIOS", synthetic.SCENARIOS[:1])
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the files of figures empty: the page itself does not need them."""
+    monkeypatch.setattr(Figure, "svg", "")
+    monkeypatch.setattr(Figure, "png", b"")
 
 
 def text_of(page: Path) -> str:
@@ -64,6 +73,15 @@ def test_figures_are_drawn(report: tuple[Path, Results]) -> None:
     assert not list(folder.rglob("*.partial"))
 
 
+def test_charts_keep_to_the_schema(report: tuple[Path, Results]) -> None:
+    figures = _figures(_scenarios(report[1]))
+    assert len(figures) == len(list((report[0] / "figures").glob("*.svg")))
+    for figure in figures:
+        for chart in (figure.chart, figure.narrow):
+            if chart is not None:
+                chart.to_dict(validate=True)
+
+
 def test_zero_is_never_printed_as_zero(report: tuple[Path, Results]) -> None:
     page = text_of(report[0] / "report.html")
     assert "&lt;= 16.8 %" in page
@@ -76,7 +94,7 @@ def test_page_names_gaps(report: tuple[Path, Results]) -> None:
     assert "ValueError: loss is not finite" in page
 
 
-@pytest.mark.usefixtures("one_scenario")
+@pytest.mark.usefixtures("one_scenario", "undrawn")
 def test_page_shows_what_is_refuted_and_what_was_not_asked(tmp_path: Path) -> None:
     make_results(tmp_path, guaranteed=True, measured=0.8)
     page = text_of(write_report(tmp_path))
@@ -91,6 +109,7 @@ def test_page_shows_what_is_refuted_and_what_was_not_asked(tmp_path: Path) -> No
     assert not points.loc["TopK", "refuted"].any()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_headline_does_not_praise_what_gains_nothing(tmp_path: Path) -> None:
     write_tiny(
         tmp_path,
@@ -104,7 +123,7 @@ def test_the_headline_does_not_praise_what_gains_nothing(tmp_path: Path) -> None
     assert "is not shown to be more private than no defense" in page
 
 
-@pytest.mark.usefixtures("one_scenario")
+@pytest.mark.usefixtures("one_scenario", "undrawn")
 def test_page_without_references(tmp_path: Path) -> None:
     make_results(tmp_path, control=False, baseline=False)
     page = text_of(write_report(tmp_path))
@@ -117,6 +136,7 @@ def test_page_without_any_result(tmp_path: Path) -> None:
     assert "nothing to report yet" in text_of(write_report(tmp_path))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_labels_are_escaped(tmp_path: Path) -> None:
     evil = "Evil(name='</script><img src=x>')"
     write_tiny(tmp_path, [("none", "none", None, 900, [True]), (evil, "Evil", 1.0, 800, [True])])
@@ -125,6 +145,7 @@ def test_labels_are_escaped(tmp_path: Path) -> None:
     assert "&lt;img src=x&gt;" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_missing_baseline_is_named(tmp_path: Path) -> None:
     write_tiny(
         tmp_path,
@@ -141,7 +162,7 @@ def test_a_missing_baseline_is_named(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("one_scenario")
+@pytest.mark.usefixtures("one_scenario", "undrawn")
 def test_page_says_what_was_refused_and_what_was_not_needed(tmp_path: Path) -> None:
     make_results(tmp_path, active=True, cascade=True, refuses="TopK(ratio=0.1)")
     page = text_of(write_report(tmp_path))
@@ -172,7 +193,7 @@ DEFINITIONS = {
 }
 
 
-@pytest.mark.usefixtures("one_scenario")
+@pytest.mark.usefixtures("one_scenario", "undrawn")
 @pytest.mark.parametrize("media", DEFINITIONS)
 def test_definitions_are_those_of_the_modality(tmp_path: Path, media: Any) -> None:  # noqa: ANN401
     make_results(tmp_path, media=media)
@@ -182,7 +203,7 @@ def test_definitions_are_those_of_the_modality(tmp_path: Path, media: Any) -> No
     assert ("How close the reconstructions are" in page) == (media != "tokens")
 
 
-@pytest.mark.usefixtures("one_scenario")
+@pytest.mark.usefixtures("one_scenario", "undrawn")
 @pytest.mark.parametrize("checkpoints", [(0,), (0, 40)], ids=["one round", "two rounds"])
 def test_page_works_offline(page: Page, tmp_path: Path, checkpoints: tuple[int, ...]) -> None:
     make_results(tmp_path, checkpoints=checkpoints, candidates=True, guaranteed=True, bound=0.9)
@@ -216,7 +237,7 @@ def test_page_works_offline(page: Page, tmp_path: Path, checkpoints: tuple[int, 
     assert [url for url in requests if not url.startswith(("data:", "blob:", address))] == []
 
 
-@pytest.mark.usefixtures("one_scenario")
+@pytest.mark.usefixtures("one_scenario", "undrawn")
 def test_sound_is_playable(page: Page, tmp_path: Path) -> None:
     make_results(tmp_path, media="audio/wav")
     problems: list[str] = []
@@ -236,7 +257,7 @@ def test_sound_is_playable(page: Page, tmp_path: Path) -> None:
     assert problems == []
 
 
-@pytest.mark.usefixtures("one_scenario")
+@pytest.mark.usefixtures("one_scenario", "undrawn")
 def test_wrong_tokens_are_marked_and_not_by_colour_alone(page: Page, tmp_path: Path) -> None:
     make_results(tmp_path, media="tokens")
     page.goto(write_report(tmp_path).as_uri())
