@@ -35,31 +35,14 @@ def accuracy(defense: Defense, protocol: Protocol, server: str, lr: float, round
     return data.modality.evaluate(model, test).correct / len(test.targets)
 
 
-def late_accuracy(protocol: Protocol, rounds: int = 130) -> float:
-    """Return the mean accuracy on fashion-mini over the last rounds."""
-    data = load_dataset("fashion-mini")
-    train, test = data.normalised
-    model = build_model("mlp", data.space, rng(), width=32)
-    client = Client(model, cross_entropy, Defense(), protocol, data.space)
-    federation = Federation(client, partition(train, 8, "iid", rng()), 4, server="sgd", lr=1.0)
-    found: list[float] = []
-    federation.train(
-        rounds,
-        rng(),
-        at=range(rounds - 20, rounds + 1, 4),
-        on_checkpoint=lambda _, model: found.append(
-            data.modality.evaluate(model, test).correct / len(test.targets)
-        ),
-    )
-    return sum(found) / len(found)
-
-
 @pytest.mark.parametrize(
     ("protocol", "server", "lr", "rounds"),
     [
         (FedSGD(), "adam", 0.01, 60),
         (FedSGD(), "sgd", 0.2, 150),
-        (FedAvg(epochs=1, batch_size=32, lr=0.1), "sgd", 1.0, 60),
+        (FedAvg(epochs=1, batch_size=32, lr=0.1), "sgd", 1.0, 40),
+        # `benchmarks/asynchronous.py` compares its accuracy with FedAvg's.
+        (FedBuff(epochs=1, batch_size=32, lr=0.1, buffer=4, oldest=2), "sgd", 1.0, 40),
     ],
 )
 def test_training_learns(protocol: Protocol, server: str, lr: float, rounds: int) -> None:
@@ -107,15 +90,6 @@ def test_checkpoints_are_called_at_the_chosen_rounds() -> None:
 def test_rejects_bad_parameters(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Federation(make_client(mlp()), [batch(2)] * 2, **options)  # type: ignore[arg-type]
-
-
-def test_buffered_training_reaches_the_accuracy_of_averaging() -> None:
-    """As many steps of the server, of as many uploads; `benchmarks/asynchronous.py` has more."""
-    local = {"epochs": 1, "batch_size": 32, "lr": 0.05}
-    synchronous = late_accuracy(FedAvg(**local))  # type: ignore[arg-type]
-    assert synchronous > 0.75
-    late = late_accuracy(FedBuff(**local, buffer=4, oldest=4))  # type: ignore[arg-type]
-    assert late > synchronous - 0.03
 
 
 def trained(protocol: FedBuff, defense: Defense, rounds: int = 8) -> Federation:
