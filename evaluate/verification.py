@@ -29,13 +29,16 @@ from scipy import stats
 from leakfrontier.adversaries import PANEL
 
 from .analysis import FINISHED
+from .archive import PackError
 from .cascade import Schedule, Step
 from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial
 from .config import RunConfig, load_config
 from .data import forget_fingerprints
 from .engine import LOCAL, Engine, Failure
+from .environment import environment
 from .labels import rows
-from .pack import Pack, PackError, derived, environment, exact, frame_of, narrowed
+from .pack import Pack, derived, narrowed
+from .packed_rows import exact, frame_of
 from .rows import Outcome
 from .run import plan
 from .statistics import sign_test

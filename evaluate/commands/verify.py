@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..pack import AlteredError, read_pack
+from ..archive import AlteredError
+from ..pack import read_pack
 from ..verification import TOLERANCE, Verification, escapes
 from ..verification import verify as verify_pack
 from .options import Address, EngineName, EngineOption, Workers, engine_from

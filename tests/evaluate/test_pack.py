@@ -13,15 +13,10 @@ from packing import make_pack, rewritten
 from rich.console import Console
 
 from leakfrontier.evaluate.analysis import victim_matrix
+from leakfrontier.evaluate.archive import AlteredError, PackError
 from leakfrontier.evaluate.config import load_config
-from leakfrontier.evaluate.pack import (
-    AlteredError,
-    PackError,
-    exact,
-    outcomes_of,
-    pack_run,
-    read_pack,
-)
+from leakfrontier.evaluate.pack import pack_run, read_pack
+from leakfrontier.evaluate.packed_rows import exact, outcomes_of
 from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.run import run
 
@@ -175,7 +170,7 @@ def test_what_is_no_pack(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PackError, match=r"has no pack\.json"):
         read_pack(path)
     path.write_bytes(whole)
-    monkeypatch.setattr("leakfrontier.evaluate.pack.MOST_BYTES", 1000)
+    monkeypatch.setattr("leakfrontier.evaluate.archive.MOST_BYTES", 1000)
     with pytest.raises(PackError, match="too large for a pack"):
         read_pack(path)
 

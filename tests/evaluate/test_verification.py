@@ -12,8 +12,9 @@ from rich.console import Console
 from scipy import stats
 
 from leakfrontier.evaluate import verification
+from leakfrontier.evaluate.archive import PackError
 from leakfrontier.evaluate.config import load_config
-from leakfrontier.evaluate.pack import PackError, pack_run, read_pack
+from leakfrontier.evaluate.pack import pack_run, read_pack
 from leakfrontier.evaluate.run import run
 from leakfrontier.evaluate.verification import choose, escape_probability, escapes, verify
 

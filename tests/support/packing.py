@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 from synthetic import make_results
 
-from leakfrontier.evaluate.pack import outcomes_of, write_pack
+from leakfrontier.evaluate.pack import write_pack
+from leakfrontier.evaluate.packed_rows import outcomes_of
 from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.store import Store
 

@@ -1,0 +1,57 @@
+"""What rows depend on besides their configuration: versions, code and machine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .engine import cores
+from .identity import ROOT
+from .plugins import digest_of
+from .rows import digest
+
+PACKAGES = ("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas")
+"""Those on which rows depend."""
+
+
+def environment() -> dict[str, Any]:
+    """Return what rows depend on besides the configuration: versions, code and machine."""
+    files = sorted(
+        file
+        for part in ("defenses", "adversaries", "evaluate")
+        for file in (ROOT / part).rglob("*.py")
+    )
+    return {
+        "versions": {"python": platform.python_version(), **dict(_versions())},
+        "code": digest([(str(file.relative_to(ROOT)), digest_of(file)) for file in files]),
+        "machine": {
+            "system": platform.system(),
+            "architecture": platform.machine(),
+            "processor": _processor(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "cores": cores(),
+        },
+    }
+
+
+def _versions() -> Iterable[tuple[str, str]]:
+    for name in PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            yield name, "not installed"
+
+
+def _processor() -> str:
+    """Return what the processor is called."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
