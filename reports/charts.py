@@ -19,6 +19,7 @@ import altair as alt
 import pandas as pd
 import vl_convert
 from altair.utils import schemapi
+from altair.utils.data import to_values
 from markupsafe import escape
 
 Layers = alt.LayerChart | alt.FacetChart  # what altair.layer is declared to return
@@ -107,9 +108,20 @@ def unvalidated() -> AbstractContextManager[None]:
 
 
 def _spec(chart: Chart) -> dict[str, Any]:
-    with alt.data_transformers.enable("default", max_rows=None):
+    """Return a specification with its data apart, by name: Altair copies what it holds often."""
+    datasets: dict[str, Any] = {}
+
+    def named(data: Any) -> dict[str, str]:  # noqa: ANN401 - as Altair declares it
+        values = to_values(data)["values"]
+        same = (name for name, known in datasets.items() if known == values)
+        name = next(same, f"data-{len(datasets)}")
+        datasets[name] = values
+        return {"name": name}
+
+    alt.data_transformers.register(named.__name__, named)
+    with alt.data_transformers.enable(named.__name__):
         spec: dict[str, Any] = chart.to_dict(validate=False)
-    return spec
+    return spec | {"datasets": datasets}
 
 
 def _page_json(spec: Mapping[str, Any]) -> str:

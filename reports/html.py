@@ -25,7 +25,7 @@ def render(template: str, **values: object) -> str:
     environment.filters["unbroken"] = _unbroken
     page = environment.get_template(template)
     palette = [(variable_name(light), light, dark) for light, dark in DARK.items()]
-    return page.render(**values, bundle=_javascript(), palette=palette)
+    return page.render(**values, bundle=javascript(), palette=palette)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -43,7 +43,8 @@ def _unbroken(text: str) -> str:
 
 
 @cache
-def _javascript() -> Markup:
+def javascript() -> Markup:
+    """Return the scripts that draw figures; they take seconds to bundle, and are kept."""
     bundle: str = vl_convert.javascript_bundle(
         "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
     )

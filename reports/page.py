@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,7 +29,7 @@ from .figures import (
 from .frontier_figure import frontier_figure
 from .gallery import Gallery, make_gallery
 from .heatmap import heatmap_figure
-from .html import render, write
+from .html import javascript, render, write
 from .tables import (
     Table,
     accuracy_note,
@@ -99,11 +100,13 @@ def write_report(folder: Path) -> Path:
     results = Store(folder).results()
     for name, table in _tables(results).items():
         write(folder / "tables" / f"{name}.csv", table.to_csv(index=False).encode())
-    with unvalidated():
-        scenarios = _scenarios(results)
-    for figure in _figures(scenarios):
-        write(folder / "figures" / f"{figure.name}.png", figure.png)
-        write(folder / "figures" / f"{figure.name}.svg", figure.svg.encode())
+    with ThreadPoolExecutor(1) as meanwhile:
+        meanwhile.submit(javascript)
+        with unvalidated():
+            scenarios = _scenarios(results)
+        for figure in _figures(scenarios):
+            write(folder / "figures" / f"{figure.name}.png", figure.png)
+            write(folder / "figures" / f"{figure.name}.svg", figure.svg.encode())
     page = folder / PAGE_NAME
     write(page, _render(results, scenarios).encode())
     return page
