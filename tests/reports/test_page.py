@@ -65,11 +65,6 @@ def one_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_undrawn(monkeypatch)
-
-
-@pytest.fixture
 def uncharted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave all figures out: what is asked of the page is in its words and tables."""
     for name in ("frontier", "heatmap", "strength", "psnr", "accuracy"):
