@@ -35,6 +35,7 @@ FINISHED = ("ok", "not needed")
 
 _THREATS = ("passive", "parameters", "architecture")
 _VICTIM = ["seed", "observation", "victim"]
+_RATED = ["identified", "unit"]
 _LIMITS = ["rate", "low", "high", "text"]
 _NO_LIMITS: dict[str, Any] = {"rate": nan, "low": nan, "high": nan, "text": "n/a"}
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
@@ -76,7 +77,7 @@ def attack_rates(results: Results) -> pd.DataFrame:
         bound=("bound", "mean"),
         seconds=("seconds", "median"),
     )
-    limits = [_limits(group["identified"], group["unit"]) for _, group in groups]
+    limits = [_limits(group["identified"], group["unit"]) for _, group in groups[_RATED]]
     table[_LIMITS] = pd.DataFrame(limits, index=table.index, columns=_LIMITS)
     table = _attacks_with_an_outcome(results).merge(table.reset_index(), on=ATTACK, how="left")
     counts = ["observations", "victims", "found", "not_applicable", "refused"]
@@ -115,12 +116,14 @@ def worst_case(results: Results) -> pd.DataFrame:
     candidates; each is NaN if no attack of its kind ran. All have limits and a text. Advantages
     are over the larger of the blind guess's rate and chance.
     """
-    rates = dict(iter(results.rates().groupby(ARM, sort=False)))
-    victims = dict(iter(results.worst_victims().groupby(level=ARM, sort=False)))
+    victims = results.worst_victims()
+    victims = victims.assign(unit=victims.groupby(level=["seed", "observation"]).ngroup())
+    of_arm = dict(iter(victims.groupby(level=ARM, sort=False)))
+    chances = {server: _chances(results.rates(), server) for server in SERVERS}
     lines = []
     for line in results.attacks[[*ARM, *DEFENSE]].drop_duplicates(ARM).to_dict("records"):
         arm = tuple(line[name] for name in ARM)
-        own = (_worst(victims[arm], rates[arm], server) for server in SERVERS)
+        own = (_worst(of_arm[arm], server, chances[server].get(arm)) for server in SERVERS)
         lines.append(reduce(or_, own, line))
     columns = [*ARM, *DEFENSE, "observations"]
     columns += [column(server, name) for server in SERVERS for name in _LIMITS]
@@ -271,12 +274,13 @@ def _attacks_with_an_outcome(results: Results) -> pd.DataFrame:
     These were attacked by others under the same defense, but not by this attack, although none of
     its cells failed.
     """
-    cells = results.cells[results.cells["kind"] == "attack"]
+    repetition = [*ATTACK, "seed"]
+    cells = results.cells[[*repetition, *DEFENSE, *ADVERSARY, "kind", "status"]]
+    cells = cells[cells["kind"] == "attack"]
     finished = cells[cells["status"].isin(FINISHED)]
     table = finished[[*ATTACK, *DEFENSE, *ADVERSARY]].drop_duplicates(ATTACK)
-    repetition = [*ATTACK, "seed"]
     whole = cells.assign(whole=cells["status"].isin(FINISHED)).groupby(repetition, dropna=False)
-    units = results.attacks.drop_duplicates([*repetition, "observation"])
+    units = results.attacks[[*repetition, "observation"]].drop_duplicates()
     attacked = units.groupby(repetition, dropna=False).size().rename("attacked")
     uploads = units.drop_duplicates([*ARM, "seed", "observation"]).groupby([*ARM, "seed"]).size()
     counts = whole["whole"].all().reset_index()
@@ -313,7 +317,7 @@ def _limits(identified: pd.Series[Any], unit: pd.Series[int]) -> dict[str, Any]:
 def _blind(attacks: pd.DataFrame) -> pd.DataFrame:
     """Return, per arm, the rate of the best blind guess and chance."""
     tries = 1 + attacks["transformed"].fillna(False).astype(int)  # the victim, what was made of it
-    scores = attacks.assign(
+    scores = attacks[[*ARM, "adversary", "baseline"]].assign(
         chance=tries / attacks["candidates"], prior=_floats(attacks["identified"])
     )
     guesses = scores[scores["baseline"]].groupby([*ARM, "adversary"], dropna=False)
@@ -326,16 +330,24 @@ def _advantages(success: pd.Series[float], blind: pd.Series[float]) -> list[floa
     return [advantage(*pair) for pair in zip(success, blind, strict=True)]
 
 
-def _worst(victims: pd.DataFrame, rates: pd.DataFrame, server: str) -> dict[str, Any]:
-    """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
+def _chances(rates: pd.DataFrame, server: str) -> dict[Hashable, tuple[bool, bool]]:
+    """Return, per arm, whether a server tried anything of its own, and was refused anything."""
     own = rates[_counted(rates, server) & _own(rates, server)]
-    if tried(own).any():
-        found = victims[server].dropna()
-        unit = found.groupby(level=["seed", "observation"]).ngroup()
-        limits, observations = _limits(found, unit), unit.nunique()
+    chances = own[ARM].assign(tried=tried(own), refused=own["refused"] > 0)
+    found = chances.groupby(ARM, sort=False).any()
+    flags = found.itertuples(index=False, name=None)
+    return {arm: (bool(one), bool(two)) for arm, (one, two) in zip(found.index, flags, strict=True)}
+
+
+def _worst(victims: pd.DataFrame, server: str, chance: tuple[bool, bool] | None) -> dict[str, Any]:
+    """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
+    tried, refused = chance or (False, False)
+    if tried:
+        found = victims[[server, "unit"]].dropna(subset=server)
+        limits, observations = _limits(found[server], found["unit"]), found["unit"].nunique()
     else:
         limits, observations = _NO_LIMITS, 0
-        if own["refused"].any():
+        if refused:
             limits = limits | {"text": "refused by the client"}
     named = {column(server, name): value for name, value in limits.items()}
     return named | ({"observations": observations} if server == "passive" else {})

@@ -193,9 +193,10 @@ def _blind_guess(evidence: _Evidence) -> Check:
 
 def _no_better_than_blind(rows: pd.DataFrame) -> Iterator[str]:
     """Yield the undefended attacks whose success is not significantly above the blind guess's."""
-    control = rows[rows["identified"].notna() & rows["control"]]
-    control = control.astype({"identified": float})
     victim = ["scenario", "checkpoint", "seed", "observation", "victim"]
+    known = [*ATTACK, "seed", "observation", "victim", "identified", "baseline", "control"]
+    control = rows.loc[rows["identified"].notna() & rows["control"], known]
+    control = control.astype({"identified": float})
     blind = control[control["baseline"]].groupby(victim)["identified"].max().rename("blind")
     paired = control[~control["baseline"]].merge(blind.reset_index(), on=victim)
     for _, group in paired.groupby(ATTACK, dropna=False, sort=False):
@@ -211,7 +212,7 @@ def _optimiser(evidence: _Evidence) -> Check:
     failed = optimiser_failed(rows)
     # A guess near enough to identify the victim need not reach the truth's own objective.
     missed = failed * ~rows["identified"].fillna(False).astype(bool)
-    defended = rows.assign(missed=missed)[~rows["control"]]
+    defended = rows[ATTACK].assign(missed=missed)[~rows["control"]]
     if defended["missed"].isna().all():
         return _not_asked("optimiser", "No optimising attack ran against a defense.")
     missed = defended.groupby(ATTACK, dropna=False, sort=False)["missed"].mean()
@@ -326,7 +327,8 @@ def _crippled(rows: pd.DataFrame) -> Iterator[str]:
     By a sign test over uploads. One that a cascade spared the ignorant attack counts for the
     informed: others have broken it, perhaps the informed attack itself.
     """
-    scored = rows[rows["simulates"] & ~rows["control"] & rows["identified"].notna()]
+    known = [*ATTACK, "control", "seed", "observation", "identified"]
+    scored = rows.loc[rows["simulates"] & ~rows["control"] & rows["identified"].notna(), known]
     scored = scored.astype({"identified": float, "knows_defense": bool})
     cases, p_values = [], []
     for _, group in scored.groupby([*ARM, "adversary"], sort=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ def short_names(frame: pd.DataFrame, role: Literal["defense", "adversary"]) -> d
         frame: Has the labels of a role, its kind (family or class) and its options.
         role: Whose names.
     """
-    kinds = frame.drop_duplicates(role).set_index(role)[_KIND[role]]
+    kinds = dict(_methods(frame, role)[[role, _KIND[role]]].itertuples(index=False, name=None))
     return {
         label: " ".join([str(kinds[label]), _listing(options)]).strip()
         for label, options in _differences(frame, role).items()
@@ -58,11 +59,9 @@ def short_names(frame: pd.DataFrame, role: Literal["defense", "adversary"]) -> d
 
 def shared_options(frame: pd.DataFrame, role: Literal["defense", "adversary"]) -> dict[str, str]:
     """Return the options that `short_names` leaves out, by kind, where there are any."""
-    methods, kept = frame.drop_duplicates(role), _differences(frame, role)
+    methods, kept = _methods(frame, role), _differences(frame, role)
     shared = {}
-    for label, kind, options in zip(
-        methods[role], methods[_KIND[role]], methods[f"{role}_options"], strict=True
-    ):
+    for label, kind, options in methods.itertuples(index=False, name=None):
         left = {key: str(value) for key, value in options.items() if key not in kept[label]}
         shared[str(kind)] = _listing(left)
     return {kind: listing for kind, listing in shared.items() if listing}
@@ -84,7 +83,10 @@ def describe_defenses(frame: pd.DataFrame) -> pd.DataFrame:
         ["control", "family", "strength", "defense"], ascending=[False, True, True, True]
     )
     kept = _differences(arms, "defense")
-    knobs = {family: _knob(group, kept) for family, group in arms.groupby("family")}
+    strengths: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows(arms):
+        strengths[row.family][row.defense] = row.strength
+    knobs = {family: _knob(own, kept) for family, own in strengths.items()}
     labels = arms["defense"]
     arms = arms.assign(
         name=labels.map(short_names(arms, "defense")),
@@ -108,29 +110,39 @@ def sweeps(arms: pd.DataFrame) -> Iterator[pd.DataFrame]:
             yield from (alike for _, alike in family.groupby(others) if len(alike) > 1)
 
 
+def _methods(frame: pd.DataFrame, role: str) -> pd.DataFrame:
+    """Return label, kind and options of every method in a role."""
+    return frame[[role, _KIND[role], f"{role}_options"]].drop_duplicates(role)
+
+
 def _differences(frame: pd.DataFrame, role: str) -> dict[str, dict[str, str]]:
     """Return, for every label, those options that differ within its kind, as text."""
-    methods = frame.drop_duplicates(role)
-    found = {}
-    for _, peers in methods.groupby(_KIND[role], sort=False):
-        texts = [{key: str(value) for key, value in o.items()} for o in peers[f"{role}_options"]]
-        for label, own in zip(peers[role], texts, strict=True):
-            found[str(label)] = {
-                key: value for key, value in own.items() if any(t.get(key) != value for t in texts)
-            }
-    return {label: found[label] for label in methods[role]}
+    methods = [*_methods(frame, role).itertuples(index=False, name=None)]
+    peers: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for _, kind, options in methods:
+        peers[kind].append({key: str(value) for key, value in options.items()})
+    return {
+        label: {
+            key: str(value)
+            for key, value in options.items()
+            if any(peer.get(key) != str(value) for peer in peers[kind])
+        }
+        for label, kind, options in methods
+    }
 
 
 def _listing(options: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in options.items())
 
 
-def _knob(family: pd.DataFrame, kept: Mapping[str, Mapping[str, str]]) -> str:
+def _knob(strengths: Mapping[str, float], kept: Mapping[str, Mapping[str, str]]) -> str:
     """Return the first option that decides a family's strength by itself."""
-    for option in {key: None for label in family["defense"] for key in kept[label]}:
-        values = [kept[label].get(option) for label in family["defense"]]
-        strengths = family.groupby(pd.Series(values, index=family.index), dropna=False)["strength"]
-        if family["strength"].nunique() > 1 and strengths.nunique().max() == 1:
+    known = {label: strength for label, strength in strengths.items() if pd.notna(strength)}
+    if len({*known.values()}) < 2:
+        return ""
+    for option in {key: None for label in strengths for key in kept[label]}:
+        pairs = {(kept[label].get(option), strength) for label, strength in known.items()}
+        if len(pairs) == len({value for value, _ in pairs}):
             return option
     return ""
 

@@ -9,7 +9,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,8 @@ class Store:
     ) -> None:
         names = _columns(row_type)
         marks = ", ".join("?" * (len(names) + 1))
-        values = [(key, *asdict(row).values()) for row in rows]
+        values_of = attrgetter(*names)
+        values = [(key, *values_of(row)) for row in rows]
         database.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
 
     @contextmanager

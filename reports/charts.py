@@ -3,6 +3,10 @@
 Colours are those of Okabe and Ito, which most colour-blind readers can tell apart; families
 differ in shape as well. Files are light; on a page every colour of `DARK` is a variable of its
 style sheet, so that a chart follows the reader's colour scheme without being drawn again.
+
+Axes, scales and legends are dictionaries, and channels are named as such: Altair copies a chart
+for every layer, with all that its own objects might be given, and searches its schema for what a
+mere text may be.
 """
 
 from __future__ import annotations
@@ -140,8 +144,7 @@ def variable_name(colour: str) -> str:
 
 def share(field: str, title: str | None = None) -> alt.Y:
     """Return a vertical axis of shares."""
-    scale = alt.Scale(domain=[0, 1])
-    return alt.Y(field, scale=scale, axis=alt.Axis(format="%"), title=title)
+    return alt.Y(field, scale={"domain": [0, 1]}, axis={"format": "%"}, title=title)
 
 
 def family_colours(arms: pd.DataFrame) -> Mapping[str, str]:

@@ -65,13 +65,17 @@ def _strength_panel(sweep: str, group: pd.DataFrame, colour: str, control: float
             "setting:N",
             sort=group["setting"].tolist(),
             title=f"{group['knob'].iloc[0]} (stronger \u2192)",
-            axis=alt.Axis(labelAngle=0),
+            axis={"labelAngle": 0},
         ),
         y=share("rate:Q", "Worst-case success"),
-        tooltip=["defense:N", alt.Tooltip("text:N", title="success"), "observations:Q"],
+        tooltip=[
+            alt.Tooltip("defense:N"),
+            alt.Tooltip("text:N", title="success"),
+            alt.Tooltip("observations:Q"),
+        ],
     )
     layers: list[alt.Chart] = [
-        base.mark_rule(color=colour, strokeWidth=1.5).encode(y=share("low:Q"), y2="high:Q"),
+        base.mark_rule(color=colour, strokeWidth=1.5).encode(y=share("low:Q"), y2=alt.Y2("high:Q")),
         base.mark_line(color=colour, strokeWidth=2),
         base.mark_point(color=colour, filled=True, size=60, opacity=1),
     ]
@@ -111,7 +115,7 @@ def psnr_figure(
     longest = float(best.max())
 
     def draw(data: pd.DataFrame, title: str) -> Layers:
-        x = alt.X("x:Q", title="PSNR (dB)", scale=alt.Scale(domain=[0, max(longest, 20.0)]))
+        x = alt.X("x:Q", title="PSNR (dB)", scale={"domain": [0, max(longest, 20.0)]})
         y = share("y:Q", "Victims at or below")
         return _lines(data, _along(data), title, x, y, align="center")
 
@@ -178,11 +182,11 @@ def _lines(
             y=y,
             color=alt.Color("colour:N", scale=None),
             opacity=alt.Opacity("weight:Q", scale=None),
-            detail="defense:N",
-            tooltip=["defense:N"],
+            detail=alt.Detail("defense:N"),
+            tooltip=[alt.Tooltip("defense:N")],
         )
     )
-    spots = alt.Chart(names).encode(x=x, y=y, text="setting:N")
+    spots = alt.Chart(names).encode(x=x, y=y, text=alt.Text("setting:N"))
     place: dict[str, Any] = {"align": align, "dx": 6 if align == "left" else 0, "fontSize": 11}
     halo = spots.mark_text(color=PAPER, stroke=PAPER, strokeWidth=4, strokeJoin="round", **place)
     words = spots.mark_text(color=INK, **place)

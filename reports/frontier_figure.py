@@ -129,30 +129,30 @@ def _frontier_layers(
     x = alt.X(
         "accuracy:Q",
         title="Test accuracy, final round",
-        axis=alt.Axis(format="%", tickCount=max(3, width // 90)),
-        scale=alt.Scale(domain=list(domain), nice=False),
+        axis={"format": "%", "tickCount": max(3, width // 90)},
+        scale={"domain": list(domain), "nice": False},
     )
     y = alt.Y(
         "shown:Q",
         title="Worst-case advantage over prior, passive server",
-        axis=alt.Axis(format="%"),
-        scale=alt.Scale(domain=[0, 1]),
+        axis={"format": "%"},
+        scale={"domain": [0, 1]},
     )
     base = alt.Chart().encode(x=x, y=y)
     optimal = alt.datum.pareto
     stairs = (
         base.transform_filter(optimal)
         .mark_line(interpolate="step-before", strokeWidth=6, color=STAIRS)
-        .encode(order="accuracy:Q")
+        .encode(order=alt.Order("accuracy:Q"))
     )
     sweeps = base.mark_line(opacity=0.55, strokeWidth=1.5).encode(
-        color=colour, detail="sweep:N", order="strength:Q"
+        color=colour, detail=alt.Detail("sweep:N"), order=alt.Order("strength:Q")
     )
     across = base.mark_rule(opacity=0.7).encode(
-        x=alt.X("accuracy_low:Q"), x2="accuracy_high:Q", color=colour
+        x=alt.X("accuracy_low:Q"), x2=alt.X2("accuracy_high:Q"), color=colour
     )
     down = base.mark_rule(opacity=0.7).encode(
-        y=alt.Y("advantage_low:Q"), y2="advantage_high:Q", color=colour
+        y=alt.Y("advantage_low:Q"), y2=alt.Y2("advantage_high:Q"), color=colour
     )
     ticks = (
         base.transform_filter(alt.datum.private)
@@ -186,9 +186,9 @@ def _frontier_layers(
     leaders = (
         base.transform_filter(alt.datum.joined)
         .mark_rule(strokeWidth=1)
-        .encode(x2="end_x:Q", y2="end_y:Q", color=colour)
+        .encode(x2=alt.X2("end_x:Q"), y2=alt.Y2("end_y:Q"), color=colour)
     )
-    names = base.encode(x="label_x:Q", y="label_y:Q", text="label:N")
+    names = base.encode(x=alt.X("label_x:Q"), y=alt.Y("label_y:Q"), text=alt.Text("label:N"))
     halo = names.mark_text(
         fontSize=_FONT, color=PAPER, stroke=PAPER, strokeWidth=3, strokeJoin="round"
     )
@@ -241,18 +241,19 @@ def _family_scales(series: pd.DataFrame, columns: int) -> tuple[alt.Color, alt.S
     shapes = dict.fromkeys(control, "circle")
     shapes |= {name: SHAPES[i % len(SHAPES)] for i, name in enumerate(families)}
     domain = list(colours)
-    legend = alt.Legend(
-        title="Defense", symbolSize=90, labelLimit=260, orient="bottom", columns=columns
-    )
+    legend = {
+        **{"title": "Defense", "symbolSize": 90, "labelLimit": 260},
+        **{"orient": "bottom", "columns": columns},
+    }
     return (
         alt.Color(
             "series:N",
-            scale=alt.Scale(domain=domain, range=list(colours.values())),
+            scale={"domain": domain, "range": list(colours.values())},
             legend=legend,
         ),
         alt.Shape(
             "series:N",
-            scale=alt.Scale(domain=domain, range=list(shapes.values())),
+            scale={"domain": domain, "range": list(shapes.values())},
             legend=legend,
         ),
     )

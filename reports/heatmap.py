@@ -79,9 +79,9 @@ def _layers(defenses: Sequence[str]) -> list[alt.Chart]:
             "name:N",
             sort=defenses,
             title=None,
-            axis=alt.Axis(labelAngle=-35, labelLimit=260, orient="bottom"),
+            axis={"labelAngle": -35, "labelLimit": 260, "orient": "bottom"},
         ),
-        y=alt.Y("attack:N", sort="ascending", title=None, axis=alt.Axis(labelLimit=320)),
+        y=alt.Y("attack:N", sort="ascending", title=None, axis={"labelLimit": 320}),
         tooltip=[
             alt.Tooltip("defense:N"),
             alt.Tooltip("attack:N"),
@@ -92,17 +92,17 @@ def _layers(defenses: Sequence[str]) -> list[alt.Chart]:
             alt.Tooltip("note:N", title="note"),
         ],
     )
-    legend = alt.Legend(
-        format="%",
-        orient="top",
-        gradientLength=240,
-        titleLimit=300,
-        values=[0, 0.25, 0.5, 0.75, 1],
-    )
+    legend = {
+        "format": "%",
+        "orient": "top",
+        "gradientLength": 240,
+        "titleLimit": 300,
+        "values": [0, 0.25, 0.5, 0.75, 1],
+    }
     shade = alt.Color(
         "shade:Q",
         title="Advantage over prior",
-        scale=alt.Scale(range=_HEAT, domain=[0, 1]),
+        scale={"range": _HEAT, "domain": [0, 1]},
         legend=legend,
     )
     ran = base.transform_filter(alt.datum.ran).mark_rect(stroke=PAPER, strokeWidth=2)
@@ -118,7 +118,9 @@ def _layers(defenses: Sequence[str]) -> list[alt.Chart]:
     )
     one, two = alt.datum.below == "", alt.datum.below != ""
     words = [
-        base.transform_filter(lines).mark_text(fontSize=11.5, dy=dy).encode(text=text, color=ink)
+        base.transform_filter(lines)
+        .mark_text(fontSize=11.5, dy=dy)
+        .encode(text=alt.Text(text), color=ink)
         for lines, text, dy in ((one, "shown:N", 0), (two, "shown:N", -6), (two, "below:N", 7))
     ]
     return [ran.encode(color=shade), absent, *words]

@@ -130,6 +130,15 @@ def command() -> Callable[..., tuple[int, str, str]]:
     return call
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the files of figures empty: the page itself does not need them."""
+    from leakfrontier.reports.charts import Figure
+
+    monkeypatch.setattr(Figure, "svg", "")
+    monkeypatch.setattr(Figure, "png", b"")
+
+
 @pytest.fixture(scope="session")
 def few_photos(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Return some images of CIFAR-10, 20 of each class to train on and 20 to test on."""

@@ -21,6 +21,7 @@ IMPRINT = f"{toy_imprint.__file__}:ToyImprint"
 INSPECTING = f"{toy_imprint.__file__}:Inspecting"
 TRAINING = {"rounds": 2, "clients": 4, "clients_per_round": 2, "batch_size": 8}
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 needs_data = pytest.mark.skipif(
     not DATA.is_dir(), reason="LEAKFRONTIER_DATA does not name the folder of datasets"
 )

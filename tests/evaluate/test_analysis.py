@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from synthetic import CANDIDATES, SCENARIOS, make_results
+from synthetic import CANDIDATES, SCENARIOS, make_results, shared_results
 
 from leakfrontier.evaluate import metrics, statistics
 from leakfrontier.evaluate.analysis import optimiser_failed, victim_matrix, with_scores
@@ -20,8 +20,8 @@ LIMITS = ["rate", "low", "high"]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return make_results(tmp_path_factory.mktemp("run"))
+def results() -> Results:
+    return shared_results()
 
 
 def one(table: pd.DataFrame, **labels: object) -> pd.Series:
@@ -72,7 +72,7 @@ def test_not_applicable_is_not_zero(results: Results) -> None:
 
 def test_victims_of_an_observation_are_not_independent(tmp_path: Path) -> None:
     row = one(
-        make_results(tmp_path, batch_size=3).rates(),
+        make_results(tmp_path, scenarios=(LENET,), batch_size=3).rates(),
         scenario=LENET,
         defense="none",
         adversary="InvertingGradients",
@@ -85,7 +85,7 @@ def test_victims_of_an_observation_are_not_independent(tmp_path: Path) -> None:
 
 def test_observations_of_two_seeds_are_distinct(tmp_path: Path) -> None:
     row = one(
-        make_results(tmp_path, seeds=(3, 4, 5), observations=4).rates(),
+        make_results(tmp_path, scenarios=(LENET,), seeds=(3, 4, 5), observations=4).rates(),
         scenario=LENET,
         defense="none",
         adversary="PriorGuess",
@@ -94,7 +94,7 @@ def test_observations_of_two_seeds_are_distinct(tmp_path: Path) -> None:
 
 
 def test_advantage_is_over_the_blind_guess(tmp_path: Path) -> None:
-    results = make_results(tmp_path, blind_success=0.1)
+    results = make_results(tmp_path, scenarios=(LENET,), blind_success=0.1)
     labels = {"scenario": LENET, "defense": "none"}
     row = one(results.rates(), adversary="InvertingGradients", **labels)
     assert (row["prior"], row["chance"]) == pytest.approx((0.1, 1 / CANDIDATES))
@@ -106,7 +106,7 @@ def test_advantage_is_over_the_blind_guess(tmp_path: Path) -> None:
 
 
 def test_without_a_blind_guess_advantage_is_over_chance(tmp_path: Path) -> None:
-    rates = make_results(tmp_path, baseline=False).rates()
+    rates = make_results(tmp_path, scenarios=(LENET,), baseline=False).rates()
     row = one(rates, scenario=LENET, defense="none", adversary="InvertingGradients")
     assert np.isnan(row["prior"])
     assert row["advantage"] == pytest.approx((0.9 - 1 / CANDIDATES) / (1 - 1 / CANDIDATES))
@@ -137,7 +137,7 @@ def test_without_psnr_or_ssim_there_is_no_tier(results: Results, metric: str) ->
 
 
 def test_every_metric_has_its_median(tmp_path: Path) -> None:
-    rates = make_results(tmp_path, media="tokens").rates()
+    rates = make_results(tmp_path, scenarios=(MLP,), media="tokens").rates()
     row = one(rates, scenario=MLP, defense=TOPK, adversary="LinearLeakage")
     assert row["token_accuracy"] == pytest.approx((1 + 0.25) / 2)  # half are identified
     assert rates["psnr"].isna().all()
@@ -160,10 +160,8 @@ def test_worst_case_is_the_union(results: Results, defense: str) -> None:
     assert row["rate"] > successes.mean(axis=1).max() or defense == "none"
 
 
-def test_candidates_are_another_threat_and_do_not_enter_the_worst_case(
-    tmp_path: Path, results: Results
-) -> None:
-    given = make_results(tmp_path, candidates=True)
+def test_candidates_are_another_threat_and_do_not_enter_the_worst_case(results: Results) -> None:
+    given = shared_results(candidates=True)
     plain, both = results.worst_case(), given.worst_case()
     pd.testing.assert_series_equal(both["rate"], plain["rate"])
     assert (both["candidates_rate"] == 1.0).all()
@@ -173,9 +171,10 @@ def test_candidates_are_another_threat_and_do_not_enter_the_worst_case(
     pd.testing.assert_frame_equal(victim_matrix(given, MLP, 0), victim_matrix(results, MLP, 0))
 
 
-def test_each_threat_includes_the_ones_before(tmp_path: Path, results: Results) -> None:
-    active = make_results(tmp_path, active=True)
-    plain, worst = results.worst_case(), active.worst_case()
+def test_each_threat_includes_the_ones_before() -> None:
+    plain = shared_results(scenarios=(MLP,)).worst_case()
+    active = shared_results(scenarios=(MLP,), active=True)
+    worst = active.worst_case()
     pd.testing.assert_series_equal(worst["rate"], plain["rate"])
     assert (worst["parameters_rate"] == 1.0).all()
     assert worst["architecture_rate"].isna().all()
@@ -194,7 +193,7 @@ def test_each_threat_includes_the_ones_before(tmp_path: Path, results: Results) 
 
 @pytest.mark.parametrize("cascade", [False, True])
 def test_a_refusal_is_neither_a_zero_nor_inapplicable(tmp_path: Path, cascade: bool) -> None:
-    results = make_results(tmp_path, active=True, refuses=TOPK, cascade=cascade)
+    results = make_results(tmp_path, scenarios=(MLP,), active=True, refuses=TOPK, cascade=cascade)
     row = one(results.rates(), scenario=MLP, defense=TOPK, adversary="Imprint")
     assert row["text"] == "refused by the client"
     assert row[[*LIMITS, "advantage"]].isna().all()
@@ -214,9 +213,10 @@ def test_a_refusal_is_neither_a_zero_nor_inapplicable(tmp_path: Path, cascade: b
 def test_a_cascade_leaves_the_worst_case_and_says_what_it_spared(
     tmp_path: Path, batch_size: int
 ) -> None:
+    scenarios = SCENARIOS if batch_size == 1 else (MLP,)
     options = {"batch_size": batch_size, "candidates": True, "active": True}
-    whole = make_results(tmp_path / "individual", **options)
-    cascade = make_results(tmp_path / "cascade", cascade=True, **options)
+    whole = make_results(tmp_path / "individual", scenarios=scenarios, **options)
+    cascade = make_results(tmp_path / "cascade", scenarios=scenarios, cascade=True, **options)
     pd.testing.assert_frame_equal(cascade.worst_case(), whole.worst_case())
     for server in ("passive", "parameters", "candidates"):
         pd.testing.assert_frame_equal(
@@ -247,7 +247,9 @@ def test_a_rate_of_a_cascade_is_over_what_was_left(tmp_path: Path) -> None:
 
 
 def test_an_attack_with_nothing_left_to_find_is_still_there(tmp_path: Path) -> None:
-    results = make_results(tmp_path, cascade=True, active=True, attack_success=1.2)
+    results = make_results(
+        tmp_path, scenarios=(MLP,), cascade=True, active=True, attack_success=1.2
+    )
     spared = results.cells[results.cells["status"] == "not needed"]
     assert len(spared)
     labels = {"scenario": MLP, "defense": "TopK(ratio=0.5)", "adversary": "Imprint"}
@@ -261,7 +263,9 @@ def test_an_attack_with_nothing_left_to_find_is_still_there(tmp_path: Path) -> N
 
 
 def test_what_failed_is_not_called_not_needed(tmp_path: Path) -> None:
-    results = make_results(tmp_path, missing=1)  # the ignorant attack on the last seed
+    results = make_results(
+        tmp_path, scenarios=(MLP,), missing=1
+    )  # the ignorant attack on the last seed
     row = one(
         results.rates(),
         scenario=MLP,
@@ -308,7 +312,7 @@ def test_victim_matrix_pairs_the_victims_of_all_defenses(results: Results) -> No
 
 
 def test_checkpoints_are_kept_apart(tmp_path: Path) -> None:
-    results = make_results(tmp_path, checkpoints=(0, 20))
+    results = make_results(tmp_path, scenarios=(MLP,), checkpoints=(0, 20))
     assert set(results.worst_case()["checkpoint"]) == {0, 20}
     assert len(victim_matrix(results, MLP, 20)) == 20
     assert victim_matrix(results, MLP, 7).empty
@@ -360,7 +364,7 @@ def test_types_of_labels_do_not_matter(results: Results) -> None:
 
 
 def test_stored_results_give_the_same_tables(tmp_path: Path) -> None:
-    results = make_results(tmp_path)
+    results = make_results(tmp_path, scenarios=(MLP,))
     pd.testing.assert_frame_equal(Store(tmp_path).results().rates(), results.rates())
 
 

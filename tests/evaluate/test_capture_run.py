@@ -122,6 +122,7 @@ def test_the_control_is_an_undefended_upload_of_the_same_examples(
     assert rates["none", "LinearLeakage"] == 1.0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_writes_the_usual_page(tmp_path: Path, command: Command) -> None:
     captured(tmp_path / "in", Method(name="none"))
     code, output, errors = command(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synthetic import make_results, write_tiny
+from synthetic import SCENARIOS, make_results, shared_results, write_tiny
 
-from leakfrontier.evaluate.frontier import make_frontiers
+from leakfrontier.evaluate.frontier import Frontier, make_frontiers
 
 
 def test_frontier_by_hand(tmp_path: Path) -> None:
@@ -105,12 +105,14 @@ def test_comparisons_are_paired(tmp_path: Path) -> None:
     assert points.loc["More", "verdict"] == "leaks more than Less, accuracy tied"
 
 
+def made_up(draws: int = 20, **options: object) -> Frontier:
+    """Return the frontier of made-up results."""
+    return make_frontiers(shared_results(scenarios=SCENARIOS[:1], **options), draws=draws)[0]
+
+
 @pytest.mark.parametrize(("measured", "refuted"), [(0.8, True), (1.0, False), (None, False)])
-def test_a_refuted_claim_is_never_optimal(
-    tmp_path: Path, measured: float | None, refuted: bool
-) -> None:
-    results = make_results(tmp_path, guaranteed=True, measured=measured)
-    frontier = make_frontiers(results, draws=50)[0]
+def test_a_refuted_claim_is_never_optimal(measured: float | None, refuted: bool) -> None:
+    frontier = made_up(draws=50, guaranteed=True, measured=measured)
     private = frontier.points[frontier.points["family"] == "DPSGD"]
     assert (private["refuted"] == refuted).all()
     assert (private["verdict"] == "its privacy claim is refuted").all() == refuted
@@ -119,7 +121,7 @@ def test_a_refuted_claim_is_never_optimal(
 
 
 def test_bootstrap_is_seeded_and_spans_batches(tmp_path: Path) -> None:
-    results = make_results(tmp_path, batch_size=3, observations=6)
+    results = make_results(tmp_path, scenarios=SCENARIOS[:1], batch_size=3, observations=6)
     first, again = (make_frontiers(results, draws=200, seed=3) for _ in range(2))
     other = make_frontiers(results, draws=200, seed=4)
     for one, two in zip(first, again, strict=True):
@@ -140,9 +142,8 @@ def test_answers_name_the_defense_or_the_reason(tmp_path: Path) -> None:
         assert "within 2 points of the undefended accuracy" in text
 
 
-def test_small_runs_say_that_they_are_small(tmp_path: Path) -> None:
-    frontier = make_frontiers(make_results(tmp_path), draws=50)[0]
-    assert "the run is too small for this question" in frontier.answers[0]
+def test_small_runs_say_that_they_are_small() -> None:
+    assert "the run is too small for this question" in made_up(draws=50).answers[0]
 
 
 @pytest.mark.parametrize(
@@ -152,11 +153,8 @@ def test_small_runs_say_that_they_are_small(tmp_path: Path) -> None:
         ("active", "a server that may send crafted parameters"),
     ],
 )
-def test_what_a_stronger_server_changes_is_said(tmp_path: Path, option: str, server: str) -> None:
-    plain, stronger = (
-        make_frontiers(make_results(tmp_path / str(given), **{option: given}), draws=20)[0]
-        for given in (False, True)
-    )
+def test_what_a_stronger_server_changes_is_said(option: str, server: str) -> None:
+    plain, stronger = made_up(), made_up(**{option: True})
     (said,) = (text for text in stronger.answers if text.startswith("Significantly leakier to"))
     assert said.startswith(f"Significantly leakier to {server}: ")
     assert "DPSGD noise_multiplier=1.0, 100.0 % [83.2, 100.0] instead of <= 16.8 %" in said
@@ -164,18 +162,14 @@ def test_what_a_stronger_server_changes_is_said(tmp_path: Path, option: str, ser
     assert set(stronger.answers) - {said} == set(plain.answers)
 
 
-def test_a_refusal_is_in_the_points(tmp_path: Path) -> None:
-    results = make_results(tmp_path, active=True, refuses="TopK(ratio=0.1)")
-    points = make_frontiers(results, draws=20)[0].points.set_index("defense")
+def test_a_refusal_is_in_the_points() -> None:
+    points = made_up(active=True, refuses="TopK(ratio=0.1)").points.set_index("defense")
     assert points.loc["TopK(ratio=0.1)", "parameters_text"] == "refused by the client"
     assert points.loc["TopK(ratio=0.5)", "parameters_text"] == "100.0 % [83.2, 100.0]"
     assert points.loc["TopK(ratio=0.1)", "refused"] == 6
 
 
-def test_a_cascade_does_not_move_the_frontier(tmp_path: Path) -> None:
-    whole, cascade = (
-        make_frontiers(make_results(tmp_path / str(on), cascade=on), draws=20)[0]
-        for on in (False, True)
-    )
+def test_a_cascade_does_not_move_the_frontier() -> None:
+    whole, cascade = made_up(), made_up(cascade=True)
     pd.testing.assert_frame_equal(cascade.points, whole.points)
     assert cascade.answers == whole.answers

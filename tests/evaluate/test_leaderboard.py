@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from packing import make_pack, packed
-from synthetic import make_results, write_tiny
+from synthetic import SCENARIOS, make_results, write_tiny
 
 from leakfrontier.evaluate.errors import UserError
 from leakfrontier.evaluate.leaderboard import make_settings, part_of
@@ -85,7 +85,7 @@ def test_a_failed_evaluation_has_no_place(tmp_path: Path) -> None:
 
 
 def test_stronger_servers_have_places_of_their_own(tmp_path: Path) -> None:
-    _, path = make_pack(tmp_path, active=True, observations=20)
+    _, path = make_pack(tmp_path, scenarios=SCENARIOS[1:], active=True, observations=20)
     for setting in make_settings([read_pack(path)]):
         passive, crafted, architecture = (
             setting.table[setting.table["server"] == server].set_index("defense")

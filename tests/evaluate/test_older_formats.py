@@ -110,6 +110,7 @@ def test_older_files_are_read_as_those_of_today(tmp_path: Path, version: int) ->
     assert results.final_utility()["refused"].tolist() == [0, 0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_is_made_of_an_older_file(tmp_path: Path) -> None:
     write_old(tmp_path, 1)
     page = write_report(tmp_path).read_text()

@@ -344,6 +344,7 @@ def test_every_method_that_hangs_is_named(
     assert str(caught.value).splitlines() == expected
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_warned_of_stays_on_the_page(
     tiny: Config, user_file: UserFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,8 @@
 """The other figures: strength, PSNR and accuracy."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
-from synthetic import SCENARIOS, make_results
+from synthetic import SCENARIOS, shared_results
 
 from leakfrontier.evaluate.analysis import at, with_scores
 from leakfrontier.evaluate.results import Results
@@ -15,8 +13,8 @@ MLP = SCENARIOS[1]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return make_results(tmp_path_factory.mktemp("run"), candidates=True, active=True)
+def results() -> Results:
+    return shared_results(scenarios=(MLP,), candidates=True, active=True)
 
 
 def titles(figure: Figure | None) -> list[str]:
@@ -43,8 +41,8 @@ def test_psnr_is_that_of_the_closest_passive_guess(results: Results) -> None:
     assert (drawn["x"].min(), drawn["x"].max()) == pytest.approx((closest.min(), closest.max()))
 
 
-def test_without_psnr_there_is_no_figure_of_it(tmp_path: Path) -> None:
-    results = make_results(tmp_path, media="tokens")
+def test_without_psnr_there_is_no_figure_of_it() -> None:
+    results = shared_results(scenarios=(MLP,), media="tokens")
     assert psnr_figure(MLP, 0, at(results.attacks, MLP, 0), at(results.scores, MLP, 0)) is None
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from synthetic import TinyArm, make_results, write_tiny
+from synthetic import SCENARIOS, TinyArm, shared_results, write_tiny
 
 from leakfrontier.evaluate.frontier import make_frontiers
 from leakfrontier.reports.charts import Figure
@@ -16,8 +16,8 @@ def drawn(figure: Figure | None) -> list[dict[str, Any]]:
     return list(points)
 
 
-def test_points_are_named(tmp_path: Path) -> None:
-    frontier = make_frontiers(make_results(tmp_path), draws=20)[0]
+def test_points_are_named() -> None:
+    frontier = make_frontiers(shared_results(scenarios=SCENARIOS[:1]), draws=20)[0]
     points = drawn(frontier_figure(frontier.scenario, frontier.points))
     named = {"no defense", "DPSGD 0.01", "DPSGD 0.1", "DPSGD 1.0", "TopK 0.5", "TopK 0.1"}
     assert {p["label"] for p in points} == named
@@ -49,8 +49,8 @@ def test_labels_without_room_are_counted(tmp_path: Path) -> None:
     assert f" {missing} points have no room for a label" in figure.caption
 
 
-def test_a_refuted_claim_is_labelled_and_marked(tmp_path: Path) -> None:
-    results = make_results(tmp_path, guaranteed=True, measured=0.8)
+def test_a_refuted_claim_is_labelled_and_marked() -> None:
+    results = shared_results(scenarios=SCENARIOS[:1], guaranteed=True, measured=0.8)
     frontier = make_frontiers(results, draws=20)[0]
     figure = frontier_figure(frontier.scenario, frontier.points)
     points = drawn(figure)
@@ -62,6 +62,6 @@ def test_a_refuted_claim_is_labelled_and_marked(tmp_path: Path) -> None:
     assert "4 refuted" in figure.svg
 
 
-def test_without_a_measurement_there_is_no_chart(tmp_path: Path) -> None:
-    frontier = make_frontiers(make_results(tmp_path), draws=20)[0]
+def test_without_a_measurement_there_is_no_chart() -> None:
+    frontier = make_frontiers(shared_results(scenarios=SCENARIOS[:1]), draws=20)[0]
     assert frontier_figure("none", frontier.points.assign(accuracy=float("nan"))) is None

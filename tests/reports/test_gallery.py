@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from synthetic import RENDERED, SCENARIOS, SHAPE, make_results, write_tiny
+from synthetic import RENDERED, SCENARIOS, SHAPE, shared_results, write_tiny
 
 from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.rows import Media, Rendering
@@ -30,8 +30,8 @@ def content(tile: Tile, media: str) -> bytes:
     return base64.b64decode(data)
 
 
-def test_the_same_victims_are_shown(tmp_path: Path) -> None:
-    results = make_results(tmp_path)
+def test_the_same_victims_are_shown() -> None:
+    results = shared_results(scenarios=(MLP,))
     found = gallery(results)
     truth, prior = found.references
     assert (truth.name, prior.name) == ("truth", "prior guess")
@@ -48,8 +48,8 @@ def test_the_same_victims_are_shown(tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(shown)).size == SHAPE[1:]
 
 
-def test_sounds_can_be_played(tmp_path: Path) -> None:
-    found = gallery(make_results(tmp_path, media="audio/wav"))
+def test_sounds_can_be_played() -> None:
+    found = gallery(shared_results(scenarios=(MLP,), media="audio/wav"))
     assert found.media == "audio/wav"
     for strip in (found.references[0], found.defenses[PROTECTED][0]):
         assert len(strip.tiles) == 2
@@ -57,8 +57,8 @@ def test_sounds_can_be_played(tmp_path: Path) -> None:
             assert (file.getframerate(), file.getnframes()) == (8000, 4000)
 
 
-def test_wrong_tokens_are_marked(tmp_path: Path) -> None:
-    found = gallery(make_results(tmp_path, media="tokens"))
+def test_wrong_tokens_are_marked() -> None:
+    found = gallery(shared_results(scenarios=(MLP,), media="tokens"))
     truth = found.references[0].tiles[0]
     assert truth.tokens == tuple(Token(text) for text in ("to ", "be ", "<or> ", "not"))
     guess = found.defenses[PROTECTED][0].tiles[0]
@@ -84,8 +84,8 @@ def test_texts_of_another_length_are_wrong_beyond(
     assert [token.wrong for token in found.defenses["none"][0].tiles[0].tokens] == wrong
 
 
-def test_what_is_absent_says_why(tmp_path: Path) -> None:
-    results = make_results(tmp_path, cascade=True)
+def test_what_is_absent_says_why() -> None:
+    results = shared_results(scenarios=(MLP,), cascade=True)
     strips = {strip.name: strip for strip in gallery(results).defenses["TopK ratio=0.1"]}
     later = strips["InvertingGradients (knows defense)"]
     assert {tile.absent for tile in later.tiles} == {"", "not needed"}

@@ -1,8 +1,8 @@
 """The page: complete, escaped, and drawn in a browser, where nothing is fetched or fails."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,8 @@ from playwright.sync_api import Page
 from synthetic import make_results, write_tiny
 
 from leakfrontier.evaluate.results import Results
+from leakfrontier.evaluate.rows import Media
+from leakfrontier.reports import page as page_module
 from leakfrontier.reports import write_report
 from leakfrontier.reports.charts import Figure
 from leakfrontier.reports.page import _figures, _scenarios
@@ -22,21 +24,51 @@ from leakfrontier.reports.page import _figures, _scenarios
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
     folder = tmp_path_factory.mktemp("report")
-    results = make_results(folder, failed=1, missing=1)
+    results = make_results(folder, failed=1, missing=1, candidates=True, guaranteed=True, bound=0.9)
     write_report(folder)
     return folder, results
 
 
+@pytest.fixture(scope="module")
+def of_media(
+    report: tuple[Path, Results], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Media], Path]:
+    """Return a function that returns a page of a kind of victims, which is made once."""
+    pages = {"image/png": report[0] / "report.html"}
+
+    def get(media: Media) -> Path:
+        if media not in pages:
+            folder = tmp_path_factory.mktemp("media")
+            with pytest.MonkeyPatch.context() as patch:
+                only_one_scenario(patch)
+                leave_undrawn(patch)
+                make_results(folder, media=media)
+                pages[media] = write_report(folder)
+        return pages[media]
+
+    return get
+
+
+def only_one_scenario(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(synthetic, "SCENARIOS", synthetic.SCENARIOS[:1])
+
+
+def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
+    """Leave the files of figures empty: the page itself does not need them."""
+    patch.setattr(Figure, "svg", "")
+    patch.setattr(Figure, "png", b"")
+
+
 @pytest.fixture
 def one_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic, "SCENARIOS", synthetic.SCENARIOS[:1])
+    only_one_scenario(monkeypatch)
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the files of figures empty: the page itself does not need them."""
-    monkeypatch.setattr(Figure, "svg", "")
-    monkeypatch.setattr(Figure, "png", b"")
+def uncharted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave all figures out: what is asked of the page is in its words and tables."""
+    for name in ("frontier", "heatmap", "strength", "psnr", "accuracy"):
+        monkeypatch.setattr(page_module, f"{name}_figure", lambda *_: None)
 
 
 def text_of(page: Path) -> str:
@@ -94,22 +126,33 @@ def test_page_names_gaps(report: tuple[Path, Results]) -> None:
     assert "ValueError: loss is not finite" in page
 
 
-@pytest.mark.usefixtures("one_scenario", "undrawn")
-def test_page_shows_what_is_refuted_and_what_was_not_asked(tmp_path: Path) -> None:
-    make_results(tmp_path, guaranteed=True, measured=0.8)
-    page = text_of(write_report(tmp_path))
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a report of a refuted claim, of refusals and of a cascade."""
+    folder = tmp_path_factory.mktemp("faulty")
+    with pytest.MonkeyPatch.context() as patch:
+        only_one_scenario(patch)
+        leave_undrawn(patch)
+        faults = {"guaranteed": True, "measured": 0.8, "refuses": "TopK(ratio=0.1)"}
+        make_results(folder, active=True, cascade=True, **faults)  # type: ignore[arg-type]
+        write_report(folder)
+    return folder
+
+
+def test_page_shows_what_is_refuted_and_what_was_not_asked(faulty: Path) -> None:
+    page = text_of(faulty / "report.html")
     assert "Evaluation: NO (claimed noise). These numbers are not evidence." in page
     assert "<td><s>4</s> refuted</td>" in page
     assert '<span class="badge na">n/a</span></div><div><strong>proven bound</strong>' in page
     assert '<th scope="col">Accuracy, final round 40</th>' in page
     assert "test sampling and the range of 2 seeds" in page
-    points = pd.read_csv(tmp_path / "tables" / "frontier.csv").set_index("family")
+    points = pd.read_csv(faulty / "tables" / "frontier.csv").set_index("family")
     assert points.loc["DPSGD", "refuted"].all()
     assert not points.loc["DPSGD", "pareto"].any()
     assert not points.loc["TopK", "refuted"].any()
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("uncharted")
 def test_the_headline_does_not_praise_what_gains_nothing(tmp_path: Path) -> None:
     write_tiny(
         tmp_path,
@@ -123,7 +166,7 @@ def test_the_headline_does_not_praise_what_gains_nothing(tmp_path: Path) -> None
     assert "is not shown to be more private than no defense" in page
 
 
-@pytest.mark.usefixtures("one_scenario", "undrawn")
+@pytest.mark.usefixtures("one_scenario", "uncharted")
 def test_page_without_references(tmp_path: Path) -> None:
     make_results(tmp_path, control=False, baseline=False)
     page = text_of(write_report(tmp_path))
@@ -145,7 +188,7 @@ def test_labels_are_escaped(tmp_path: Path) -> None:
     assert "&lt;img src=x&gt;" in page
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("uncharted")
 def test_a_missing_baseline_is_named(tmp_path: Path) -> None:
     write_tiny(
         tmp_path,
@@ -162,10 +205,8 @@ def test_a_missing_baseline_is_named(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("one_scenario", "undrawn")
-def test_page_says_what_was_refused_and_what_was_not_needed(tmp_path: Path) -> None:
-    make_results(tmp_path, active=True, cascade=True, refuses="TopK(ratio=0.1)")
-    page = text_of(write_report(tmp_path))
+def test_page_says_what_was_refused_and_what_was_not_needed(faulty: Path) -> None:
+    page = text_of(faulty / "report.html")
     assert "Attacks refused by the client" in page
     assert "the first layer isolates examples" in page
     assert "<td>refused by the client</td>" in page
@@ -193,21 +234,29 @@ DEFINITIONS = {
 }
 
 
-@pytest.mark.usefixtures("one_scenario", "undrawn")
 @pytest.mark.parametrize("media", DEFINITIONS)
-def test_definitions_are_those_of_the_modality(tmp_path: Path, media: Any) -> None:  # noqa: ANN401
-    make_results(tmp_path, media=media)
-    page = text_of(write_report(tmp_path))
+def test_definitions_are_those_of_the_modality(
+    of_media: Callable[[Media], Path], media: Media
+) -> None:
+    page = text_of(of_media(media))
     for other, words in DEFINITIONS.items():
         assert all((word in page) == (other == media) for word in words), other
     assert ("How close the reconstructions are" in page) == (media != "tokens")
 
 
+def test_page_works_offline(page: Page, report: tuple[Path, Results]) -> None:
+    works_offline(page, report[0], settings=2)
+
+
 @pytest.mark.usefixtures("one_scenario", "undrawn")
-@pytest.mark.parametrize("checkpoints", [(0,), (0, 40)], ids=["one round", "two rounds"])
-def test_page_works_offline(page: Page, tmp_path: Path, checkpoints: tuple[int, ...]) -> None:
-    make_results(tmp_path, checkpoints=checkpoints, candidates=True, guaranteed=True, bound=0.9)
-    address = write_report(tmp_path).as_uri()
+def test_page_of_two_rounds_works_offline(page: Page, tmp_path: Path) -> None:
+    make_results(tmp_path, checkpoints=(0, 40), candidates=True, guaranteed=True, bound=0.9)
+    write_report(tmp_path)
+    works_offline(page, tmp_path, settings=2)
+
+
+def works_offline(page: Page, folder: Path, settings: int) -> None:
+    address = (folder / "report.html").as_uri()
     problems: list[str] = []
     requests: list[str] = []
     page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
@@ -220,7 +269,7 @@ def test_page_works_offline(page: Page, tmp_path: Path, checkpoints: tuple[int, 
         "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg, canvas'))"
     )
 
-    expected = len(list((tmp_path / "figures").glob("*.svg")))
+    expected = len(list((folder / "figures").glob("*.svg")))
     assert charts.count() == expected > 0
     for chart in charts.all():
         box = chart.locator("svg, canvas").first.bounding_box()
@@ -228,7 +277,7 @@ def test_page_works_offline(page: Page, tmp_path: Path, checkpoints: tuple[int, 
         assert min(box["width"], box["height"]) > 100
         assert box["x"] + box["width"] <= 1200
     assert chart_marks(page) > 0
-    assert page.locator("#guarantees tbody tr").count() == 3 * len(checkpoints)
+    assert page.locator("#guarantees tbody tr").count() == 3 * settings
     verdicts = page.get_by_text("at equal accuracy", exact=False).all_inner_texts()
     assert len(verdicts) > 0
     assert page.get_by_text("\u03b5 4", exact=False).first.is_visible()  # beside its point
@@ -237,12 +286,10 @@ def test_page_works_offline(page: Page, tmp_path: Path, checkpoints: tuple[int, 
     assert [url for url in requests if not url.startswith(("data:", "blob:", address))] == []
 
 
-@pytest.mark.usefixtures("one_scenario", "undrawn")
-def test_sound_is_playable(page: Page, tmp_path: Path) -> None:
-    make_results(tmp_path, media="audio/wav")
+def test_sound_is_playable(page: Page, of_media: Callable[[Media], Path]) -> None:
     problems: list[str] = []
     page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
-    page.goto(write_report(tmp_path).as_uri())
+    page.goto(of_media("audio/wav").as_uri())
     players = page.locator("#gallery audio")
     assert players.count() > 10
     ready = """player => new Promise(done => {
@@ -257,10 +304,10 @@ def test_sound_is_playable(page: Page, tmp_path: Path) -> None:
     assert problems == []
 
 
-@pytest.mark.usefixtures("one_scenario", "undrawn")
-def test_wrong_tokens_are_marked_and_not_by_colour_alone(page: Page, tmp_path: Path) -> None:
-    make_results(tmp_path, media="tokens")
-    page.goto(write_report(tmp_path).as_uri())
+def test_wrong_tokens_are_marked_and_not_by_colour_alone(
+    page: Page, of_media: Callable[[Media], Path]
+) -> None:
+    page.goto(of_media("tokens").as_uri())
     wrong = page.locator("#gallery mark")
     assert wrong.first.text_content() == "wrong: &"
     line, bracket = (

@@ -66,7 +66,7 @@ def test_mistakes_are_named(run: tuple[Path, Results], command: Command, tmp_pat
     code, _, errors = command("report", run[0], "--scenario", MLP)
     assert code == 2
     assert "--scenario goes with --picture" in errors
-    empty = make_results(tmp_path / "empty", missing=1000)
+    empty = make_results(tmp_path / "empty", scenarios=(MLP,), missing=1000)
     with pytest.raises(UserError, match="nothing"):
         picture(empty)
 

@@ -1,9 +1,7 @@
 """The tables of the page."""
 
-from pathlib import Path
-
 import pytest
-from synthetic import SCENARIOS, make_results
+from synthetic import SCENARIOS, shared_results
 
 from leakfrontier.evaluate.analysis import at
 from leakfrontier.evaluate.frontier import make_frontiers
@@ -29,12 +27,12 @@ def column(table: Table, name: str) -> dict[str, str]:
     return {row[0]: row[place] for row in table.rows}
 
 
-def test_stronger_servers_have_columns_if_they_attacked(tmp_path: Path) -> None:
+def test_stronger_servers_have_columns_if_they_attacked() -> None:
     plain, active = (
         headline_table(make_frontiers(results, draws=20)[0].points)
         for results in (
-            make_results(tmp_path / "plain"),
-            make_results(tmp_path / "active", active=True, candidates=True, refuses=TOPK_LABEL),
+            shared_results(scenarios=(LENET,)),
+            shared_results(scenarios=(LENET,), active=True, candidates=True, refuses=TOPK_LABEL),
         )
     )
     added = ["Success, crafted parameters", "Success, given candidates"]
@@ -44,8 +42,8 @@ def test_stronger_servers_have_columns_if_they_attacked(tmp_path: Path) -> None:
     assert column(active, added[0])["none"] == "100.0 % [83.2, 100.0]"
 
 
-def test_rates_of_a_cascade_say_what_they_are_over(tmp_path: Path) -> None:
-    rates = at(make_results(tmp_path, cascade=True, candidates=True).rates(), MLP, 0)
+def test_rates_of_a_cascade_say_what_they_are_over() -> None:
+    rates = at(shared_results(scenarios=(MLP,), cascade=True, candidates=True).rates(), MLP, 0)
     table = rate_table(rates, ["psnr"])
     success = {(row[0], row[1]): row[2] for row in table.rows}
     assert success[TOPK, "LinearLeakage"] == "50.0 % [27.2, 72.8]"
@@ -66,10 +64,8 @@ def test_rates_of_a_cascade_say_what_they_are_over(tmp_path: Path) -> None:
         ("tokens", ["Token accuracy"]),
     ],
 )
-def test_rates_have_the_scores_of_their_modality(
-    tmp_path: Path, media: str, shown: list[str]
-) -> None:
-    results = make_results(tmp_path, media=media)
+def test_rates_have_the_scores_of_their_modality(media: str, shown: list[str]) -> None:
+    results = shared_results(scenarios=(MLP,), media=media)
     metrics = results.scores["metric"].unique().tolist()
     table = rate_table(at(results.rates(), MLP, 0), metrics)
     first, last = table.header.index("Advantage"), table.header.index("Obs.")
@@ -77,13 +73,17 @@ def test_rates_have_the_scores_of_their_modality(
     assert {len(row) for row in table.rows} == {len(table.header)}
 
 
-def test_a_metric_without_a_name_keeps_its_own(tmp_path: Path) -> None:
-    rates = at(make_results(tmp_path).rates(), MLP, 0).assign(rouge_l=0.12345)
+def test_a_metric_without_a_name_keeps_its_own() -> None:
+    rates = at(shared_results(scenarios=(MLP,), media="image/png").rates(), MLP, 0).assign(
+        rouge_l=0.12345
+    )
     assert column(rate_table(rates, ["rouge_l"]), "rouge_l")["none"] == "0.123"
 
 
-def test_a_bound_is_compared_with_rates_over_all_uploads(tmp_path: Path) -> None:
-    results = make_results(tmp_path, cascade=True, active=True, guaranteed=True, bound=0.9)
+def test_a_bound_is_compared_with_rates_over_all_uploads() -> None:
+    results = shared_results(
+        scenarios=(MLP,), cascade=True, active=True, guaranteed=True, bound=0.9
+    )
     claims = results.claims()
     table = guarantee_table(claims[claims["scenario"] == MLP], at(results.rates(), MLP, 0))
     strongest = column(table, "Strongest attack")
@@ -92,8 +92,8 @@ def test_a_bound_is_compared_with_rates_over_all_uploads(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("measured", "refuted"), [(0.8, True), (1.0, False)])
-def test_a_refuted_epsilon_is_struck_out(tmp_path: Path, measured: float, refuted: bool) -> None:
-    results = make_results(tmp_path, guaranteed=True, measured=measured)
+def test_a_refuted_epsilon_is_struck_out(measured: float, refuted: bool) -> None:
+    results = shared_results(scenarios=(MLP,), guaranteed=True, measured=measured)
     claims, strong = results.claims(), "DPSGD noise_multiplier=1.0"
     headline = headline_table(make_frontiers(results, draws=20)[0].points)
     guarantees = guarantee_table(claims[claims["scenario"] == MLP], at(results.rates(), MLP, 0))
@@ -112,15 +112,15 @@ def test_a_refuted_epsilon_is_struck_out(tmp_path: Path, measured: float, refute
     ],
 )
 def test_accuracies_say_of_which_round_they_are_and_what_their_intervals_contain(
-    tmp_path: Path, seeds: tuple[int, ...], contains: str
+    seeds: tuple[int, ...], contains: str
 ) -> None:
-    points = make_frontiers(make_results(tmp_path, seeds=seeds), draws=20)[0].points
+    points = make_frontiers(shared_results(scenarios=(LENET,), seeds=seeds), draws=20)[0].points
     assert "Accuracy, final round 40" in headline_table(points).header
     assert accuracy_note(points) == f"Intervals of accuracy contain: {contains}."
 
 
-def test_tracebacks_keep_their_lines(tmp_path: Path) -> None:
-    cells = make_results(tmp_path, failed=1).cells
+def test_tracebacks_keep_their_lines() -> None:
+    cells = shared_results(scenarios=(LENET,), failed=1).cells
     error = "ValueError: <bad>\n  File 'x.py'\n    raise"
     cells = cells.assign(error=cells["error"].where(cells["status"] == "ok", error))
     (row,) = failure_table(cells).rows
@@ -130,8 +130,8 @@ def test_tracebacks_keep_their_lines(tmp_path: Path) -> None:
     )
 
 
-def test_gaps_have_their_reasons(tmp_path: Path) -> None:
-    results = make_results(tmp_path, active=True, refuses=TOPK_LABEL, failed=1, missing=1)
+def test_gaps_have_their_reasons() -> None:
+    results = shared_results(active=True, refuses=TOPK_LABEL, failed=1, missing=1)
     rates = results.rates()
     assert not_applicable_table(rates).rows == (
         (LENET, "0", "LinearLeakage", "all", "the first layer is a convolution"),
@@ -144,8 +144,8 @@ def test_gaps_have_their_reasons(tmp_path: Path) -> None:
     assert not_needed_table(rates).rows == ()
 
 
-def test_what_was_not_needed_is_no_failure(tmp_path: Path) -> None:
-    results = make_results(tmp_path, cascade=True, active=True, attack_success=1.2)
+def test_what_was_not_needed_is_no_failure() -> None:
+    results = shared_results(scenarios=(MLP,), cascade=True, active=True, attack_success=1.2)
     assert (results.cells["status"] == "not needed").any()
     assert failure_table(results.cells).rows == ()
     assert ("", "20 uploads") in [row[4:] for row in not_needed_table(results.rates()).rows]

@@ -8,8 +8,10 @@ import json
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,7 @@ FOES = (
 def make_results(
     folder: Path,
     *,
+    scenarios: tuple[str, ...] | None = None,
     seeds: tuple[int, ...] = (0, 1),
     observations: int = 10,
     batch_size: int = 1,
@@ -135,6 +138,7 @@ def make_results(
 
     Args:
         folder: Where the results go.
+        scenarios: Which of `SCENARIOS`; all by default. Tables of one take half the time.
         seeds: Seeds of training; each has its own observations.
         observations: Observations per seed.
         batch_size: Victims per observation.
@@ -172,7 +176,7 @@ def make_results(
     foes += [Foe("PriorAware", 1.0, simulates=True, candidates=True)] if candidates else []
     foes += [Foe("Imprint", 1.0, threat="parameters")] if active else []
     cells: list[tuple[Cell, Outcome]] = []
-    for scenario, arm, seed in product(SCENARIOS, arms, seeds):
+    for scenario, arm, seed in product(scenarios or SCENARIOS, arms, seeds):
         labels = _labels(scenario, arm, seed, batch_size)
         claims = (_claim(arm, measured),) if guaranteed and arm.family == "DPSGD" else ()
         utility = _utility(arm, seed, refused=3 if arm.label == refuses else 0)
@@ -218,6 +222,13 @@ def make_results(
                 }
                 cells.append((_cell("attack", labels | attack), outcome))
     return _write(folder, cells, failed, missing)
+
+
+@cache
+def shared_results(**options: Any) -> Results:  # noqa: ANN401 - as above
+    """Return what `make_results` does, made once for all who only read it, tables and all."""
+    with TemporaryDirectory() as folder:
+        return make_results(Path(folder), **options)
 
 
 def _absent(foe: Foe, scenario: str, refuses: bool) -> AttackRow | None:
@@ -374,9 +385,14 @@ def _objective(identified: bool, failed: bool) -> float:
 
 
 def _rendering(media: Media, observation: int, victim: int, identified: bool) -> Rendering:
-    make = {"image/png": _image, "audio/wav": _sound, "tokens": _text}[media]
-    truth, noise = make(np.random.default_rng([observation, victim]))
+    truth, noise = _victim(media, observation, victim)
     return Rendering(observation, victim, media, truth, truth if identified else noise)
+
+
+@cache
+def _victim(media: Media, observation: int, victim: int) -> tuple[bytes, bytes]:
+    make = {"image/png": _image, "audio/wav": _sound, "tokens": _text}[media]
+    return make(np.random.default_rng([observation, victim]))
 
 
 def _image(rng: np.random.Generator) -> tuple[bytes, bytes]:

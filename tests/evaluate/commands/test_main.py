@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from synthetic import ARMS, make_results
+from synthetic import ARMS, make_results, shared_results
 from synthetic import SCENARIOS as SCENARIOS_MADE_UP
 
 from leakfrontier.adversaries import ADVERSARIES
@@ -228,7 +228,7 @@ def test_a_report_concludes_as_its_page_does(
     code: int,
     line: str,
 ) -> None:
-    make_results(tmp_path, **fault)
+    make_results(tmp_path, scenarios=SCENARIOS_MADE_UP[:1], **fault)
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
     found, output, _ = command("report", tmp_path)
     assert (found, output.splitlines()[-1]) == (code, line)
@@ -274,6 +274,7 @@ def test_failed_cells_are_named_and_run_again_on_request(
     assert handed == first
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_defense_of_the_users_beside_the_configured_ones(
     command: Command,
     config_file: Callable[..., Path],
@@ -331,7 +332,7 @@ def test_names_are_not_broken_within_words(
     monkeypatch: pytest.MonkeyPatch,
     columns: int,
 ) -> None:
-    results = make_results(tmp_path / "made up", seeds=(0,), observations=4, batch_size=2)
+    results = shared_results(seeds=(0,), observations=4, batch_size=2)
     monkeypatch.setattr(run_command, "run_config", lambda *_, **__: results)
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
     _, output, _ = command("run", config_file(), "--out", tmp_path / "out", columns=columns)

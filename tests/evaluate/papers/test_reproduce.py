@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from reproduce_jobs import draw, exact
+from reproduce_jobs import draw, exact, mark
 from rich.console import Console
 from torch.nn.functional import cross_entropy
 
@@ -440,7 +440,10 @@ def finished(folder: Path) -> int:
         return -1
 
 
-def test_what_was_killed_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_what_was_killed_goes_on_and_repeats_nothing(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     marks = tmp_path / "marks"
     with process(tmp_path, "mark") as started:
         wait_for(lambda: finished(tmp_path) >= 3)
@@ -449,9 +452,10 @@ def test_what_was_killed_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     kept = finished(tmp_path)
     assert 3 <= kept < 11
     marks.unlink()
-    with process(tmp_path, "mark") as started:
-        output, errors = started.communicate(timeout=120)
-    assert started.returncode == 0, errors
+    monkeypatch.setitem(TABLES, "small", replace(SMALL, trial=mark))  # type: ignore[arg-type]
+    monkeypatch.setenv("STARTED", str(tmp_path))
+    code, output, errors = command("small", "--workers", 1, "--json", "--procedure", "paper")
+    assert code == 0, errors
     assert len(marks.read_text().splitlines()) == 11 - kept
     uninterrupted = document(SMALL, measured(procedure="paper"))
     assert json.loads(output) == json.loads(json.dumps(uninterrupted))
