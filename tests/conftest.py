@@ -35,20 +35,28 @@ from leakfrontier.defenses import Batch, Defense
 
 
 SLOWEST = (
+    "test_flower.py",
     "test_run.py",
-    "test_reproduce.py",
-    "test_end_to_end.py",
-    "test_cascade.py",
-    "test_page.py",
-    "test_main.py",
-    "test_promises.py",
-    "test_defenses.py",
-    "test_federation.py",
-    "test_readme.py",
-    "test_soteria.py",
+    "test_ray_engine.py",
+    "test_no_attack_beats_its_bound.py",
     "test_recommendation.py",
-    "test_precode.py",
+    "test_page.py",
+    "test_devices.py",
+    "test_defenses.py",
+    "test_checks.py",
+    "test_presets.py",
+    "test_reproduce.py",
+    "test_audit.py",
+    "test_smollm2.py",
     "test_membership.py",
+    "test_main.py",
+    "test_advise_audit.py",
+    "test_examination.py",
+    "test_leaderboard.py",
+    "test_promises.py",
+    "test_end_to_end.py",
+    "test_docs.py",
+    "test_engine.py",
 )
 
 
@@ -128,6 +136,18 @@ def command() -> Callable[..., tuple[int, str, str]]:
         return int(caught.value.code or 0), output.getvalue(), errors.getvalue()
 
     return call
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audit claims and examine replays by few uploads: that it is done is asked, not how well."""
+    from leakfrontier.evaluate import cells
+    from leakfrontier.evaluate.privacy import noise_alone, residual_noise
+
+    monkeypatch.setattr(cells, "EXAMINED_ROUNDS", 2)
+    monkeypatch.setattr(residual_noise, "REPEATS", 4)
+    monkeypatch.setattr(noise_alone, "REPEATS", 4)
+    monkeypatch.setattr(noise_alone, "LOCAL_STEPS", 2)
 
 
 @pytest.fixture

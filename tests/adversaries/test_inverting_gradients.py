@@ -46,7 +46,7 @@ def test_knowing_the_mask_of_a_sparse_upload_helps() -> None:
         knows: quality(
             observed(LENET, share, TopK(0.3), threat=ThreatModel(knows_defense=knows)),
             share.inputs,
-            iterations=400,
+            iterations=200,
         )
         for knows in (True, False)
     }

@@ -22,7 +22,6 @@ from leakfrontier.evaluate.devices import current_device, on_device, resolved
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.papers.table import Scores, Setting, TableTrial
 from leakfrontier.evaluate.papers.tables import TABLES
-from leakfrontier.evaluate.privacy import noise_alone
 from leakfrontier.evaluate.rows import Outcome
 from leakfrontier.evaluate.scenario import Scenario, Training
 
@@ -159,10 +158,9 @@ def test_every_attack_of_the_panel_runs_on_another_device() -> None:
     assert {*SMALL, *OTHERS, *OF_TEXTS} == {*PANEL.members}
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("defense", DEFENSES, ids=lambda method: method.name)
-def test_defenses_run_on_another_device(defense: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise_alone, "REPEATS", 4)  # uploads of an audit, which is made here
-    monkeypatch.setattr(noise_alone, "LOCAL_STEPS", 2)
+def test_defenses_run_on_another_device(defense: Method) -> None:
     here, there = both(TrainTrial(SCENARIO, defense, 0))
     assert there == here
     assert all(claim.violated is False for claim in there.guarantees)  # audited there as well

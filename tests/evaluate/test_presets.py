@@ -149,6 +149,7 @@ def test_an_upload_that_is_not_the_trained_one_is_told() -> None:
 SEARCH = Method(name="InvertingGradients", options={"iterations": 2})
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("name", FIRST)
 def test_trains_and_is_attacked(name: str, protocol: str, tmp_path: Path) -> None:

@@ -241,6 +241,7 @@ def test_attacks_are_paired(tmp_path: Path, tiny: Config) -> None:
     assert len({shown.truth for shown in found[0].renderings}) == 3
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_title_changes_no_row(tmp_path: Path, tiny: Config) -> None:
     """Its cells have the same key, so they must have the same rows."""
     tiny["defenses"] = [{"name": "DPSGD", "noise_multiplier": 0.1}]

