@@ -356,5 +356,8 @@ PANEL_2026_6 = PANEL_2026_5.succeeded_by(
 )
 """R-CONV++ tells mixed classes apart; ARES, DAGER and SOMP find more than under 2026.5."""
 
-PANEL = PANEL_2026_6
+PANEL_2026_7 = PANEL_2026_6.succeeded_by("2026.7", members={}, published={})
+"""The same members: R-CONV++, DAGER and SOMP find more than under 2026.6."""
+
+PANEL = PANEL_2026_7
 """The panel in force."""
