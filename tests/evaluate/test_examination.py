@@ -57,7 +57,7 @@ def examined(
 ) -> ReplayRow:
     client = make_client(defense.on_model(mlp()), defense, protocol)
     size = size or (2 if protocol else 1)
-    rounds = [[batch(size, 10 * seed + one) for one in range(defense.cohort)] for seed in range(2)]
+    rounds = [[batch(size, 10 * seed + one) for one in range(defense.cohort)] for seed in range(3)]
     return examine(client, rounds, rng())
 
 

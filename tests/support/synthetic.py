@@ -7,6 +7,7 @@ import io
 import json
 import wave
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -15,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 
 from leakfrontier.evaluate.rendering import png
 from leakfrontier.evaluate.results import Results
@@ -37,6 +39,7 @@ CANDIDATES = 100
 RENDERED = 8
 SHAPE = (1, 28, 28)
 TEST_SIZE = 1000
+_ERROR = 'ValueError: loss is not finite\n  File "mine.py", line 1\n    raise ValueError'
 SOUND = ReplayRow(
     uploads_differ=False,
     random=False,
@@ -255,12 +258,20 @@ def _write(folder: Path, cells: list[tuple[Cell, Outcome]], failed: int, missing
     store = Store(folder, create=True)
     config = {"scenarios": SCENARIOS, "rounds": ROUNDS[-1], "candidates": CANDIDATES}
     store.begin("panel-1", config, [cell for cell, _ in cells])
-    for index, (cell, outcome) in enumerate(cells[: len(cells) - missing]):
-        if index < failed:
-            error = 'ValueError: loss is not finite\n  File "mine.py", line 1\n    raise ValueError'
-            outcome = Outcome(status="error", error=error)
-        store.write(cell.key, outcome, outcome.busy + 1.0)
+    with _at_once(store):
+        for index, (cell, outcome) in enumerate(cells[: len(cells) - missing]):
+            if index < failed:
+                outcome = Outcome(status="error", error=_ERROR)
+            store.write(cell.key, outcome, outcome.busy + 1.0)
     return store.results()
+
+
+@contextmanager
+def _at_once(store: Store) -> Iterator[None]:
+    """Write all cells in one transaction: one for each takes longer than all else."""
+    with store._connect() as database, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_connect", lambda: nullcontext(database))
+        yield
 
 
 def _variants(arm: Arm, foes: list[Foe], adaptive: bool) -> Iterator[tuple[Foe, bool]]:
@@ -470,6 +481,7 @@ def write_tiny(
         cells.append((Cell("attack", attack, attack), attacked))
     store = Store(folder, create=True)
     store.begin("panel-1", {"name": "tiny"}, [cell for cell, _ in cells])
-    for cell, outcome in cells:
-        store.write(cell.key, outcome, 1.0)
+    with _at_once(store):
+        for cell, outcome in cells:
+            store.write(cell.key, outcome, 1.0)
     return store.results()
