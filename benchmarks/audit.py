@@ -30,6 +30,7 @@ from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.models import build_model
 from leakfrontier.evaluate.privacy.accounting import calibrate
 from leakfrontier.evaluate.privacy.audit import AUDITS, audit
+from leakfrontier.evaluate.privacy.canaries import Subject
 from leakfrontier.evaluate.privacy.finding import CANARY_SIGNIFICANCE, SIGNIFICANCE, Audit
 from leakfrontier.evaluate.statistics import clopper_pearson
 
@@ -42,7 +43,7 @@ def digits() -> tuple[nn.Sequential, Batch]:
     """Return a perceptron of one hidden layer, and the handwritten digits."""
     data = load_dataset("digits")
     torch.manual_seed(0)
-    layers = (nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    layers = (nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     return nn.Sequential(*layers), data.normalised[0].at(slice(200))
 
 
@@ -198,9 +199,8 @@ def power(runs: int, methods: Sequence[str]) -> None:
             start, found = time.perf_counter(), []
             for seed in range(runs):
                 rng = torch.Generator().manual_seed(seed)
-                found.append(
-                    AUDITS[method](defense, model, cross_entropy, examples, LONGER, rng, 1)
-                )
+                subject = Subject(defense, model, cross_entropy, examples, LONGER, rng)
+                found.append(AUDITS[method](subject, 1))
             bounds = torch.tensor([finding.lower_bound for finding in found])
             refuted = sum(finding.violated for finding in found)
             print(

@@ -31,6 +31,7 @@ from ..privacy.accounting import (
     epsilons,
     least_noise,
     record_segment,
+    rough_epsilon,
     schedule_epsilon,
 )
 from ..privacy.bounds import Bounds, reconstruction
@@ -196,7 +197,7 @@ class Question:
         """Return the least noise multiplier of `DIGITS` that keeps an epsilon, by PLD."""
 
         def loose(sigma: float) -> float:
-            return schedule_epsilon(self.schedule(sigma), self.used_delta, "rdp")
+            return rough_epsilon(self.schedule(sigma), self.used_delta)
 
         try:
             guess = least_noise("epsilon", epsilon, loose, tolerance=0.01)

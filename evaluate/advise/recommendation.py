@@ -29,7 +29,7 @@ PROVEN_LADDER = tuple(2 ** (step / 2) for step in range(-2, 5))
 MEASURED_LADDER = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The same where each is trained and attacked."""
 
-BUDGET = 12.0
+BUDGET = 10.0
 """CPU seconds after which proofs leave out other noise multipliers and other runs."""
 
 EPSILONS = (32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5)

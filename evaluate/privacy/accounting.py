@@ -44,7 +44,7 @@ NOISE_RANGE = (0.01, 1e6)
 """The noise multipliers among which a calibration searches."""
 
 INTEGER_ORDERS, LARGEST_FOR_SERIES = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024), 10.0
-"""Orders of Renyi differential privacy where noise is large, and where that begins."""
+"""Whole orders of Renyi differential privacy; the noise above which there are no others."""
 
 PRV_POINTS, LARGEST_PRV_ERROR = 2_000_000, 0.5
 """The most points of a privacy random variable, and the largest error that is put up with."""
@@ -162,10 +162,17 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 def _rdp_epsilon(schedule: Schedule, delta: float) -> float:
     from opacus.accountants import RDPAccountant  # here, because it takes seconds to import
 
-    # Orders that are no integers take series as long as the noise; any order is an upper bound.
-    noise = max(segment.noise_multiplier for segment in schedule)
-    orders = {"alphas": INTEGER_ORDERS} if noise > LARGEST_FOR_SERIES else {}
-    return _opacus_epsilon(RDPAccountant(), schedule, delta, **orders)
+    # Orders that are no integers take series as long as the noise.
+    if max(segment.noise_multiplier for segment in schedule) > LARGEST_FOR_SERIES:
+        return rough_epsilon(schedule, delta)
+    return _opacus_epsilon(RDPAccountant(), schedule, delta)
+
+
+def rough_epsilon(schedule: Schedule, delta: float) -> float:
+    """Return an upper bound by RDP at whole orders, for which there are short sums."""
+    from opacus.accountants import RDPAccountant
+
+    return _opacus_epsilon(RDPAccountant(), schedule, delta, alphas=INTEGER_ORDERS)
 
 
 def _prv_epsilon(schedule: Schedule, delta: float) -> float:
@@ -185,12 +192,12 @@ def _prv_epsilon(schedule: Schedule, delta: float) -> float:
     steps = sum(segment.steps for segment in schedule)
     # Where losses may be (remark 5.6 of [2]), by our orders, which are fewer than Opacus's.
     largest = 3 + max(
-        _rdp_epsilon(schedule, tail / 4),
-        *(_rdp_epsilon((replace(one, steps=1),), tail / 8 / steps) for one in schedule),
+        rough_epsilon(schedule, tail / 4),
+        *(rough_epsilon((replace(one, steps=1),), tail / 8 / steps) for one in schedule),
     )
     spread = math.sqrt(steps * math.log(12 / tail) / 2)
     finest = 2 * largest / PRV_POINTS * spread
-    error = max(0.01, _rdp_epsilon(schedule, delta) / 1000, finest)
+    error = max(0.01, rough_epsilon(schedule, delta) / 1000, finest)
     if not error <= LARGEST_PRV_ERROR:
         return math.inf
 

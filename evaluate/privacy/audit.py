@@ -37,6 +37,7 @@ from torch import Generator, nn
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Batch, Defense, Loss, Plan
 
+from .canaries import Subject
 from .contributions import clipping, neighbours
 from .finding import Audit
 from .noise_alone import local_steps, rare_steps
@@ -45,7 +46,7 @@ from .residual_noise import residual_noise
 from .sampling import sampling
 from .step_canaries import step_canaries
 
-AUDITS: dict[str, Callable[[Defense, nn.Module, Loss, Batch, Plan, Generator, int], Audit]] = {
+AUDITS: dict[str, Callable[[Subject, int], Audit]] = {
     "residual noise": residual_noise,
     "sampling": sampling,
     "neighbours": neighbours,
@@ -84,10 +85,15 @@ def audit(
         methods: Names in `AUDITS`.
         runs: How often this is repeated: bounds and verdicts of all repetitions hold together.
     """
-    findings: dict[str, Audit | NotApplicable] = {}
-    for method in methods:
-        try:
-            findings[method] = AUDITS[method](defense, model, loss, data, plan, rng, runs)
-        except NotApplicable as reason:
-            findings[method] = reason
-    return findings
+    try:
+        subject = Subject(defense, model, loss, data, plan, rng)
+    except NotApplicable as reason:
+        return dict.fromkeys(methods, reason)
+    return {method: _finding(method, subject, runs) for method in methods}
+
+
+def _finding(method: str, subject: Subject, runs: int) -> Audit | NotApplicable:
+    try:
+        return AUDITS[method](subject, runs)
+    except NotApplicable as reason:
+        return reason

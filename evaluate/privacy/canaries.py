@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -72,12 +73,11 @@ class Subject:
 
     Attributes:
         defense: The one defense that makes the claim.
+        data: Examples such as the client's.
+        plan: Steps, sample rate and delta for which it makes it.
         promise: What it promises of the plan.
-        sensitivity: How far one unit can move the sum of contributions: as replayed or, where
-            replays have noise of their own, no less than was measured.
-        entry: What a huge canary contributes to its own entry.
-        replayable: Whether a replay is without noise; if not, attacks that know the defense are
-            handicapped, and audits look at differences of uploads.
+        rng: Source of all randomness.
+        probe: The model beside canaries.
     """
 
     def __init__(
@@ -88,18 +88,57 @@ class Subject:
         data: Batch,
         plan: Plan,
         rng: Generator,
-        canaries: int = 1,
     ) -> None:
         if not len(data.inputs) >= 1:
             raise ValueError("data must have at least one example, got none")
-        self.data, self.rng = data, rng
+        self.data, self.plan, self.rng = data, plan, rng
         self.defense = claiming(defense, plan.delta)
         self.promise = promised(self.defense, plan)
-        self.probe = Probe(model, loss, data.inputs[0], canaries)
+        self.probe = Probe(model, loss, data.inputs[0], canaries=1)
         self._draws = False
-        self.replayable = self._can_replay()
-        self.sensitivity, self.entry = self._replayed() if self.replayable else self._measured()
-        self.sensitivity *= self.distance
+
+    def beside(self, canaries: int) -> Subject:
+        """Return the same beside another number of canaries, and a copy of the model."""
+        _ = self.contribution  # is the same for all
+        other = copy.copy(self)
+        other.probe = Probe(self.probe.model, self.probe.inner_loss, self.data.inputs[0], canaries)
+        return other
+
+    def under(self, plan: Plan) -> Subject:
+        """Return the same under another plan."""
+        other = copy.copy(self)
+        other.plan, other.promise = plan, promised(self.defense, plan)
+        return other
+
+    @cached_property
+    def replayable(self) -> bool:
+        """Return whether a replay is without noise.
+
+        If not, attacks that know the defense are handicapped, and audits look at differences of
+        uploads.
+
+        Raises:
+            NotApplicable: If the noise is not Gaussian.
+        """
+        return self._can_replay()
+
+    @cached_property
+    def contribution(self) -> tuple[float, float]:
+        """Return the norm of all that a huge canary contributes, and its own entry of it.
+
+        As replayed or, where replays have noise of their own, no less than was measured.
+        """
+        return self._replayed() if self.replayable else self._measured()
+
+    @property
+    def sensitivity(self) -> float:
+        """Return how far one unit can move the sum of contributions."""
+        return self.distance * self.contribution[0]
+
+    @property
+    def entry(self) -> float:
+        """Return what a huge canary contributes to its own entry."""
+        return self.contribution[1]
 
     @property
     def distance(self) -> int:

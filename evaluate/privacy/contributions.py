@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from leakfrontier.adversaries import NotApplicable
-from leakfrontier.defenses import Batch, Defense, Loss, Plan
+from leakfrontier.defenses import Batch, Loss
 
 from ..statistics import Floats
 from .canaries import HUGE, Subject, flat
@@ -40,17 +40,9 @@ PILOTS, WORLDS = 2, (16, 96)
 """Pairs of uploads that fix a direction; least and most uploads of each world."""
 
 
-def clipping(
-    defense: Defense,
-    model: nn.Module,
-    loss: Loss,
-    data: Batch,
-    plan: Plan,
-    rng: Generator,
-    runs: int = 1,
-) -> Audit:
+def clipping(subject: Subject, runs: int = 1) -> Audit:
     """Test by canaries of many norms, in batches of the configured size and of others."""
-    subject = Subject(defense, model, loss, data, plan, rng, GRADED)
+    subject = subject.beside(GRADED)
     if not subject.per_record:
         raise NotApplicable("canaries share an upload only where the unit is a record")
     wanted = math.ceil(30 * subject.promise.noise_multiplier**2)
@@ -91,22 +83,13 @@ def _graded_uploads(subject: Subject, off: float, uploads: int) -> tuple[Floats,
     return np.stack(values), np.stack(present)
 
 
-def neighbours(
-    defense: Defense,
-    model: nn.Module,
-    loss: Loss,
-    data: Batch,
-    plan: Plan,
-    rng: Generator,
-    runs: int = 1,
-) -> Audit:
+def neighbours(subject: Subject, runs: int = 1) -> Audit:
     """Test by real examples, one of which contributes nothing in the other world.
 
     The direction in which the worlds differ most is that of uploads with the same random draws:
     where noise is added, it cancels. It sees what clipping misses: models that mix examples.
     """
-    subject = Subject(defense, model, loss, data, plan, rng)
-    count = min(8, len(data.inputs))
+    count = min(8, len(subject.data.inputs))
     mu, noise = subject.promise.separation, subject.promise.noise_multiplier
     unit = noise * subject.unit_size(count)
     symptoms = []

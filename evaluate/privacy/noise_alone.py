@@ -6,18 +6,21 @@ import math
 
 import numpy as np
 from scipy.linalg import helmert
-from torch import Generator, nn
 
 from leakfrontier.adversaries import FedAvg, NotApplicable
-from leakfrontier.defenses import Batch, Defense, Loss, Plan, Update
+from leakfrontier.defenses import Update, trainable
 
 from ..statistics import Floats
 from .canaries import Subject, flat
 from .finding import SIGNIFICANCE, Audit, judged
 from .noise_tests import Noise, innovations, quiet_uploads, shape, shared_entries, size
 
-REPEATS, LOCAL_STEPS = 16, 8
-"""Uploads, and local steps of each, which must all have noise."""
+LOCAL_STEPS = 8
+"""Local steps of an upload, which must all have noise."""
+
+REPEATS, VALUES = (6, 16), 9_000
+"""Least and most of such uploads, and entries of all of them that are enough: noise that is
+missing at one step is then 8 standard errors of the variance."""
 
 MANY = 160
 """Uploads among which rare faults are sought."""
@@ -26,27 +29,20 @@ ENTRIES = 2**21
 """Most entries of all uploads together whose shape is looked at."""
 
 
-def local_steps(
-    defense: Defense,
-    model: nn.Module,
-    loss: Loss,
-    data: Batch,
-    plan: Plan,
-    rng: Generator,
-    runs: int = 1,
-) -> Audit:
+def local_steps(subject: Subject, runs: int = 1) -> Audit:
     """Test the noise of uploads of several local steps.
 
     Each step must add its noise: their sum has as many times the variance. A claim for the client
     as a whole is kept by the noise of one step.
     """
-    subject = Subject(defense, model, loss, data, plan, rng)
     protocol = FedAvg(batch_size=2, lr=1e-3)
     batch, client = subject.nobody(2 * LOCAL_STEPS), subject.client(2)
-    uploads = [subject.upload(client, batch, subject.probe.loss, protocol) for _ in range(REPEATS)]
+    entries = sum(value.numel() for value in trainable(subject.probe).values())
+    repeats = min(max(1 + math.ceil(VALUES / entries), REPEATS[0]), REPEATS[1])
+    uploads = [subject.upload(client, batch, subject.probe.loss, protocol) for _ in range(repeats)]
     scale = protocol.lr * math.sqrt(LOCAL_STEPS) if subject.per_record else 1.0
     rows = _rows(uploads, scale * subject.promise.noise_multiplier * subject.unit_size(2))
-    noise = Noise(helmert(REPEATS) @ rows, _sizes(uploads))
+    noise = Noise(helmert(repeats) @ rows, _sizes(uploads))
     level = SIGNIFICANCE / (2 * runs)
     found = size(noise, level, subject.needs)
     return judged(
@@ -59,17 +55,8 @@ def local_steps(
     )
 
 
-def rare_steps(
-    defense: Defense,
-    model: nn.Module,
-    loss: Loss,
-    data: Batch,
-    plan: Plan,
-    rng: Generator,
-    runs: int = 1,
-) -> Audit:
+def rare_steps(subject: Subject, runs: int = 1) -> Audit:
     """Test many uploads of one client: single ones without noise, or noise that comes back."""
-    subject = Subject(defense, model, loss, data, plan, rng)
     batch, client = subject.nobody(1), subject.client(1)
     uploads = [subject.upload(client, batch, subject.probe.loss) for _ in range(MANY)]
     rows = _rows(uploads, subject.promise.noise_multiplier * subject.unit_size(1))

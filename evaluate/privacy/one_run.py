@@ -19,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import bdtrc
-from torch import Generator, nn
 
 from leakfrontier.adversaries import NotApplicable
-from leakfrontier.defenses import Batch, Defense, Loss, Plan, Update, trainable
+from leakfrontier.defenses import Batch, Update, trainable
 from leakfrontier.defenses.pld import shuffled_passes
 
 from ..statistics import Flags, Floats
@@ -114,17 +113,7 @@ def one_run_ceiling(
     return float(np.average(bounds, weights=times))
 
 
-def one_run(
-    defense: Defense,
-    model: nn.Module,
-    loss: Loss,
-    data: Batch,
-    plan: Plan,
-    rng: Generator,
-    runs: int = 1,
-    canaries: int = CANARIES,
-    lr: float = 0.1,
-) -> Audit:
+def one_run(subject: Subject, runs: int = 1, canaries: int = CANARIES, lr: float = 0.1) -> Audit:
     """Train once, each canary being in the data with probability 1/2, and guess which were [1].
 
     All uploads are seen. A canary's score is the log-likelihood ratio of its entries, for being
@@ -132,27 +121,23 @@ def one_run(
     the tenth with the lowest out, which is fixed before looking.
 
     Args:
-        defense: As for `audit`, and so are the next five.
-        model: See `audit`.
-        loss: See `audit`.
-        data: The real examples of the training data.
-        plan: See `audit`; its sample rate is met as nearly as the batch size allows.
-        rng: See `audit`.
+        subject: What is audited; its sample rate is met as nearly as the batch size allows.
         runs: See `audit`.
         canaries: Number of canaries.
         lr: Learning rate of the run.
     """
-    present = torch.rand(canaries, generator=rng) < 0.5
-    examples = len(data.inputs) + int(present.sum())
-    batch_size = max(1, round(plan.sample_rate * examples))
-    passes = shuffled_passes(examples, batch_size, plan.steps)
-    plan = replace(plan, sample_rate=batch_size / examples, passes=passes)
-    subject = Subject(defense, model, loss, data, plan, rng, canaries)
+    subject = subject.beside(canaries)
     if not subject.per_record:
         raise NotApplicable(
             "one run holds many canaries only where the unit is a record: use step canaries"
         )
-    records = subject.records(torch.arange(len(data.inputs)))
+    present = torch.rand(canaries, generator=subject.rng) < 0.5
+    examples, plan = len(subject.data.inputs) + int(present.sum()), subject.plan
+    batch_size = max(1, round(plan.sample_rate * examples))
+    passes = shuffled_passes(examples, batch_size, plan.steps)
+    plan = replace(plan, sample_rate=batch_size / examples, passes=passes)
+    subject = subject.under(plan)
+    records = subject.records(torch.arange(len(subject.data.inputs)))
     training = Batch.joined([records, subject.canaries(present.nonzero().flatten())])
     claim, sigma = subject.promise.claim, subject.promise.noise_multiplier / subject.reach
     scores = np.zeros(canaries)

@@ -7,9 +7,6 @@ import math
 import numpy as np
 import torch
 from scipy.linalg import helmert
-from torch import Generator, nn
-
-from leakfrontier.defenses import Batch, Defense, Loss, Plan
 
 from .canaries import Subject, flat
 from .finding import SIGNIFICANCE, Audit, judged
@@ -24,22 +21,13 @@ HANDICAP = (
 )
 
 
-def residual_noise(
-    defense: Defense,
-    model: nn.Module,
-    loss: Loss,
-    data: Batch,
-    plan: Plan,
-    rng: Generator,
-    runs: int = 1,
-) -> Audit:
+def residual_noise(subject: Subject, runs: int = 1) -> Audit:
     """Test the noise on a batch whose gradients are clipped, by uploads of two clients in turn.
 
     Size and covariance are tested on contrasts of uploads, which have no mean; the shape on what
     uploads have beyond the replay or, where that has noise of its own, on differences of pairs.
     """
-    subject = Subject(defense, model, loss, data, plan, rng)
-    count = min(RESIDUAL_BATCH, len(data.inputs))
+    count = min(RESIDUAL_BATCH, len(subject.data.inputs))
     batch, inflated = subject.records(torch.arange(count)), subject.probe.inflated_loss
     clients = [subject.client(count) for _ in range(2)]
     uploads = [subject.upload(clients[turn % 2], batch, inflated) for turn in range(REPEATS)]

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
-from torch import Generator, nn
 
-from leakfrontier.defenses import Batch, Defense, Loss, Plan
+from leakfrontier.defenses import Batch
 
 from ..statistics import Flags, Floats, clopper_pearson
 from .canaries import Subject
@@ -27,7 +26,7 @@ from .one_run import CANARIES
 RECORDS = 8
 """Real examples beside the canaries at one step."""
 
-STEPS, UPLOADS = (10, 100), 1_000
+STEPS, UPLOADS = (10, 100), 800
 """Least and most steps at which canaries are tested; uploads, where one is a whole update."""
 
 
@@ -57,15 +56,7 @@ class _Errors(NamedTuple):
         return math.exp(least if excess(least) > 0 else brentq(excess, least, most))
 
 
-def step_canaries(
-    defense: Defense,
-    model: nn.Module,
-    loss: Loss,
-    data: Batch,
-    plan: Plan,
-    rng: Generator,
-    runs: int = 1,
-) -> Audit:
+def step_canaries(subject: Subject, runs: int = 1) -> Audit:
     """Test clipping and noise at single steps, by canaries that are in or out.
 
     In units of what one record can contribute, a canary's entry of the upload is N(1, sigma^2)
@@ -76,7 +67,7 @@ def step_canaries(
     Where the unit is a record, half of all canaries are in at each step. Where it is a client, one
     canary is the client's whole update.
     """
-    subject = Subject(defense, model, loss, data, plan, rng, CANARIES)
+    subject = subject.beside(CANARIES)
     errors = _record_errors(subject) if subject.per_record else _client_errors(subject)
     promise, confidence = subject.promise, 1 - CANARY_SIGNIFICANCE / runs
     mu = errors.separation(confidence)

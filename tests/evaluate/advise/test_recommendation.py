@@ -38,6 +38,12 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, values in (("PROVEN_LADDER", (1.0, 2.0)), ("EPSILONS", (16.0, 4.0, 2.0))):
         monkeypatch.setattr(f"leakfrontier.evaluate.advise.recommendation.{name}", values)
     monkeypatch.setattr("leakfrontier.evaluate.advise.recommendation.changes", lambda _: iter(()))
+    unaudited(monkeypatch)
+
+
+def unaudited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the audit of every training run, which takes longer than the run."""
+    monkeypatch.setattr("leakfrontier.evaluate.privacy.claims._audited", lambda row, *_: row)
 
 
 SIZES = {"examples": 60_000, "batch_size": 256, "rounds": 1000}
@@ -140,6 +146,16 @@ def test_shuffled_epochs_count_one_step_each() -> None:
     assert any("nothing is gained by drawing" in warning for warning in advice.warnings)
 
 
+@pytest.mark.parametrize(("batch_size", "steps"), [(142, 5), (143, 10)])
+def test_shuffled_batches_count_for_the_client_that_has_the_fewest(
+    batch_size: int, steps: int
+) -> None:
+    """Some of ten clients have 143 of 1437 examples, others 144: an epoch of one batch, or two."""
+    question = Question(1437, batch_size, 10, clients=10, poisson_sampling=False, epsilon=4.0)
+    (segment,) = question.schedule(1.0)
+    assert (segment.sample_rate, segment.steps) == (1.0, steps)
+
+
 def test_weak_guarantees_are_called_weak() -> None:
     assert any("Epsilon 20 is above 10" in text for text in advise(ask(epsilon=20.0)).warnings)
 
@@ -214,6 +230,7 @@ def here(function: Any, tasks: Sequence[Any], **_: object) -> Iterator[Done[Any,
 
 def ask_digits(out: Path) -> Advice:
     with pytest.MonkeyPatch.context() as patch:
+        unaudited(patch)
         patch.setattr("leakfrontier.evaluate.advise.recommendation.MEASURED_LADDER", (1.0, 4.0))
         patch.setattr("leakfrontier.evaluate.advise.recommendation.changes", changes)
         if engine_module.execute is execute:

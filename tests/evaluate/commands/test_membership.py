@@ -12,6 +12,7 @@ Command = Callable[..., tuple[int, str, str]]
 UserFile = Callable[..., Path]
 
 PRIVATE = "{name: DPSGD, noise_multiplier: 1.0}"
+CLIENT = "{name: ClientDP, noise_multiplier: 1.0}"  # which takes half as long
 SMALL = ("--dataset", "digits", "--model", "{name: mlp, width: 8}", "--uploads", 100)
 QUIET = """
 from leakfrontier.defenses import ClientDP
@@ -64,7 +65,7 @@ def test_prints_and_draws_what_is_found_and_permitted(command: Command, tmp_path
 
 
 def test_as_json(command: Command, tmp_path: Path) -> None:
-    code, output, _ = command(PRIVATE, *SMALL, "--batch", 2, "--json", "--out", tmp_path)
+    code, output, _ = command(CLIENT, *SMALL, "--batch", 2, "--json", "--out", tmp_path)
     assert code == 0
     document = json.loads(output)
     assert document["setting"].endswith("/batch 2")
@@ -96,7 +97,7 @@ def test_without_a_guarantee_nothing_is_permitted_or_forbidden(
 
 
 def test_another_seed_is_another_repetition(command: Command, tmp_path: Path) -> None:
-    arguments = ("{name: DPSGD, noise_multiplier: 2.0}", *SMALL, "--out", tmp_path)
+    arguments = (CLIENT, *SMALL, "--out", tmp_path)
     first, again, other = (command(*arguments, "--seed", seed)[1] for seed in (0, 0, 1))
     assert first == again != other
 

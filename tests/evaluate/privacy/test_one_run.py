@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import DPSGD, ClientDP, Plan
 from leakfrontier.evaluate.privacy.accounting import gaussian_sigma
+from leakfrontier.evaluate.privacy.canaries import Subject
 from leakfrontier.evaluate.privacy.one_run import (
     CANARIES,
     log_likelihood_ratio,
@@ -22,7 +23,7 @@ from leakfrontier.evaluate.privacy.one_run import (
 
 def test_one_run_stays_below_its_claim_and_near_its_ceiling() -> None:
     plan = Plan(50, 0.05, 1e-5)
-    honest = one_run(DPSGD(0.8), mlp(8), cross_entropy, batch(300), plan, rng(3))
+    honest = one_run(Subject(DPSGD(0.8), mlp(8), cross_entropy, batch(300), plan, rng(3)))
     assert not honest.violated
     assert honest.p_value > 0.9
     assert 0.3 < honest.lower_bound < 0.5 * honest.claimed
@@ -31,8 +32,10 @@ def test_one_run_stays_below_its_claim_and_near_its_ceiling() -> None:
 
 
 def test_one_run_is_for_records() -> None:
+    plan = Plan(1, 1.0, 1e-5)
+    subject = Subject(ClientDP(1.0), mlp(8), cross_entropy, batch(9), plan, rng())
     with pytest.raises(NotApplicable, match="only where the unit is a record"):
-        one_run(ClientDP(1.0), mlp(8), cross_entropy, batch(9), Plan(1, 1.0, 1e-5), rng())
+        one_run(subject)
 
 
 ONE_RUN = [  # canaries, guesses, correct, delta; lower bound, p-value of epsilon 2
