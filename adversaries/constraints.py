@@ -47,6 +47,8 @@ _SHIFTS = (0.0, 1e-14, 1e-12)
 """What is added to the diagonal of W^T W, relative to it, until it has a Cholesky factor."""
 _SINGULAR = 1e-13
 """Reciprocal condition number below which a matrix counts as singular."""
+_POOR = 1e-8
+"""Reciprocal condition number below which a batch's gradient constraints lose more than weights."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,36 @@ class GradientFactor:
     def deviation(self) -> float:
         """Return their root mean square."""
         return float(self.deviations.square().mean().sqrt())
+
+
+def exactly(matrix: Tensor, values: Tensor) -> Tensor:
+    """Return least squares, by column; not a number if some unknown is hardly determined."""
+    factor = GradientFactor.of(matrix)
+    if factor is None or factor.condition < _POOR:
+        return values.new_full((matrix.shape[1], values.shape[1]), math.nan)
+    return factor.solve(values).T
+
+
+def inputs_of_batch(
+    layer: Layer,
+    gradient: Tensor,
+    slopes: Tensor,
+    solve: Callable[[Tensor, Tensor], Tensor] = exactly,
+) -> tuple[Tensor, float]:
+    """Return the inputs of a batch by gradient constraints, and the part of dL/dW that is left.
+
+    Args:
+        layer: A convolution of one group.
+        gradient: dL/dW, summed over the examples.
+        slopes: k, of each example.
+        solve: From a matrix and right-hand sides, by column, to solutions.
+    """
+    matrix = torch.cat([gradient_matrix(layer, own) for own in slopes], 1)
+    values = gradient.permute(0, 2, 3, 1).flatten(0, 2)
+    solved = solve(matrix, values)
+    left = float((matrix @ solved - values).norm() / values.norm().clamp(min=1e-300))
+    channels, *size = layer.input_shape
+    return solved.T.reshape(channels, len(slopes), *size).transpose(0, 1), left
 
 
 @dataclass(frozen=True)

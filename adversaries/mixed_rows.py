@@ -26,12 +26,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot, unfold
 
-from .constraints import Convolution, gradient_matrix
+from .constraints import Convolution, inputs_of_batch
 from .layer_chain import Layer
 
 STARTS = 6
@@ -112,7 +113,6 @@ class _Mixture:
         self.examples, self.places = len(self.member), math.prod(layer.output_shape[1:])
         self.unknowns = self.examples * max(math.prod(layer.input_shape[1:]), self.places)
         self.equations = min(filters, channels) * math.prod(taps)
-        self.norm = float(gradient.norm().clamp(min=_TINY))
 
     def search(self, accuracy: float, rng: Generator) -> Tensor | None:
         """Return the examples' z from one start; None if the gradient is not explained."""
@@ -127,8 +127,8 @@ class _Mixture:
                 return None
             outputs, deviation = self._outputs(inputs)
             if residual < accuracy and before < accuracy:
-                exact, _ = self._inputs(self._slopes_of(outputs), 0.0)
-                return self._outputs(exact)[0]
+                exact, left = self._inputs(self._slopes_of(outputs), 0.0)
+                return self._outputs(exact)[0] if math.isfinite(left) else None
             best, since = (residual, 0) if residual < 0.99 * best else (best, since + 1)
             if since > 15:
                 return None
@@ -143,17 +143,11 @@ class _Mixture:
 
     def _inputs(self, slopes: Tensor, ridge: float) -> tuple[Tensor, float]:
         """Return the least squares of dL/dW = k * x in x, and the part that is left of dL/dW."""
-        layer = self.layer
-        kernels = (self.slope * slopes).view(-1, *layer.output_shape)
-        matrix = torch.cat([gradient_matrix(layer, kernel) for kernel in kernels], 1)
-        values = self.gradient.permute(0, 2, 3, 1).flatten(0, 2)
+        kernels = (self.slope * slopes).view(-1, *self.layer.output_shape)
         if ridge:
-            solved = _ridge_solve(matrix.T @ matrix, ridge) @ (matrix.T @ values)
-        else:  # to the last digit: what comes before is ill-conditioned
-            solved = torch.linalg.lstsq(matrix, values).solution
-        residual = float((matrix @ solved - values).norm()) / self.norm
-        channels, *size = layer.input_shape
-        return solved.T.reshape(channels, self.examples, *size).transpose(0, 1), residual
+            solve = partial(_ridge_least_squares, ridge=ridge)
+            return inputs_of_batch(self.layer, self.gradient, kernels, solve)
+        return inputs_of_batch(self.layer, self.gradient, kernels)  # to the last digit
 
     def _outputs(self, inputs: Tensor) -> tuple[Tensor, float]:
         """Return z, moved to where it adds up to what is known, and by how much it did not."""
@@ -187,6 +181,10 @@ class _Mixture:
     def _by_output(self, values: Tensor) -> Tensor:
         """Return what is given by filter, and by example and place, by example and output."""
         return values.reshape(-1, self.examples, self.places).transpose(0, 1).flatten(1)
+
+
+def _ridge_least_squares(matrix: Tensor, values: Tensor, ridge: float) -> Tensor:
+    return _ridge_solve(matrix.T @ matrix, ridge) @ (matrix.T @ values)
 
 
 def _ridge_solve(normal: Tensor, ridge: float) -> Tensor:

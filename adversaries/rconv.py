@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, product
@@ -11,15 +12,16 @@ import torch
 from torch import Generator, Tensor
 
 from .base import Adversary, Observation, Reconstruction
+from .constraints import inputs_of_batch
 from .layer_chain import Layer, chain
-from .layer_system import IDENTITY, Use, WeightInverse
+from .layer_system import IDENTITY, Gradients, Use, WeightInverse
 from .mixed_rows import STARTS, Group, tell_apart
 from .recursion import gradients_of, invert, on_cpu
 from .softmax_head import Head, separate
 from .spaces import NotApplicable
 
 _EXPLAINED = 1e-6
-"""Part of a vector that the last convolution need not explain, if it has outputs to spare."""
+"""Part of a vector, or of a gradient, that need not be explained."""
 _OUTSIDE = 0.1
 """Part of an example that may lie outside of the data's range, if it has not."""
 _LABELLINGS = 16
@@ -43,7 +45,8 @@ class RCONV(Adversary):
     convolutions by weight constraints alone. Unlike the paper, rows are taken for an example only
     if its own gradient explains them, and found ones are subtracted, which leaves others alone in
     their rows (`softmax_head`). Those that are never alone are told apart by the gradient of the
-    last convolution (`mixed_rows`).
+    last convolution (`mixed_rows`). Where all were found, their slopes are known, and late layers
+    have gradient constraints for all examples together, which lose far less than weights.
 
     Attributes:
         constraints: `both` kinds together, or `either` one of them for a layer.
@@ -90,13 +93,14 @@ class RCONV(Adversary):
     ) -> Reconstruction:
         """Return the examples of a batch; those with a confidence of 1 are single ones."""
         head, inverses = layers[-1], [WeightInverse(layer) for layer in layers[:-1]]
-        gradients = gradients_of(observation, layers)
+        gradients, peel = gradients_of(observation, layers), self.separation != "rows"
+        accuracy = max(_EXPLAINED, 1e4 * gradients.precision)
         assert head.bias is not None
 
         def possible(vectors: Tensor) -> Tensor:
             """Return which vectors lie in the last convolution's range, or come from pixels."""
             if inverses[-1].redundant:
-                return inverses[-1](vectors)[1] < max(_EXPLAINED, 1e4 * gradients.precision)
+                return inverses[-1](vectors)[1] < accuracy
             for inverse in reversed(inverses):
                 vectors, _ = inverse(vectors)
             pixels = vectors.view(-1, *observation.space.shape)
@@ -113,22 +117,73 @@ class RCONV(Adversary):
             gradients.precision,
             possible if inverses else None,
         )
-        values, certain = separate(batch, observation.batch_size, peel=self.separation != "rows")
+        values, certain = separate(batch, observation.batch_size, peel=peel)
         if self.separation == "bilinear" and inverses and len(batch.found) < observation.batch_size:
-            gradient = observation.batch_size * gradients.of(layers[-2], "weight")
+            gradient = observation.batch_size * _of_images(gradients, layers[-2])
             more = _told_apart(batch, inverses[-1], gradient, observation.batch_size, rng)
             if more is not None:
                 values = torch.cat([batch.found, more])
                 certain = torch.ones(len(values), dtype=torch.bool)
         if not len(values):
             raise NotApplicable("the gradient of the last layer is zero")
-        residuals: dict[str, float] = {}
-        for inverse in reversed(inverses):
-            values, rest = inverse(values)
-            residuals[inverse.layer.name] = float(rest[certain].max()) if certain.any() else 1.0
+        slopes = batch.explained_by(values, accuracy) if peel and certain.all() else None
+        values, residuals = _back(
+            inverses,
+            [observation.batch_size * _of_images(gradients, layer) for layer in layers[:-1]],
+            values,
+            None if slopes is None else slopes @ batch.weight,
+            accuracy,
+        )
+        if not certain.any():  # mixtures go back as well as examples do
+            residuals = dict.fromkeys(residuals, 1.0)
         inputs = values.view(-1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
         inputs = observation.space.clamp(inputs).to(observation.update[head.parameter("weight")])
         return Reconstruction(inputs, confidence=certain.to(inputs), residuals=residuals)
+
+
+def _of_images(gradients: Gradients, layer: Layer) -> Tensor:
+    """Return dL/dW of a convolution, one over time as of images with a height of 1."""
+    gradient = gradients.of(layer, "weight")
+    return gradient if gradient.ndim == 4 else gradient.unsqueeze(2)
+
+
+def _back(
+    inverses: Sequence[WeightInverse],
+    gradients: Sequence[Tensor],
+    values: Tensor,
+    slopes: Tensor | None,
+    accuracy: float,
+) -> tuple[Tensor, dict[str, float]]:
+    """Go back through convolutions, last to first; return inputs, and a residual of each layer.
+
+    Late layers, of small maps, may have enough gradient constraints for all pixels of the batch,
+    which are far better conditioned than weights. From the first layer on that has not, weights
+    are all there is.
+
+    Args:
+        inverses: The way back through each layer by its weights.
+        gradients: dL/dW of each, summed over the batch.
+        values: What the last one's activation gave, by example.
+        slopes: dL/dvalues, if the examples are the whole batch.
+        accuracy: Part of dL/dW that may be left unexplained.
+    """
+    residuals: dict[str, float] = {}
+    for inverse, gradient in zip(reversed(inverses), reversed(gradients), strict=True):
+        layer, residual = inverse.layer, math.inf
+        pixels = math.prod(layer.input_shape[1:])
+        if slopes is not None and len(values) * pixels < gradient[:, 0].numel():
+            slopes = slopes * (layer.activation or IDENTITY).slope(values)
+            slopes = slopes.view(-1, *layer.output_shape)
+            inputs, residual = inputs_of_batch(layer, gradient, slopes)
+            slopes = inverse.convolution.back(slopes).flatten(1)
+        if residual < accuracy:
+            values = inputs.flatten(1)
+        else:
+            slopes = None
+            values, rest = inverse(values)
+            residual = float(rest.max())
+        residuals[layer.name] = residual
+    return values, residuals
 
 
 def _told_apart(
@@ -144,7 +199,6 @@ def _told_apart(
         rng: Source of starts.
     """
     layer, activation = last.layer, last.activation or IDENTITY
-    gradient = gradient if gradient.ndim == 4 else gradient.unsqueeze(2)
     labels = (head.totals < -head.tolerance).nonzero().flatten().tolist()
     unknown = sum(label < 0 for label in head.labels)
     ways = []

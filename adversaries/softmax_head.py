@@ -58,6 +58,7 @@ class Head:
         possible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.weight, self.bias, self.loss, self.precision = weight, bias, loss, precision
+        self.whole = weight_gradient
         self.rows, self.totals = weight_gradient.clone(), bias_gradient.clone()
         self.taken = precision * bias_gradient.abs()
         self.tolerance = max(_AGREEMENT, 1e4 * precision)
@@ -122,7 +123,7 @@ class Head:
         """Return this with labels for found examples that had none, in their order."""
         given, head = iter(labels), copy(self)
         head.labels = [next(given) if label < 0 else label for label in self.labels]
-        slopes = head.slopes(head.found, torch.tensor(head.labels))
+        slopes = head.slopes(head.found, torch.tensor(head.labels, dtype=torch.long))
         for vector, slope, taken in zip(head.found, slopes, self.taken_slopes, strict=True):
             head._subtract(vector, slope - taken)
         head.taken_slopes = [*slopes]
@@ -139,7 +140,7 @@ class Head:
             examples: How many are left.
         """
         labels = (self.totals < -self.tolerance).nonzero().flatten()
-        if not len(labels) or (torch.tensor(self.labels) < 0).any():
+        if not len(labels) or any(label < 0 for label in self.labels):
             return []
         means = self.rows[labels] / self.totals[labels].unsqueeze(1)
         slopes = self.slopes(means, labels)
@@ -152,6 +153,22 @@ class Head:
             return []
         sums = means * counts.unsqueeze(1)
         return [(int(c), *both) for c, *both in zip(counts, sums, slopes, strict=True)]
+
+    def explained_by(self, vectors: Tensor, accuracy: float) -> Tensor | None:
+        """Return dL/dlogits of examples if they are the whole batch, or None if others are missing.
+
+        If dL/dW = sum_k s_k x_k^T has no other x, it is a linear system in s, which tells labels.
+
+        Args:
+            vectors: What the examples gave.
+            accuracy: Part of the gradient that may be left unexplained.
+        """
+        slopes = torch.linalg.lstsq(vectors.T, self.whole.T).solution
+        predicted = (vectors @ self.weight.T + self.bias).argmax(1)
+        lowest, labels = slopes.min(1)
+        exact = self.slopes(vectors, labels.where(lowest < -self.tolerance, predicted))
+        rest = (exact.T @ vectors - self.whole).norm()
+        return exact if rest <= accuracy * self.whole.norm() else None
 
     def _subtract(self, vector: Tensor, slope: Tensor) -> None:
         self.rows = self.rows - torch.outer(slope, vector)
