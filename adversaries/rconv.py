@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, product
 from typing import ClassVar, Literal
 
@@ -118,11 +119,12 @@ class RCONV(Adversary):
             possible if inverses else None,
         )
         values, certain = separate(batch, observation.batch_size, peel=peel)
+        told = None
         if self.separation == "bilinear" and inverses and len(batch.found) < observation.batch_size:
             gradient = observation.batch_size * _of_images(gradients, layers[-2])
             more = _told_apart(batch, inverses[-1], gradient, observation.batch_size, rng)
             if more is not None:
-                values = torch.cat([batch.found, more])
+                values, told = more
                 certain = torch.ones(len(values), dtype=torch.bool)
         if not len(values):
             raise NotApplicable("the gradient of the last layer is zero")
@@ -132,6 +134,7 @@ class RCONV(Adversary):
             [observation.batch_size * _of_images(gradients, layer) for layer in layers[:-1]],
             values,
             None if slopes is None else slopes @ batch.weight,
+            told,
             accuracy,
         )
         if not certain.any():  # mixtures go back as well as examples do
@@ -152,6 +155,7 @@ def _back(
     gradients: Sequence[Tensor],
     values: Tensor,
     slopes: Tensor | None,
+    told: Tensor | None,
     accuracy: float,
 ) -> tuple[Tensor, dict[str, float]]:
     """Go back through convolutions, last to first; return inputs, and a residual of each layer.
@@ -165,6 +169,7 @@ def _back(
         gradients: dL/dW of each, summed over the batch.
         values: What the last one's activation gave, by example.
         slopes: dL/dvalues, if the examples are the whole batch.
+        told: What the last layer was given for the last examples, if it is known.
         accuracy: Part of dL/dW that may be left unexplained.
     """
     residuals: dict[str, float] = {}
@@ -182,14 +187,18 @@ def _back(
             slopes = None
             values, rest = inverse(values)
             residual = float(rest.max())
-        residuals[layer.name] = residual
+            if told is not None:
+                values[len(values) - len(told) :] = told
+        residuals[layer.name], told = residual, None
     return values, residuals
 
 
 def _told_apart(
     head: Head, last: WeightInverse, gradient: Tensor, examples: int, rng: Generator
-) -> Tensor | None:
-    """Return what the last convolution's activation gave for examples that the head left mixed.
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return what the last convolution's activation gave for all examples, and inputs of some.
+
+    The last ones are those that the head left mixed, if any, whose inputs come along.
 
     Args:
         head: The last layer's gradient, less what was found.
@@ -208,7 +217,7 @@ def _told_apart(
         if mixed := known.mixed(examples - len(known.found)):
             ways.append((known, mixed))
         elif len(known.found) == examples:
-            return known.found[len(head.found) :]
+            return known.found, None
     for known, mixed in ways:
         rest = gradient
         if len(known.found):
@@ -217,9 +226,16 @@ def _told_apart(
             slopes = (slopes * activation.slope(known.found)).view(-1, *layer.output_shape)
             inputs = inputs.view(-1, *layer.input_shape)
             rest = gradient - last.convolution.weight_gradient(inputs, slopes)
-        groups = [Group(count, total, slope @ known.weight) for count, total, slope in mixed]
+        groups = [
+            Group(count, total, partial(_slopes, known, label)) for label, count, total in mixed
+        ]
         starts = -(-STARTS // len(ways))
         found = tell_apart(layer, rest, groups, head.precision, rng, starts)
         if found is not None:
-            return torch.cat([known.found[len(head.found) :], found])
+            return torch.cat([known.found, found[0]]), found[1]
     return None
+
+
+def _slopes(head: Head, label: int, values: Tensor) -> Tensor:
+    """Return dL/dvalues of examples with one label."""
+    return head.slopes(values, torch.full((len(values),), label)) @ head.weight

@@ -82,11 +82,10 @@ class Head:
         finite = vectors.isfinite().all(1)
         return classes[finite], vectors[finite]
 
-    def single(self, classes: Tensor, vectors: Tensor) -> Tensor:
-        """Return which of these vectors, taken for examples, explain their rows."""
+    def single(self, classes: Tensor, vectors: Tensor, totals: Tensor) -> Tensor:
+        """Return which of these vectors, taken for examples, explain totals of their rows."""
         if not len(classes):
             return classes.bool()
-        totals = self.totals[classes]
         other = (classes + 1) % len(self.bias)  # any label but the class itself
         labels = torch.where(totals < 0, classes, other)
         own = self.slopes(vectors, labels).gather(1, classes.unsqueeze(1)).squeeze(1)
@@ -129,8 +128,8 @@ class Head:
         head.taken_slopes = [*slopes]
         return head
 
-    def mixed(self, examples: int) -> list[tuple[int, Tensor, Tensor]]:
-        """Return what is left by label: how many, their sum, and the dL/dlogits of each.
+    def mixed(self, examples: int) -> list[tuple[int, int, Tensor]]:
+        """Return what is left by label: the label, how many examples have it, and their sum.
 
         Examples of one label have one slope if their mean has it. Empty if this does not explain
         what is left, or not as many examples; or if labels are wrong, which shows in rows without
@@ -152,7 +151,10 @@ class Head:
         if (empty > self.tolerance * means.norm(dim=1).mean()).any():
             return []
         sums = means * counts.unsqueeze(1)
-        return [(int(c), *both) for c, *both in zip(counts, sums, slopes, strict=True)]
+        return [
+            (int(label), int(count), total)
+            for label, count, total in zip(labels, counts, sums, strict=True)
+        ]
 
     def explained_by(self, vectors: Tensor, accuracy: float) -> Tensor | None:
         """Return dL/dlogits of examples if they are the whole batch, or None if others are missing.
@@ -175,21 +177,38 @@ class Head:
         self.totals = self.totals - slope
         self.taken = self.taken + _LOST * slope.abs()
 
-    def label_of(self, vector: Tensor) -> int:
-        """Return the label whose row, less the example, is a single one's or nothing; else -1."""
-        likely = (self.totals < -self.tolerance).nonzero().flatten()
-        if not len(likely):
-            return -1
-        slopes = self.slopes(vector.expand(len(likely), -1), likely)
-        own = slopes.gather(1, likely.unsqueeze(1)).squeeze(1)
-        rest = self.totals[likely] - own
-        rows = self.rows[likely] - own.unsqueeze(1) * vector
+    def relabel(self) -> bool:
+        """Look for labels of found examples that have none; return whether there were any."""
+        before = list(self.labels)
+        for place, (vector, label) in enumerate(zip(self.found, before, strict=True)):
+            if label >= 0:
+                continue
+            taken = self.taken_slopes[place]
+            label = self.label_of(vector, taken)
+            if label >= 0:
+                slope = self.slopes(vector.unsqueeze(0), torch.tensor([label]))[0]
+                self._subtract(vector, slope - taken)
+                self.labels[place], self.taken_slopes[place] = label, slope
+        return self.labels != before
+
+    def label_of(self, vector: Tensor, taken: Tensor | None = None) -> int:
+        """Return the label whose row, less the example, is another one's or nothing; else -1.
+
+        Args:
+            vector: What the example gave.
+            taken: What was subtracted of it already, as its dL/dlogits.
+        """
+        classes = torch.arange(len(self.bias))
+        own = self.slopes(vector.expand(len(classes), -1), classes).diagonal()
+        own = own if taken is None else own - taken
+        rest = self.totals - own
+        rows = self.rows - own.unsqueeze(1) * vector
         gone = rows.norm(dim=1) < self.tolerance * vector.norm() * own.abs()
         vectors = (rows / rest.unsqueeze(1)).nan_to_num(0.0, 0.0, 0.0)
-        left = self.slopes(vectors, likely).gather(1, likely.unsqueeze(1)).squeeze(1)
-        single = self._possible((left - rest).abs() <= self.tolerance * rest.abs(), vectors)
-        explained = gone | single
-        return int(likely[explained][0]) if explained.any() else -1
+        another = (vectors - vector).norm(dim=1) > _SAME * vector.norm()
+        explained = gone | (another & self.single(classes, vectors, rest))
+        likeliest = classes[explained][(rest - 1e9 * gone)[explained].argsort()]
+        return int(likeliest[0]) if len(likeliest) else -1
 
 
 def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, Tensor]:
@@ -204,7 +223,8 @@ def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, T
     for _ in range(rounds):
         before = len(head.found)
         _find(head, examples, peel=peel)
-        if len(head.found) in (before, examples):
+        labelled = peel and head.relabel()
+        if len(head.found) == examples or (len(head.found) == before and not labelled):
             break
     if len(head.found):  # mixtures beside them would only blur the matching of guesses
         return head.found, torch.ones(len(head.found), dtype=torch.bool)
@@ -215,7 +235,7 @@ def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, T
 
 def _find(head: Head, examples: int, *, peel: bool) -> None:
     classes, vectors = head.candidates()
-    keep = head.single(classes, vectors) & ~head.known(vectors)
+    keep = head.single(classes, vectors, head.totals[classes]) & ~head.known(vectors)
     order = head.totals[classes[keep]].argsort()  # rows of labels first, whose label is known
     for place, vector in zip(classes[keep][order].tolist(), vectors[keep][order], strict=True):
         if len(head.found) == examples:
