@@ -307,15 +307,14 @@ class WeightFactor:
             convolution: Of one group.
             weights: D, of the shape of an output.
         """
-        band = _normal_band(convolution, weights.square())
-        if not (band[0] > 0).all():
-            return None
-        diagonal = band[0].copy()
         for shift in _SHIFTS:
-            band[0] = diagonal * (1 + shift)
+            band = _normal_band(convolution, weights.square())
+            if not (band[0] > 0).all():
+                return None
+            band[0] *= 1 + shift
             try:
-                factor = cholesky_banded(band, lower=True, check_finite=False)
-            except LinAlgError:
+                factor = cholesky_banded(band, overwrite_ab=True, lower=True, check_finite=False)
+            except LinAlgError:  # the band is spoilt, and seldom needed again
                 continue
             return cls(factor, convolution.layer.input_shape)  # type: ignore[arg-type]
         return None

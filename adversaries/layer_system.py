@@ -46,6 +46,8 @@ _PIXELS = 4096
 """Largest channel for which K is factored."""
 _BAND = 2.5e8
 """Most floats of the band of W^T W."""
+_WORK = 1e11
+"""Most multiplications to factor W^T W where K is factored already."""
 _DENSE = 2000
 """Most unknowns for which a system is made as a dense matrix."""
 _ITERATIONS = 300
@@ -197,7 +199,9 @@ class System:
             helps = self._information() * by_gradient.deviation**2 > 1
             if use == "either" or (use == "both" and not helps):
                 return inputs, "gradient", deviations
-        by_weight = self._weight_factor()
+        size, reach = band_size(layer)
+        cheap = by_gradient is None or size * reach**2 < _WORK
+        by_weight = self._weight_factor() if cheap else None
         if by_weight is not None and (
             by_gradient is None or by_weight.deviation < by_gradient.deviation
         ):

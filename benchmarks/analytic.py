@@ -249,7 +249,7 @@ def _attacked(
     """Return a photo, what an attack makes of it, seconds, and the process's largest GiB."""
     torch.set_num_threads(1)
     data = load_dataset(*find_data("imagenet_sample224", folder))
-    rng = generator("photo", problem)
+    rng = generator("photo", problem["size"])
     upload = upload_of(problem, data, rng)
     begun = time.process_time()
     guess = attack.reconstruct(upload.observation, rng)
