@@ -48,7 +48,7 @@ _SHIFTS = (0.0, 1e-14, 1e-12)
 _SINGULAR = 1e-13
 """Reciprocal condition number below which a matrix counts as singular."""
 _POOR = 1e-8
-"""Reciprocal condition number below which a batch's gradient constraints lose more than weights."""
+"""Reciprocal condition number below which constraints of a batch say too little."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,13 @@ class Convolution:
         return conv2d_input(size, self.weight, slopes, *self._options)  # type: ignore[no-any-return]
 
     def weight_gradient(self, inputs: Tensor, slopes: Tensor) -> Tensor:
-        """Return dL/dW = k * x of one example."""
+        """Return dL/dW = k * x, summed over examples."""
         size = self.weight.shape
         return conv2d_weight(inputs, size, slopes, *self._options)  # type: ignore[no-any-return]
 
     def weight_gradient_back(self, gradient: Tensor, slopes: Tensor) -> Tensor:
-        """Return the adjoint of `weight_gradient` in x."""
-        size = (1, *self.layer.input_shape)
+        """Return the adjoint of `weight_gradient` in x, for each example."""
+        size = (len(slopes), *self.layer.input_shape)
         return conv2d_input(size, gradient, slopes, *self._options)  # type: ignore[no-any-return]
 
 

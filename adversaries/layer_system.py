@@ -52,6 +52,8 @@ _DENSE = 2000
 """Most unknowns for which a system is made as a dense matrix."""
 _ITERATIONS = 300
 """Most iterations of conjugate gradients."""
+_SUBSPACE = 3
+"""Iterations that find the weakest directions of a matrix."""
 FINAL, PASSING = 1e-10, 1e-14
 """Relative accuracy of the example, and of values from which others follow."""
 _TINY = 1e-300
@@ -346,6 +348,20 @@ class WeightInverse:
         if factor is None:
             raise NotApplicable(f"the weights of layer {self.layer.name!r} are singular, or many")
         return factor
+
+    def weak(self, count: int) -> Tensor | None:
+        """Return directions of inputs, by row, that W passes on least; None if it is not square."""
+        if self._lu is None or count < 1:
+            return None
+        rng = torch.Generator().manual_seed(0)
+        size = len(self._lu[0])
+        found = torch.randn(size, min(count, size), generator=rng, dtype=torch.float64)
+        for _ in range(_SUBSPACE):
+            found, _ = torch.linalg.qr(found)
+            found = torch.linalg.lu_solve(*self._lu, found, adjoint=True)
+            found = torch.linalg.lu_solve(*self._lu, found)
+        basis: Tensor = torch.linalg.qr(found)[0]
+        return basis.T
 
     def __call__(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs for what activations gave, and each one's residual; both flat."""

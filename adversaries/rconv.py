@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,18 +12,20 @@ import torch
 from torch import Generator, Tensor
 
 from .base import Adversary, Observation, Reconstruction
-from .constraints import inputs_of_batch
 from .layer_chain import Layer, chain
 from .layer_system import IDENTITY, Gradients, Use, WeightInverse
 from .mixed_rows import STARTS, Group, tell_apart
 from .recursion import gradients_of, invert, on_cpu
 from .softmax_head import Head, separate
 from .spaces import NotApplicable
+from .weak_directions import corrected
 
 _EXPLAINED = 1e-6
 """Part of a vector, or of a gradient, that need not be explained."""
 _OUTSIDE = 0.1
-"""Part of an example that may lie outside of the data's range, if it has not."""
+"""Part of an example that may lie outside of the data's range."""
+_OFF, _MOVE = 1e-7, 1e-10
+"""Relative errors of vectors: of what is one example up to rounding, and to see what they do."""
 _LABELLINGS = 16
 """Most ways to give labels to examples that were found without one."""
 
@@ -46,8 +47,8 @@ class RCONV(Adversary):
     convolutions by weight constraints alone. Unlike the paper, rows are taken for an example only
     if its own gradient explains them, and found ones are subtracted, which leaves others alone in
     their rows (`softmax_head`). Those that are never alone are told apart by the gradient of the
-    last convolution (`mixed_rows`). Where all were found, their slopes are known, and late layers
-    have gradient constraints for all examples together, which lose far less than weights.
+    last convolution (`mixed_rows`). Where all were found, gradients correct what weights lose
+    (`weak_directions`).
 
     Attributes:
         constraints: `both` kinds together, or `either` one of them for a layer.
@@ -102,11 +103,11 @@ class RCONV(Adversary):
             """Return which vectors lie in the last convolution's range, or come from pixels."""
             if inverses[-1].redundant:
                 return inverses[-1](vectors)[1] < accuracy
-            for inverse in reversed(inverses):
-                vectors, _ = inverse(vectors)
-            pixels = vectors.view(-1, *observation.space.shape)
+            pixels = _pixels(inverses, vectors).view(-1, *observation.space.shape)
             outside = (pixels - observation.space.clamp(pixels)).flatten(1).norm(dim=1)
-            inside: Tensor = outside < _OUTSIDE * vectors.norm(dim=1)
+            sizes = pixels.flatten(1).norm(dim=1)
+            errors = _OFF * _loss_of_digits(inverses, vectors)
+            inside: Tensor = outside < torch.maximum(_OUTSIDE * sizes, errors)
             return inside
 
         batch = Head(
@@ -135,13 +136,28 @@ class RCONV(Adversary):
             values,
             None if slopes is None else slopes @ batch.weight,
             told,
-            accuracy,
         )
         if not certain.any():  # mixtures go back as well as examples do
             residuals = dict.fromkeys(residuals, 1.0)
         inputs = values.view(-1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
         inputs = observation.space.clamp(inputs).to(observation.update[head.parameter("weight")])
         return Reconstruction(inputs, confidence=certain.to(inputs), residuals=residuals)
+
+
+def _pixels(inverses: Sequence[WeightInverse], values: Tensor) -> Tensor:
+    """Return the examples for what the last activation gave, by weights."""
+    for inverse in reversed(inverses):
+        values, _ = inverse(values)
+    return values
+
+
+def _loss_of_digits(inverses: Sequence[WeightInverse], values: Tensor) -> Tensor:
+    """Return how far examples would move, if values had relative errors of 1."""
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(values.shape, generator=rng, dtype=values.dtype)
+    moved = _pixels(inverses, values * (1 + _MOVE * noise)) - _pixels(inverses, values)
+    lost: Tensor = moved.norm(dim=1) / _MOVE
+    return lost
 
 
 def _of_images(gradients: Gradients, layer: Layer) -> Tensor:
@@ -156,40 +172,30 @@ def _back(
     values: Tensor,
     slopes: Tensor | None,
     told: Tensor | None,
-    accuracy: float,
 ) -> tuple[Tensor, dict[str, float]]:
     """Go back through convolutions, last to first; return inputs, and a residual of each layer.
-
-    Late layers, of small maps, may have enough gradient constraints for all pixels of the batch,
-    which are far better conditioned than weights. From the first layer on that has not, weights
-    are all there is.
 
     Args:
         inverses: The way back through each layer by its weights.
         gradients: dL/dW of each, summed over the batch.
         values: What the last one's activation gave, by example.
-        slopes: dL/dvalues, if the examples are the whole batch.
+        slopes: dL/dvalues, if the examples are the whole batch: gradients then correct what weights
+            give.
         told: What the last layer was given for the last examples, if it is known.
-        accuracy: Part of dL/dW that may be left unexplained.
     """
     residuals: dict[str, float] = {}
     for inverse, gradient in zip(reversed(inverses), reversed(gradients), strict=True):
-        layer, residual = inverse.layer, math.inf
-        pixels = math.prod(layer.input_shape[1:])
-        if slopes is not None and len(values) * pixels < gradient[:, 0].numel():
-            slopes = slopes * (layer.activation or IDENTITY).slope(values)
+        layer = inverse.layer
+        inputs, rest = inverse(values)
+        residual = float(rest.max())
+        if told is not None:
+            inputs[len(inputs) - len(told) :] = told
+        if slopes is not None:
+            slopes = slopes * inverse.activation.slope(values)
             slopes = slopes.view(-1, *layer.output_shape)
-            inputs, residual = inputs_of_batch(layer, gradient, slopes)
+            inputs, residual = corrected(inverse, inputs, slopes, gradient)
             slopes = inverse.convolution.back(slopes).flatten(1)
-        if residual < accuracy:
-            values = inputs.flatten(1)
-        else:
-            slopes = None
-            values, rest = inverse(values)
-            residual = float(rest.max())
-            if told is not None:
-                values[len(values) - len(told) :] = told
-        residuals[layer.name], told = residual, None
+        values, told, residuals[layer.name] = inputs, None, residual
     return values, residuals
 
 
@@ -208,7 +214,7 @@ def _told_apart(
         rng: Source of starts.
     """
     layer, activation = last.layer, last.activation or IDENTITY
-    labels = (head.totals < -head.tolerance).nonzero().flatten().tolist()
+    labels = head.classes_left()
     unknown = sum(label < 0 for label in head.labels)
     ways = []
     for given in islice(product(labels, repeat=unknown), _LABELLINGS):

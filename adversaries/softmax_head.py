@@ -177,6 +177,13 @@ class Head:
         self.totals = self.totals - slope
         self.taken = self.taken + _LOST * slope.abs()
 
+    def classes_left(self) -> list[int]:
+        """Return the classes in whose rows something is left; those of labels first."""
+        sizes, whole = self.rows.norm(dim=1), self.whole.norm(dim=1)
+        left = (sizes > self.tolerance * whole.max()).nonzero().flatten()
+        classes: list[int] = left[self.totals[left].argsort()].tolist()
+        return classes
+
     def relabel(self) -> bool:
         """Look for labels of found examples that have none; return whether there were any."""
         before = list(self.labels)
