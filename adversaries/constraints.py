@@ -47,6 +47,8 @@ _SHIFTS = (0.0, 1e-14, 1e-12)
 """What is added to the diagonal of W^T W, relative to it, until it has a Cholesky factor."""
 _SINGULAR = 1e-13
 """Reciprocal condition number below which a matrix counts as singular."""
+_POOR = 1e-8
+"""Reciprocal condition number below which constraints of a batch say too little."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +146,13 @@ class Convolution:
         return conv2d_input(size, self.weight, slopes, *self._options)  # type: ignore[no-any-return]
 
     def weight_gradient(self, inputs: Tensor, slopes: Tensor) -> Tensor:
-        """Return dL/dW = k * x of one example."""
+        """Return dL/dW = k * x, summed over examples."""
         size = self.weight.shape
         return conv2d_weight(inputs, size, slopes, *self._options)  # type: ignore[no-any-return]
 
     def weight_gradient_back(self, gradient: Tensor, slopes: Tensor) -> Tensor:
-        """Return the adjoint of `weight_gradient` in x."""
-        size = (1, *self.layer.input_shape)
+        """Return the adjoint of `weight_gradient` in x, for each example."""
+        size = (len(slopes), *self.layer.input_shape)
         return conv2d_input(size, gradient, slopes, *self._options)  # type: ignore[no-any-return]
 
 
@@ -255,6 +257,36 @@ class GradientFactor:
         return float(self.deviations.square().mean().sqrt())
 
 
+def exactly(matrix: Tensor, values: Tensor) -> Tensor:
+    """Return least squares, by column; not a number if some unknown is hardly determined."""
+    factor = GradientFactor.of(matrix)
+    if factor is None or factor.condition < _POOR:
+        return values.new_full((matrix.shape[1], values.shape[1]), math.nan)
+    return factor.solve(values).T
+
+
+def inputs_of_batch(
+    layer: Layer,
+    gradient: Tensor,
+    slopes: Tensor,
+    solve: Callable[[Tensor, Tensor], Tensor] = exactly,
+) -> tuple[Tensor, float]:
+    """Return the inputs of a batch by gradient constraints, and the part of dL/dW that is left.
+
+    Args:
+        layer: A convolution of one group.
+        gradient: dL/dW, summed over the examples.
+        slopes: k, of each example.
+        solve: From a matrix and right-hand sides, by column, to solutions.
+    """
+    matrix = torch.cat([gradient_matrix(layer, own) for own in slopes], 1)
+    values = gradient.permute(0, 2, 3, 1).flatten(0, 2)
+    solved = solve(matrix, values)
+    left = float((matrix @ solved - values).norm() / values.norm().clamp(min=1e-300))
+    channels, *size = layer.input_shape
+    return solved.T.reshape(channels, len(slopes), *size).transpose(0, 1), left
+
+
 @dataclass(frozen=True)
 class WeightFactor:
     """W^T D^2 W as a banded Cholesky factor, for outputs that count D.
@@ -275,15 +307,14 @@ class WeightFactor:
             convolution: Of one group.
             weights: D, of the shape of an output.
         """
-        band = _normal_band(convolution, weights.square())
-        if not (band[0] > 0).all():
-            return None
-        diagonal = band[0].copy()
         for shift in _SHIFTS:
-            band[0] = diagonal * (1 + shift)
+            band = _normal_band(convolution, weights.square())
+            if not (band[0] > 0).all():
+                return None
+            band[0] *= 1 + shift
             try:
-                factor = cholesky_banded(band, lower=True, check_finite=False)
-            except LinAlgError:
+                factor = cholesky_banded(band, overwrite_ab=True, lower=True, check_finite=False)
+            except LinAlgError:  # the band is spoilt, and seldom needed again
                 continue
             return cls(factor, convolution.layer.input_shape)  # type: ignore[arg-type]
         return None

@@ -46,10 +46,14 @@ _PIXELS = 4096
 """Largest channel for which K is factored."""
 _BAND = 2.5e8
 """Most floats of the band of W^T W."""
+_WORK = 1e11
+"""Most multiplications to factor W^T W where K is factored already."""
 _DENSE = 2000
 """Most unknowns for which a system is made as a dense matrix."""
 _ITERATIONS = 300
 """Most iterations of conjugate gradients."""
+_SUBSPACE = 3
+"""Iterations that find the weakest directions of a matrix."""
 FINAL, PASSING = 1e-10, 1e-14
 """Relative accuracy of the example, and of values from which others follow."""
 _TINY = 1e-300
@@ -197,7 +201,9 @@ class System:
             helps = self._information() * by_gradient.deviation**2 > 1
             if use == "either" or (use == "both" and not helps):
                 return inputs, "gradient", deviations
-        by_weight = self._weight_factor()
+        size, reach = band_size(layer)
+        cheap = by_gradient is None or size * reach**2 < _WORK
+        by_weight = self._weight_factor() if cheap else None
         if by_weight is not None and (
             by_gradient is None or by_weight.deviation < by_gradient.deviation
         ):
@@ -342,6 +348,20 @@ class WeightInverse:
         if factor is None:
             raise NotApplicable(f"the weights of layer {self.layer.name!r} are singular, or many")
         return factor
+
+    def weak(self, count: int) -> Tensor | None:
+        """Return directions of inputs, by row, that W passes on least; None if it is not square."""
+        if self._lu is None or count < 1:
+            return None
+        rng = torch.Generator().manual_seed(0)
+        size = len(self._lu[0])
+        found = torch.randn(size, min(count, size), generator=rng, dtype=torch.float64)
+        for _ in range(_SUBSPACE):
+            found, _ = torch.linalg.qr(found)
+            found = torch.linalg.lu_solve(*self._lu, found, adjoint=True)
+            found = torch.linalg.lu_solve(*self._lu, found)
+        basis: Tensor = torch.linalg.qr(found)[0]
+        return basis.T
 
     def __call__(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs for what activations gave, and each one's residual; both flat."""

@@ -11,7 +11,8 @@ a kink has two slopes, so that K is known up to signs. Given the signs, the inpu
 system with many more equations than unknowns; given the inputs, so are the slopes. Signs are then
 decided by both kinds of evidence, z and slope, each by how well it is known. From random signs,
 this ends within some steps at a residual that is rounding, or not at all: it can be told whether
-examples were found.
+examples were found. No prediction is quite saturated, so that slopes differ in late digits: once
+examples are known, each gets its own.
 
 R-CONV++ leaves such examples mixed. Like SPEAR [1] this separates examples by the sparsity of what
 activations pass on, but needs neither a ReLU nor a linear layer.
@@ -24,14 +25,15 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot, unfold
 
-from .constraints import Convolution, gradient_matrix
+from .constraints import Convolution, inputs_of_batch
 from .layer_chain import Layer
 
 STARTS = 6
@@ -42,6 +44,8 @@ _STEPS = 60
 """Most steps from one start."""
 _RIDGES = (1e-2, 3e-2)
 """What is added to the diagonals of normal equations, for inputs and slopes; less when near."""
+_POLISHING = 3
+"""Steps with a slope for each example, after they were told apart."""
 _FOUND = 1e-6
 """Part of the gradient that may be left unexplained."""
 _TINY = 1e-12
@@ -54,12 +58,12 @@ class Group:
     Attributes:
         count: How many.
         total: Sum of what the activation gave for them, flat.
-        slope: dL/d of that, the same for each, flat.
+        slopes: From what it gave for examples of this group to dL/d of that, by example.
     """
 
     count: int
     total: Tensor
-    slope: Tensor
+    slopes: Callable[[Tensor], Tensor]
 
 
 def tell_apart(
@@ -69,8 +73,10 @@ def tell_apart(
     precision: float,
     rng: Generator,
     starts: int = STARTS,
-) -> Tensor | None:
-    """Return what a layer's activation gave for each example, or None if it is not found.
+) -> tuple[Tensor, Tensor] | None:
+    """Return what a layer's activation gave for each example, and its inputs; None if not found.
+
+    The inputs are from gradients, and lose less than what weights would make of outputs.
 
     Args:
         layer: A convolution with a kinked activation.
@@ -87,9 +93,9 @@ def tell_apart(
     if _SPARE * mixture.unknowns > mixture.equations:
         return None
     for _ in range(starts):
-        outputs = mixture.search(max(_FOUND, 1e4 * precision), rng)
-        if outputs is not None:
-            return torch.where(outputs < 0, mixture.low * outputs, mixture.high * outputs)
+        found = mixture.search(max(_FOUND, 1e4 * precision), rng)
+        if found is not None:
+            return found
     return None
 
 
@@ -104,7 +110,10 @@ class _Mixture:
         )
         self.sum = one_hot(self.member).T.double()  # from examples to groups
         self.totals = torch.stack([group.total for group in groups])
-        self.slope = torch.stack([group.slope for group in groups])[self.member]
+        means = [group.total / group.count for group in groups]
+        self.means = torch.stack(means)[self.member]
+        self.groups = groups
+        self.slope = self._slopes_at(self.means)
         assert layer.activation is not None
         unit = torch.ones((), dtype=torch.float64)
         self.low, self.high = (float(layer.activation.slope(sign * unit)) for sign in (-1, 1))
@@ -112,13 +121,11 @@ class _Mixture:
         self.examples, self.places = len(self.member), math.prod(layer.output_shape[1:])
         self.unknowns = self.examples * max(math.prod(layer.input_shape[1:]), self.places)
         self.equations = min(filters, channels) * math.prod(taps)
-        self.norm = float(gradient.norm().clamp(min=_TINY))
 
-    def search(self, accuracy: float, rng: Generator) -> Tensor | None:
-        """Return the examples' z from one start; None if the gradient is not explained."""
-        means = (self.totals / self.sum.sum(1, keepdim=True))[self.member]
-        noise = torch.randn(means.shape, generator=rng, dtype=means.dtype)
-        signs = means + 0.7 * means.abs().median() * noise
+    def search(self, accuracy: float, rng: Generator) -> tuple[Tensor, Tensor] | None:
+        """Return the examples from one start; None if the gradient is not explained."""
+        noise = torch.randn(self.means.shape, generator=rng, dtype=self.means.dtype)
+        signs = self.means + 0.7 * self.means.abs().median() * noise
         before, best, since = torch.inf, torch.inf, 0
         for _ in range(_STEPS):
             ridge = _RIDGES[0] * min(1.0, 10 * before**2) + 1e-14
@@ -127,8 +134,7 @@ class _Mixture:
                 return None
             outputs, deviation = self._outputs(inputs)
             if residual < accuracy and before < accuracy:
-                exact, _ = self._inputs(self._slopes_of(outputs), 0.0)
-                return self._outputs(exact)[0]
+                return self._polished(outputs)
             best, since = (residual, 0) if residual < 0.99 * best else (best, since + 1)
             if since > 15:
                 return None
@@ -138,29 +144,43 @@ class _Mixture:
             before = residual
         return None
 
+    def _polished(self, outputs: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return what the activation gave, and inputs: each example with a slope of its own."""
+        for _ in range(_POLISHING):
+            values = self._slopes_of(outputs) * outputs
+            slopes = self._slopes_at(values) * self._slopes_of(outputs)
+            kernels = slopes.view(-1, *self.layer.output_shape)
+            inputs, left = inputs_of_batch(self.layer, self.gradient, kernels)
+            if not math.isfinite(left):
+                return None
+            outputs = self._plain_outputs(inputs)
+        return self._slopes_of(outputs) * outputs, inputs.flatten(1)
+
+    def _slopes_at(self, values: Tensor) -> Tensor:
+        """Return dL/dvalues of each example, as one of its group."""
+        parts = [
+            group.slopes(values[self.member == place]) for place, group in enumerate(self.groups)
+        ]
+        return torch.cat(parts)
+
     def _slopes_of(self, signs: Tensor) -> Tensor:
-        return torch.where(signs > 0, self.high, self.low).to(signs)
+        return torch.full_like(signs, self.low).where(signs <= 0, self.high)
 
     def _inputs(self, slopes: Tensor, ridge: float) -> tuple[Tensor, float]:
         """Return the least squares of dL/dW = k * x in x, and the part that is left of dL/dW."""
-        layer = self.layer
-        kernels = (self.slope * slopes).view(-1, *layer.output_shape)
-        matrix = torch.cat([gradient_matrix(layer, kernel) for kernel in kernels], 1)
-        values = self.gradient.permute(0, 2, 3, 1).flatten(0, 2)
-        if ridge:
-            solved = _ridge_solve(matrix.T @ matrix, ridge) @ (matrix.T @ values)
-        else:  # to the last digit: what comes before is ill-conditioned
-            solved = torch.linalg.lstsq(matrix, values).solution
-        residual = float((matrix @ solved - values).norm()) / self.norm
-        channels, *size = layer.input_shape
-        return solved.T.reshape(channels, self.examples, *size).transpose(0, 1), residual
+        kernels = (self.slope * slopes).view(-1, *self.layer.output_shape)
+        solve = partial(_ridge_least_squares, ridge=ridge)
+        return inputs_of_batch(self.layer, self.gradient, kernels, solve)
 
-    def _outputs(self, inputs: Tensor) -> tuple[Tensor, float]:
-        """Return z, moved to where it adds up to what is known, and by how much it did not."""
+    def _plain_outputs(self, inputs: Tensor) -> Tensor:
         outputs = self.convolution.outputs(inputs)
         if self.layer.bias is not None:
             outputs = outputs + self.layer.bias.detach().double().view(-1, 1, 1)
-        outputs, deviation = outputs.flatten(1), 0.0
+        return outputs.flatten(1)
+
+    def _outputs(self, inputs: Tensor) -> tuple[Tensor, float]:
+        """Return z, moved to where it adds up to what is known, and by how much it did not."""
+        outputs, deviation = self._plain_outputs(inputs), 0.0
         for step in range(3):
             slopes = self._slopes_of(outputs)
             powers = self.sum @ slopes.square()
@@ -187,6 +207,10 @@ class _Mixture:
     def _by_output(self, values: Tensor) -> Tensor:
         """Return what is given by filter, and by example and place, by example and output."""
         return values.reshape(-1, self.examples, self.places).transpose(0, 1).flatten(1)
+
+
+def _ridge_least_squares(matrix: Tensor, values: Tensor, ridge: float) -> Tensor:
+    return _ridge_solve(matrix.T @ matrix, ridge) @ (matrix.T @ values)
 
 
 def _ridge_solve(normal: Tensor, ridge: float) -> Tensor:

@@ -58,6 +58,7 @@ class Head:
         possible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.weight, self.bias, self.loss, self.precision = weight, bias, loss, precision
+        self.whole = weight_gradient
         self.rows, self.totals = weight_gradient.clone(), bias_gradient.clone()
         self.taken = precision * bias_gradient.abs()
         self.tolerance = max(_AGREEMENT, 1e4 * precision)
@@ -81,11 +82,10 @@ class Head:
         finite = vectors.isfinite().all(1)
         return classes[finite], vectors[finite]
 
-    def single(self, classes: Tensor, vectors: Tensor) -> Tensor:
-        """Return which of these vectors, taken for examples, explain their rows."""
+    def single(self, classes: Tensor, vectors: Tensor, totals: Tensor) -> Tensor:
+        """Return which of these vectors, taken for examples, explain totals of their rows."""
         if not len(classes):
             return classes.bool()
-        totals = self.totals[classes]
         other = (classes + 1) % len(self.bias)  # any label but the class itself
         labels = torch.where(totals < 0, classes, other)
         own = self.slopes(vectors, labels).gather(1, classes.unsqueeze(1)).squeeze(1)
@@ -122,14 +122,14 @@ class Head:
         """Return this with labels for found examples that had none, in their order."""
         given, head = iter(labels), copy(self)
         head.labels = [next(given) if label < 0 else label for label in self.labels]
-        slopes = head.slopes(head.found, torch.tensor(head.labels))
+        slopes = head.slopes(head.found, torch.tensor(head.labels, dtype=torch.long))
         for vector, slope, taken in zip(head.found, slopes, self.taken_slopes, strict=True):
             head._subtract(vector, slope - taken)
         head.taken_slopes = [*slopes]
         return head
 
-    def mixed(self, examples: int) -> list[tuple[int, Tensor, Tensor]]:
-        """Return what is left by label: how many, their sum, and the dL/dlogits of each.
+    def mixed(self, examples: int) -> list[tuple[int, int, Tensor]]:
+        """Return what is left by label: the label, how many examples have it, and their sum.
 
         Examples of one label have one slope if their mean has it. Empty if this does not explain
         what is left, or not as many examples; or if labels are wrong, which shows in rows without
@@ -139,7 +139,7 @@ class Head:
             examples: How many are left.
         """
         labels = (self.totals < -self.tolerance).nonzero().flatten()
-        if not len(labels) or (torch.tensor(self.labels) < 0).any():
+        if not len(labels) or any(label < 0 for label in self.labels):
             return []
         means = self.rows[labels] / self.totals[labels].unsqueeze(1)
         slopes = self.slopes(means, labels)
@@ -151,28 +151,71 @@ class Head:
         if (empty > self.tolerance * means.norm(dim=1).mean()).any():
             return []
         sums = means * counts.unsqueeze(1)
-        return [(int(c), *both) for c, *both in zip(counts, sums, slopes, strict=True)]
+        return [
+            (int(label), int(count), total)
+            for label, count, total in zip(labels, counts, sums, strict=True)
+        ]
+
+    def explained_by(self, vectors: Tensor, accuracy: float) -> Tensor | None:
+        """Return dL/dlogits of examples if they are the whole batch, or None if others are missing.
+
+        If dL/dW = sum_k s_k x_k^T has no other x, it is a linear system in s, which tells labels.
+
+        Args:
+            vectors: What the examples gave.
+            accuracy: Part of the gradient that may be left unexplained.
+        """
+        slopes = torch.linalg.lstsq(vectors.T, self.whole.T).solution
+        predicted = (vectors @ self.weight.T + self.bias).argmax(1)
+        lowest, labels = slopes.min(1)
+        exact = self.slopes(vectors, labels.where(lowest < -self.tolerance, predicted))
+        rest = (exact.T @ vectors - self.whole).norm()
+        return exact if rest <= accuracy * self.whole.norm() else None
 
     def _subtract(self, vector: Tensor, slope: Tensor) -> None:
         self.rows = self.rows - torch.outer(slope, vector)
         self.totals = self.totals - slope
         self.taken = self.taken + _LOST * slope.abs()
 
-    def label_of(self, vector: Tensor) -> int:
-        """Return the label whose row, less the example, is a single one's or nothing; else -1."""
-        likely = (self.totals < -self.tolerance).nonzero().flatten()
-        if not len(likely):
-            return -1
-        slopes = self.slopes(vector.expand(len(likely), -1), likely)
-        own = slopes.gather(1, likely.unsqueeze(1)).squeeze(1)
-        rest = self.totals[likely] - own
-        rows = self.rows[likely] - own.unsqueeze(1) * vector
+    def classes_left(self) -> list[int]:
+        """Return the classes in whose rows something is left; those of labels first."""
+        sizes, whole = self.rows.norm(dim=1), self.whole.norm(dim=1)
+        left = (sizes > self.tolerance * whole.max()).nonzero().flatten()
+        classes: list[int] = left[self.totals[left].argsort()].tolist()
+        return classes
+
+    def relabel(self) -> bool:
+        """Look for labels of found examples that have none; return whether there were any."""
+        before = list(self.labels)
+        for place, (vector, label) in enumerate(zip(self.found, before, strict=True)):
+            if label >= 0:
+                continue
+            taken = self.taken_slopes[place]
+            label = self.label_of(vector, taken)
+            if label >= 0:
+                slope = self.slopes(vector.unsqueeze(0), torch.tensor([label]))[0]
+                self._subtract(vector, slope - taken)
+                self.labels[place], self.taken_slopes[place] = label, slope
+        return self.labels != before
+
+    def label_of(self, vector: Tensor, taken: Tensor | None = None) -> int:
+        """Return the label whose row, less the example, is another one's or nothing; else -1.
+
+        Args:
+            vector: What the example gave.
+            taken: What was subtracted of it already, as its dL/dlogits.
+        """
+        classes = torch.arange(len(self.bias))
+        own = self.slopes(vector.expand(len(classes), -1), classes).diagonal()
+        own = own if taken is None else own - taken
+        rest = self.totals - own
+        rows = self.rows - own.unsqueeze(1) * vector
         gone = rows.norm(dim=1) < self.tolerance * vector.norm() * own.abs()
         vectors = (rows / rest.unsqueeze(1)).nan_to_num(0.0, 0.0, 0.0)
-        left = self.slopes(vectors, likely).gather(1, likely.unsqueeze(1)).squeeze(1)
-        single = self._possible((left - rest).abs() <= self.tolerance * rest.abs(), vectors)
-        explained = gone | single
-        return int(likely[explained][0]) if explained.any() else -1
+        another = (vectors - vector).norm(dim=1) > _SAME * vector.norm()
+        explained = gone | (another & self.single(classes, vectors, rest))
+        likeliest = classes[explained][(rest - 1e9 * gone)[explained].argsort()]
+        return int(likeliest[0]) if len(likeliest) else -1
 
 
 def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, Tensor]:
@@ -187,7 +230,8 @@ def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, T
     for _ in range(rounds):
         before = len(head.found)
         _find(head, examples, peel=peel)
-        if len(head.found) in (before, examples):
+        labelled = peel and head.relabel()
+        if len(head.found) == examples or (len(head.found) == before and not labelled):
             break
     if len(head.found):  # mixtures beside them would only blur the matching of guesses
         return head.found, torch.ones(len(head.found), dtype=torch.bool)
@@ -198,7 +242,7 @@ def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, T
 
 def _find(head: Head, examples: int, *, peel: bool) -> None:
     classes, vectors = head.candidates()
-    keep = head.single(classes, vectors) & ~head.known(vectors)
+    keep = head.single(classes, vectors, head.totals[classes]) & ~head.known(vectors)
     order = head.totals[classes[keep]].argsort()  # rows of labels first, whose label is known
     for place, vector in zip(classes[keep][order].tolist(), vectors[keep][order], strict=True):
         if len(head.found) == examples:

@@ -1,12 +1,12 @@
 """Analytic inversion: what breaks the exact chain, pictures, and how fast analyses are.
 
-python benchmarks/analytic.py defenses [--data DIR]   PSNR against strength, to docs/
-python benchmarks/analytic.py pictures [--data DIR]   images and what attacks make of them, to docs/
+python benchmarks/analytic.py defenses [--family F]   PSNR against strength, to docs/
+python benchmarks/analytic.py pictures                images and what attacks make of them, to docs/
 python benchmarks/analytic.py analyse                 ten classifiers of torchvision
-python benchmarks/analytic.py photo SIZE [--data DIR] a photo by both attacks, with memory; to docs/
+python benchmarks/analytic.py photo SIZE              a photo by both attacks, with memory; to docs/
 
-DIR holds cifar100 as images in train/ and test/ (and imagenet_sample224 for photos). Seconds are
-processor time of one core.
+The folder of --data, or of LEAKFRONTIER_DATA, holds cifar100 as images in train/ and test/, and
+imagenet_sample224 for photos. Seconds are processor time of one core.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Literal
 
 import altair as alt
 import pandas as pd
@@ -25,7 +29,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from leakfrontier.adversaries import RCONV, RGAP, NotApplicable
+from leakfrontier.adversaries import RCONV, RGAP, Adversary, NotApplicable, Reconstruction
 from leakfrontier.defenses import (
     ATS,
     DPSGD,
@@ -35,6 +39,7 @@ from leakfrontier.defenses import (
     SecureAggregation,
     TopK,
 )
+from leakfrontier.defenses.secure_aggregation import Summed
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.architecture import analyse as analyse_model
 from leakfrontier.evaluate.architecture import build, space_of
@@ -45,85 +50,143 @@ from leakfrontier.evaluate.papers.table import Setting, find_data
 from leakfrontier.evaluate.seeds import generator
 
 DOCS = Path(__file__).parents[1] / "docs"
-NOISE = "noise: sigma / size of an entry"
-IMAGES = 3
+IMAGES = 5
 CLASSIFIERS = (
-    *("alexnet", "vgg11", "vgg16", "resnet18", "resnet50", "densenet121", "mobilenet_v2"),
+    *("alexnet", "vgg11", "vgg16", "resnet34", "resnet50", "densenet121", "mobilenet_v2"),
     *("squeezenet1_0", "efficientnet_b0", "vit_b_16"),
 )
 
+Fitted = Callable[[Tensor], Defense]
+"""From the entries of an undefended update to a defense."""
 
-def strengths() -> Iterator[tuple[str, float, Setting, Defense]]:
+
+@dataclass(frozen=True)
+class Point:
+    """A defense of some strength.
+
+    Attributes:
+        family: Its family, and what its strength is.
+        strength: Its strength.
+        problem: What is attacked.
+        fit: The defense, for an undefended update.
+    """
+
+    family: str
+    strength: float
+    problem: Setting
+    fit: Fitted
+
+
+def strengths() -> Iterator[Point]:
     """Yield families of defenses by strength, from weak to strong, with what is attacked."""
     lenet = {"network": "LeNet", "activation": "sigmoid"}
     for exponent in (-12, -10, -8, -6, -5, -4, -3, -2):
-        yield NOISE, 10.0**exponent, lenet, Noise(scale=10.0**exponent)
+        scale = 10.0**exponent
+        yield Point("noise: sigma / size of an entry", scale, lenet, _relative_noise(scale))
     for exponent in range(-12, 1, 2):
-        yield "DP-SGD: noise multiplier", 10.0**exponent, lenet, DPSGD(10.0**exponent, 1.0)
-    for bits in (16, 12, 8, 4, 2):
-        yield "quantization: bits", bits, lenet, Quantization(bits=bits)
-    for ratio in (1.0, 0.999, 0.99, 0.9, 0.5, 0.1):
-        yield "top-k: share kept", ratio, lenet, TopK(ratio=ratio)
+        defense = DPSGD(10.0**exponent, 1.0)
+        yield Point("DP-SGD: noise multiplier", 10.0**exponent, lenet, _always(defense))
+    for bits in (16, 14, 12, 10, 8, 4):
+        yield Point("quantization: bits", bits, lenet, _always(Quantization(bits=bits)))
+    for ratio in (1.0, 0.99, 0.9, 0.7, 0.5, 0.3, 0.1):
+        yield Point("top-k: share kept", ratio, lenet, _always(TopK(ratio=ratio)))
     for length in (0, 1, 2, 3):
         policy = "-".join(("3", "1", "7")[:length])
-        yield "ATS: transformations", length, lenet, ATS(policy=policy)
-    for clients in (1, 2, 4, 8):
+        yield Point("ATS: transformations", length, lenet, _always(ATS(policy=policy)))
+    for clients in (1, 2, 4, 8, 16, 32):
         several = {"network": "LeNet-ex", "batch": clients, "clients": clients}
-        yield "secure aggregation: clients", clients, several, SecureAggregation(clients=clients)
+        yield Point("exact sum: clients", clients, several, _always(Summed()))
+    for bits in (32, 27, 22):
+        several = {"network": "LeNet-ex", "batch": 4, "clients": 4}
+        yield Point("secure aggregation of 4: bits", bits, several, _fitting_sum(4, bits))
 
 
-def levels(problem: Setting, data: Dataset, seed: int, defense: Defense) -> tuple[float, float]:
-    """Return the mean PSNR against private images, and against what was trained on."""
-    rng = generator("analytic", problem, seed)
-    if isinstance(defense, Noise):
-        clean = upload_of(problem, data, generator("analytic", problem, seed)).observation.update
-        size = torch.cat([value.flatten() for value in clean.values()]).square().mean().sqrt()
-        defense = Noise(scale=defense.scale * float(size))
-    upload = upload_of(problem, data, rng, defense)
+def _always(defense: Defense) -> Fitted:
+    return lambda _: defense
+
+
+def _relative_noise(scale: float) -> Fitted:
+    """Return noise relative to the root mean square of an update's entries."""
+    return lambda entries: Noise(scale=scale * float(entries.square().mean().sqrt()))
+
+
+def _fitting_sum(clients: int, bits: int) -> Fitted:
+    """Return secure aggregation whose range fits: twice the largest entry of the sum."""
+    return lambda entries: SecureAggregation(
+        clients=clients, bits=bits, clipping_range=2 * float(entries.abs().max())
+    )
+
+
+def levels(point: Point, data: Dataset, seed: int) -> tuple[float, float]:
+    """Return the median PSNR of private images, and of what was trained on."""
+    seeds = ("analytic", point.problem, seed)
+    clean = upload_of(point.problem, data, generator(*seeds), Summed()).observation
+    entries = torch.cat([value.flatten() for value in clean.update.values()])
+    rng = generator(*seeds)
+    upload = upload_of(point.problem, data, rng, point.fit(entries))
     guess = RCONV().reconstruct(upload.observation, rng).inputs
     found = []
     for truth in (upload.truth.inputs, upload.trained_on.inputs):
         errors = torch.cdist(guess.flatten(1), truth.flatten(1)).square() / truth[0].numel()
         each = -10 * errors.clamp(min=metrics.LEAST_ERROR).log10()
-        found.append(float(each.amax(0).mean()))
+        found.append(float(each.amax(0).median()))
     return found[0], found[1]
 
 
-def defenses(folder: Path) -> None:
-    """Measure what is left of images under each family of defenses."""
+def defenses(folder: Path, only: str) -> None:
+    """Measure what is left of images under families of defenses; others stay as they were."""
     data = load_dataset(find_data("cifar100", folder)[0])
+    table = DOCS / "analytic_defenses.csv"
     rows = []
-    for family, strength, problem, defense in strengths():
+    for point in strengths():
+        if only not in point.family:
+            continue
         found, refused = [], ""
         for seed in range(IMAGES):
             try:
-                found.append(levels(problem, data, seed, defense))
+                found.append(levels(point, data, seed))
             except NotApplicable as reason:
-                refused = f", {IMAGES - len(found)} not applicable: {reason}"
+                refused = str(reason)
         private, trained = (
-            statistics.median(column) if found else None
-            for column in (zip(*found, strict=True) if found else ((), ()))
+            [statistics.median(column) for column in zip(*found, strict=True)]
+            if found
+            else (None, None)
         )
-        rows.append(
-            {"family": family, "strength": strength, "psnr": private, "trained_on": trained}
-        )
+        row = {"family": point.family, "strength": point.strength, "private": private}
+        rows.append({**row, "trained_on": trained, "uploads": len(found), "refused": refused})
         values = ", ".join(f"{level:.1f}" for level, _ in found)
-        print(f"{family} {strength:g}: {values} dB (of what was trained on: {trained}){refused}")
+        trained_on = "" if trained is None else f", {trained:.1f} dB of what was trained on"
+        print(f"{point.family} {point.strength:g}: {values} dB{trained_on} {refused}", flush=True)
     frame = pd.DataFrame(rows)
-    frame.to_csv(DOCS / "analytic_defenses.csv", index=False)
+    if table.exists():
+        before = pd.read_csv(table)
+        frame = pd.concat([before[~before.family.isin(frame.family)], frame])
+    order = list(dict.fromkeys(point.family for point in strengths()))
+    frame = frame.sort_values("family", key=lambda names: names.map(order.index), kind="stable")
+    frame.to_csv(table, index=False, float_format="%.6g")
+    _draw(frame).save(str(DOCS / "analytic_defenses.svg"))
+
+
+def _draw(frame: pd.DataFrame) -> alt.ConcatChart:
+    """Return a curve for each family: of private images, and of what was trained on."""
+    long = frame.melt(
+        ["family", "strength"], ["private", "trained_on"], var_name="of", value_name="psnr"
+    ).dropna()
     charts = []
-    for family, part in frame.groupby("family", sort=False):
-        scale = alt.Scale(type="log" if str(family).startswith(("noise", "DP")) else "linear")
-        charts.append(
-            alt.Chart(part)
-            .mark_line(point=True)
-            .encode(
-                x=alt.X("strength:Q", scale=scale, title=str(family)),
-                y=alt.Y("psnr:Q", title="PSNR (dB)", scale=alt.Scale(domain=[0, 200])),
-            )
-            .properties(width=190, height=130)
+    for family, part in long.groupby("family", sort=False):
+        name = str(family)
+        kind: Literal["log", "linear"] = (
+            "log" if name.startswith(("noise", "DP", "exact")) else "linear"
         )
-    alt.concat(*charts, columns=3).save(str(DOCS / "analytic_defenses.svg"))
+        if (part.groupby("strength").psnr.nunique() == 1).all():
+            part = part[part.of == "private"]
+        fewer = "bits" in name or "kept" in name  # is stronger
+        across = alt.X("strength:Q", title=name).scale(type=kind, reverse=fewer).axis(tickCount=5)
+        up = alt.Y("psnr:Q", title="median PSNR (dB)").scale(domain=[0, 200])
+        color = alt.Color("of:N", title=None).scale(domain=["private", "trained_on"])
+        chart = alt.Chart(part).mark_line(point=True).encode(x=across, y=up, color=color)
+        charts.append(chart.properties(width=190, height=130))
+    return alt.concat(*charts, columns=3)
 
 
 def _save(rows: Sequence[Sequence[Tensor]], name: str, scale: int = 2) -> None:
@@ -144,12 +207,12 @@ def pictures(folder: Path) -> None:
         values = [value.flatten() for value in upload.observation.update.values()]
         size = float(torch.cat(values).square().mean().sqrt())
         rows[0].append(upload.truth.inputs[0])
-        for row, scale in zip(rows[1:], (0.0, 1e-8, 1e-6, 1e-5, 1e-4), strict=True):
+        for row, scale in zip(rows[1:], (0.0, 1e-5, 1e-4, 3e-4, 1e-3), strict=True):
             rng = generator("pictures", seed)
             noisy = upload_of(problem, data, rng, Noise(scale=scale * size)).observation
             row.append(RCONV().reconstruct(noisy, rng).inputs[0])
     _save(rows, "analytic_noise.png")
-    print("rows: truth; without noise; sigma 1e-8, 1e-6, 1e-5 and 1e-4 of the gradient's size")
+    print("rows: truth; without noise; sigma 1e-5, 1e-4, 3e-4 and 1e-3 of the gradient's size")
     rng = generator("pictures", "batch")
     upload = upload_of({"network": "LeNet-ex", "batch": 16}, data, rng)
     truth = upload.truth.inputs
@@ -180,25 +243,35 @@ def analyse() -> None:
     print(f"all: {time.process_time() - whole:.1f} s")
 
 
+def _attacked(
+    attack: Adversary, problem: Setting, folder: Path
+) -> tuple[Tensor, Reconstruction, float, float]:
+    """Return a photo, what an attack makes of it, seconds, and the process's largest GiB."""
+    torch.set_num_threads(1)
+    data = load_dataset(*find_data("imagenet_sample224", folder))
+    rng = generator("photo", problem["size"])
+    upload = upload_of(problem, data, rng)
+    begun = time.process_time()
+    guess = attack.reconstruct(upload.observation, rng)
+    seconds = time.process_time() - begun
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return upload.truth.inputs, guess, seconds, memory
+
+
 def photo(size: int, precision: str, folder: Path) -> None:
     """Attack one photo by both attacks, print time and memory, and draw what they found."""
-    name = "tiny_imagenet20" if size <= 64 else "imagenet_sample224"
-    data = load_dataset(find_data(name, folder)[0])
-    shown = []
+    problem = {"network": "LeNet-ex", "size": size, "precision": precision}
+    shown: list[Tensor] = []
     for attack in (RCONV(), RGAP()):
-        rng = generator("photo", size)
-        problem = {"network": "LeNet-ex", "size": size, "precision": precision}
-        upload = upload_of(problem, data, rng)
-        begun = time.process_time()
-        guess = attack.reconstruct(upload.observation, rng)
-        seconds = time.process_time() - begun
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        level = float(metrics.psnr(guess.inputs, upload.truth.inputs)[0])
+        with ProcessPoolExecutor(1, get_context("spawn")) as alone:  # for a peak of its own
+            task = alone.submit(_attacked, attack, problem, folder)
+            truth, guess, seconds, memory = task.result()
+        shown = [*(shown or truth), *guess.inputs]
         residuals = {layer: f"{value:.0e}" for layer, value in (guess.residuals or {}).items()}
-        shown += [guess.inputs[0]] if shown else [upload.truth.inputs[0], guess.inputs[0]]
         print(
-            f"{type(attack).__name__} {size} x {size}, {precision}: {level:.1f} dB, "
-            f"{seconds:.1f} s, {memory:.1f} GiB at most so far, residuals {residuals}",
+            f"{type(attack).__name__} {size} x {size}, {precision}: "
+            f"{float(metrics.psnr(guess.inputs, truth)[0]):.1f} dB, {seconds:.1f} s, "
+            f"{memory:.1f} GiB, residuals {residuals}",
             flush=True,
         )
     _save([shown], f"analytic_{size}_{precision}.png", scale=1)
@@ -209,12 +282,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("defenses", "pictures", "analyse", "photo"))
     parser.add_argument("size", nargs="?", type=int, default=64)
+    parser.add_argument("--family", default="", help="part of a family's name; all by default")
     parser.add_argument("--precision", choices=("double", "single"), default="double")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("LEAKFRONTIER_DATA", ".")))
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.what == "defenses":
-        defenses(given.data)
+        defenses(given.data, given.family)
     elif given.what == "pictures":
         pictures(given.data)
     elif given.what == "analyse":

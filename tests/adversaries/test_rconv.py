@@ -211,6 +211,15 @@ def test_peeling_finds_more_than_rows() -> None:
     assert peeled.confidence.all()
 
 
+def test_gradients_of_the_whole_batch_lose_less_than_weights() -> None:
+    observation, truth = seen("lenet_ex", examples=4, classes=20)
+    worst = {}
+    for separation in ("rows", "peeling"):
+        guess = RCONV(separation=separation).reconstruct(observation, rng()).inputs
+        worst[separation] = float(metrics.psnr(guess[metrics.match(guess, truth)], truth).min())
+    assert worst["peeling"] > worst["rows"] + 10
+
+
 def alike(labels: list[int], classes: int = 12) -> tuple[Observation, Tensor]:
     """Return the gradient of images that all have one saturated prediction, and these labels."""
     model = batch_network(classes, 5, (32, 40))
@@ -223,10 +232,12 @@ def alike(labels: list[int], classes: int = 12) -> tuple[Observation, Tensor]:
     return upload.observation, images
 
 
-def test_examples_of_one_label_and_prediction_are_told_apart() -> None:
-    observation, truth = alike([1, 2, 3, 3])
+@pytest.mark.parametrize("labels", [[1, 3, 3], [3, 3]])
+def test_examples_of_one_label_and_prediction_are_told_apart(labels: list[int]) -> None:
+    observation, truth = alike(labels)
     peeled = RCONV(separation="peeling").reconstruct(observation, rng())
-    assert len(peeled.inputs) == 2
+    assert peeled.confidence is not None
+    assert peeled.confidence.sum() == labels.count(1)
     guess = RCONV().reconstruct(observation, rng())
     assert guess.confidence is not None
     assert guess.confidence.sum() == len(truth)
