@@ -13,14 +13,14 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import normalize
 
 from .base import Adversary, Observation, Reconstruction
-from .dager import Limit, echoes, grow, sentence_of, without_echoes
+from .dager import Limit, Probe, echoes, grow, sentence_of, verified, without_echoes
 from .diverse_beams import Candidate, Search, search
 from .gradient_atoms import pursue, sentence_atoms
 from .sentence_ends import Ending, find_endings
 from .spaces import NotApplicable
 from .subspace import Subspace, row_space
 from .token_pool import TokenPool, find_tokens, vocabulary_energy
-from .transformer import Transformer, block_gradient, find_transformer, is_causal
+from .transformer import Transformer, block_space, find_transformer, is_causal
 
 
 class Aggregation(NamedTuple):
@@ -143,8 +143,7 @@ class SOMP(Adversary):
         if not is_causal(view):
             raise NotApplicable("the model is an encoder: its sentences cannot be grown by tokens")
         first, second = (
-            row_space(block_gradient(observation, block.projections))
-            for block in (view.first, view.second)
+            block_space(observation, block.projections) for block in (view.first, view.second)
         )
         if not first.rank or not second.rank:
             raise NotApplicable("nothing of the gradient is above the noise")
@@ -157,11 +156,12 @@ class SOMP(Adversary):
             self.diversity,
             self.repetition,
         )
-        limit = Limit.of(view, second, pool, rng, causal=True)
+        probe = Probe.of(view, observation, second)
+        limit = Limit.of(view, probe, pool, rng, causal=True)
         if second.saturated:
             module, distance = _soft(view, observation, self._heads(view, table))
         else:
-            module, distance = view.second.module, second.distance
+            module, distance = probe.module, probe.space.distance
 
         def allowed(tokens: Tensor, distances: Tensor) -> Tensor:
             if second.saturated:
@@ -169,14 +169,16 @@ class SOMP(Adversary):
             again = echoes(tokens, pool.at(tokens.shape[1])) & (not view.absolute)
             new = distances.masked_fill(again, torch.inf)
             near = limit.accepts(new, how.beams) if limit.clear else new < limit.high
-            return near | (again & (distances < limit.low))
+            return near | (again & (distances < limit.low) & (not probe.space.noise > 0))
 
         found = search(view, module, distance, allowed, pool, how)
         if second.saturated:
             found = self._clusters(found)
         elif not limit.clear:
-            greedy = grow(view, second, pool, limit, observation.batch_size)
+            greedy = grow(view, probe, pool, limit, observation.batch_size)
             found = [*(Candidate(*sentence) for sentence in greedy), *found]
+        elif probe.space.noise > 0:
+            found = [Candidate(*s) for s in verified(view, observation, pool, found, rng)]
         return self._choose(
             view, observation, found, prefixes=not (limit.clear or second.saturated)
         )
