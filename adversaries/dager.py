@@ -72,8 +72,11 @@ class DAGER(Adversary):
       evaluation leaves them out.
     - An encoder's candidates beyond `combinations` are searched by changing one token at a time
       from random starts; the published code draws at random.
-    - Under noise, directions are weighted by their share of signal, and tokens and sentences are
-      kept that stand out of the vocabulary.
+    - Under noise, directions are weighted by their share of signal, and tokens are kept that stand
+      out of the vocabulary. Prefixes are compared at the way out of the first block's attention,
+      where contexts differ most, and sentences are verified in the second block (`verified`).
+    - A change of weights has the noise of their rounding, which is known for every entry: rows
+      and columns are divided by it first. The published code trains in double precision instead.
 
     Attributes:
         rank_cutoff: Directions that are left out of a space that is full, the weakest first; the
