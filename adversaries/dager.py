@@ -8,17 +8,27 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from .base import Adversary, Observation, Reconstruction
 from .sentence_ends import Ending, find_endings
 from .spaces import NotApplicable, TokenSpace
-from .subspace import Subspace, row_space, threshold
+from .subspace import Subspace, threshold
 from .token_pool import ROUNDING, TokenPool, find_tokens
-from .transformer import Transformer, block_gradient, find_transformer, is_causal
+from .transformer import (
+    LinearLayer,
+    Transformer,
+    block_gradient,
+    block_space,
+    find_transformer,
+    is_causal,
+)
 
 _STRANGERS = 256
 """Random sequences that show how far vectors are from a space that has nothing to do with them."""
+
+_UNEVEN = 5.0
+"""How much farther than the nearest of them true vectors typically are under noise."""
 
 _STRANGE = 4
 """Their tokens, at most."""
@@ -62,8 +72,11 @@ class DAGER(Adversary):
       evaluation leaves them out.
     - An encoder's candidates beyond `combinations` are searched by changing one token at a time
       from random starts; the published code draws at random.
-    - Under noise, directions are weighted by their share of signal, and tokens and sentences are
-      kept that stand out of the vocabulary.
+    - Under noise, directions are weighted by their share of signal, and tokens are kept that stand
+      out of the vocabulary. Prefixes are compared at the way out of the first block's attention,
+      where contexts differ most, and sentences are verified in the second block (`verified`).
+    - A change of weights has the noise of their rounding, which is known for every entry: rows
+      and columns are divided by it first. The published code trains in double precision instead.
 
     Attributes:
         rank_cutoff: Directions that are left out of a space that is full, the weakest first; the
@@ -99,7 +112,7 @@ class DAGER(Adversary):
         """Return the sentences; see `Adversary`."""
         view = find_transformer(observation)
         first, second = (
-            self._space(block_gradient(observation, block.projections), place)
+            self._space(observation, block.projections, place)
             for block, place in ((view.first, "first"), (view.second, "second"))
         )
         length = view.space.shape[0]
@@ -107,15 +120,20 @@ class DAGER(Adversary):
         if not sum(len(tokens) for tokens in pool.tokens):
             raise NotApplicable("no token of the vocabulary is in the span of the gradient")
         causal = is_causal(view)
-        limit = Limit.of(view, second, pool, rng, causal=causal)
+        probe = Probe.of(view, observation, second)
+        limit = Limit.of(view, probe, pool, rng, causal=causal)
         if causal:
-            found = grow(view, second, pool, limit, observation.batch_size)
+            found = grow(view, probe, pool, limit, observation.batch_size)
+            if probe.space.noise > 0:
+                found = verified(view, observation, pool, found, rng)
         else:
-            found = _search(view, second, pool, limit, observation, self.combinations, rng)
+            found = _search(view, probe, pool, limit, observation, self.combinations, rng)
         return rebuilt(view, observation, found, limit)
 
-    def _space(self, gradient: Tensor, place: str) -> Subspace:
-        space = row_space(gradient, tolerance=self.tolerance)
+    def _space(
+        self, observation: Observation, layers: Sequence[LinearLayer], place: str
+    ) -> Subspace:
+        space = block_space(observation, layers, tolerance=self.tolerance)
         if not space.rank:
             raise NotApplicable(
                 f"nothing of the {place} block's gradient is above the noise"
@@ -132,65 +150,100 @@ class DAGER(Adversary):
         return space.without(self.rank_cutoff)
 
 
+class Probe(NamedTuple):
+    """Where prefixes are compared: what a layer is given, and the space of its gradient."""
+
+    module: nn.Module
+    space: Subspace
+
+    @classmethod
+    def of(cls, view: Transformer, observation: Observation, second: Subspace) -> Probe:
+        """Return the second block's, or under noise the way out of the first block's attention.
+
+        What attention gives a token depends on its context alone; the second block's input is
+        mostly the token itself, whose context noise hides first.
+        """
+        out = view.first.out
+        if second.noise > 0 and out is not None and out.name in observation.update:
+            space = block_space(observation, [out])
+            if space.rank and not space.saturated:
+                return cls(out.module, space)
+        return cls(view.second.module, second)
+
+    def distance(self, view: Transformer, tokens: Tensor) -> Tensor:
+        """Return the distances of whole sequences of one length, token by token."""
+        return self.space.distance(view.sequences(tokens, [self.module])[0])
+
+
 @dataclass(frozen=True)
 class Limit:
-    """Which distances from the second block's space count as none.
+    """Which distances from the space of a probe count as none.
 
     Attributes:
         low: What rounding and drift make of no distance at all.
         high: What hardly any vector reaches that has nothing to do with the space.
+        noisy: Whether there is noise, so that true vectors are unevenly near.
     """
 
     low: float
     high: float
+    noisy: bool
 
     @classmethod
     def of(
-        cls, view: Transformer, space: Subspace, pool: TokenPool, rng: Generator, *, causal: bool
+        cls, view: Transformer, probe: Probe, pool: TokenPool, rng: Generator, *, causal: bool
     ) -> Limit:
         """Measure them: on the tokens that were kept, and on random sequences.
 
         Of a decoder's only the last token counts: in a small vocabulary, first tokens are often
-        those of a true sentence.
+        those of a true sentence. Under noise, the nearest first token shows what is near.
         """
         length = min(_STRANGE, view.space.shape[0])
         strangers = torch.randint(view.space.vocabulary, (_STRANGERS, length), generator=rng)
-        (vectors,) = view.sequences(strangers.to(view.device), [view.second.module])
-        if causal:
-            vectors = vectors[:, -1]
-        high = float(space.distance(vectors).flatten().quantile(0.02))
-        return cls(max(ROUNDING, min(pool.level, high)), high)
+        distances = probe.distance(view, strangers.to(view.device))
+        high = float((distances[:, -1] if causal else distances.flatten()).quantile(0.02))
+        level = pool.level
+        noisy = probe.space.noise > 0
+        if causal and noisy:
+            level = _UNEVEN * float(probe.distance(view, pool.at(0)[:, None]).min())
+        return cls(max(ROUNDING, min(level, high)), high, noisy)
 
     @property
     def clear(self) -> bool:
         """Return whether there is a gap between both."""
         return self.low < 0.1 * self.high
 
+    @property
+    def middle(self) -> float:
+        """Return what is as many times above the one as below the other."""
+        return math.sqrt(self.low * self.high)
+
     def accepts(self, distances: Tensor, most: int) -> Tensor:
         """Return which distances count as none; at most `most` can."""
         gap = threshold(distances, most=most, floor=self.low)
-        middle = math.sqrt(self.low * self.high)
-        return distances < min(max(gap, min(3 * self.low, middle)), 0.5 * (middle + self.high))
+        least = min(3 * self.low, self.middle)
+        return distances < min(max(gap, least), 0.5 * (self.middle + self.high))
 
 
 def grow(
-    view: Transformer, space: Subspace, pool: TokenPool, limit: Limit, batch_size: int
+    view: Transformer, probe: Probe, pool: TokenPool, limit: Limit, batch_size: int
 ) -> list[Sentence]:
     """Return a decoder's sentences: prefixes that no token continues, all of them near the space.
 
     There are never more different prefixes of one length than examples. A first token that is
     repeated leaves the first block as it entered it, if positions are rotations: attention finds
     the same value everywhere. Such a prefix is as near as the token alone, and says nothing; it
-    is followed in case something else comes after it.
+    is followed in case something else comes after it, unless there is noise: the more often a
+    token is repeated, the less its attention changes by any other.
     """
     prefixes, totals = view.no_prefix(), torch.zeros(1, dtype=torch.float64, device=view.device)
     found: list[Sentence] = []
-    accepted = 0
+    space, accepted = probe.space, 0
     for position in range(view.space.shape[0]):
         candidates = pool.at(position)
-        if not len(candidates) or accepted >= space.rank:
+        if not len(candidates) or (accepted >= space.rank and not space.noise > 0):
             break
-        extended = view.extend(prefixes, candidates, [view.second.module])
+        extended = view.extend(prefixes, candidates, [probe.module])
         distances = space.distance(extended.vectors[0])
         repeated = echoes(prefixes.tokens, candidates) & (not view.absolute)
         near = limit.accepts(distances.masked_fill(repeated, torch.inf), batch_size)
@@ -204,13 +257,41 @@ def grow(
         ended = torch.ones(len(prefixes.tokens), dtype=torch.bool, device=row.device)
         ended[row] = False
         found += _sentences(prefixes.tokens[ended], totals[ended])
-        again, place = (repeated & (distances < limit.high)).nonzero(as_tuple=True)
+        followed = repeated & (distances < limit.high) & (not space.noise > 0)
+        again, place = followed.nonzero(as_tuple=True)
         row, column = torch.cat([row, again]), torch.cat([column, place])
         sums = torch.cat([sums, totals[again] + distances[again, place]])
         if not len(row):
             break
         prefixes, totals = extended.keep(row, column), sums
     return without_echoes([*found, *_sentences(prefixes.tokens, totals)], view)
+
+
+def verified(
+    view: Transformer,
+    observation: Observation,
+    pool: TokenPool,
+    found: Sequence[tuple[tuple[int, ...], float]],
+    rng: Generator,
+) -> list[Sentence]:
+    """Return sentences, each until what the second block's feed-forward layer is given is far.
+
+    Contexts have mixed twice there, and noise hides a wrong one less than anywhere before: but
+    it takes two blocks to know, which whole sentences alone are worth.
+    """
+    layers = [layer for layer in view.second.up if layer.name in observation.update]
+    space = block_space(observation, layers) if layers else None
+    if space is None or not space.rank or space.saturated:
+        return [Sentence(*sentence) for sentence in found]
+    probe = Probe(layers[0].module, space)
+    limit = Limit.of(view, probe, pool, rng, causal=True)
+    cut = []
+    for tokens, _ in found:
+        distances = probe.distance(view, torch.tensor([tokens], device=view.device))[0]
+        far = (distances > limit.middle).nonzero().flatten().tolist()
+        end = max(1, far[0] if far else len(tokens))
+        cut.append(Sentence(tokens[:end], float(distances[:end].mean())))
+    return without_echoes(cut, view)
 
 
 def echoes(tokens: Tensor, candidates: Tensor) -> Tensor:
@@ -248,7 +329,7 @@ def _sentences(tokens: Tensor, totals: Tensor) -> list[Sentence]:
 
 def _search(
     view: Transformer,
-    space: Subspace,
+    probe: Probe,
     pool: TokenPool,
     limit: Limit,
     observation: Observation,
@@ -265,10 +346,10 @@ def _search(
             break
         tried = []
         for guess in _guesses(columns, combinations, rng):
-            distances = space.distance(view.sequences(guess, [view.second.module])[0]).mean(1)
+            distances = probe.distance(view, guess).mean(1)
             tried += _sentences(guess, distances * length)
         if math.prod(len(column) for column in columns) > combinations:
-            tried = _climb(view, space, columns, tried, observation.batch_size)
+            tried = _climb(view, probe, columns, tried, observation.batch_size)
         found += tried
     found.sort(key=lambda sentence: sentence.distance)
     distances = torch.tensor([sentence.distance for sentence in found], dtype=torch.float64)
@@ -309,7 +390,7 @@ def _guesses(columns: Sequence[Tensor], most: int, rng: Generator) -> Iterator[T
 
 def _climb(
     view: Transformer,
-    space: Subspace,
+    probe: Probe,
     columns: Sequence[Tensor],
     tried: Sequence[Sentence],
     batch_size: int,
@@ -323,7 +404,7 @@ def _climb(
         for place, column in enumerate(columns):
             changed = current.repeat_interleave(len(column), 0)
             changed[:, place] = column.repeat(len(current))
-            distances = space.distance(view.sequences(changed, [view.second.module])[0]).mean(1)
+            distances = probe.distance(view, changed).mean(1)
             score, best = distances.view(len(current), -1).min(1)
             current = current.clone()
             current[:, place] = column[best]
@@ -344,6 +425,8 @@ def rebuilt(
     endings = find_endings(view, observation, [*sure]) if is_causal(view) else None
     guesses: list[tuple[float, tuple[int, ...]]] = []
     for ending in endings or []:
+        if limit.noisy and not ending.leaf:
+            continue  # a beginning's count is a difference of weights, and noise is as large
         nearest = max(sure[s] for s in sure if s[: len(ending.prefix)] == ending.prefix)
         copies = max(1, round(ending.count))
         guesses += [(nearest * _trust(ending), sentence_of(view, ending))] * copies

@@ -81,6 +81,15 @@ class Protocol(ABC):
             examples: Private examples behind the upload, of all its clients together.
         """
 
+    def rounding(self, weight: Tensor, examples: int) -> Tensor:
+        """Return the deviation that rounded weights give each entry of `as_gradient`.
+
+        Args:
+            weight: The parameter that the client received.
+            examples: Private examples behind the upload, of all its clients together.
+        """
+        return torch.zeros_like(weight)
+
     def descent(self, value: Tensor) -> Tensor:
         """Return a part of an upload as what a server's optimizer takes for a gradient."""
         return value if self.uploads_gradient else -value
@@ -213,6 +222,16 @@ class FedAvg(Protocol):
         """Return minus the mean step, in units of the learning rate."""
         steps = self.local_steps(examples // self.clients)
         return -value / (self.clients * self.lr * steps)
+
+    def rounding(self, weight: Tensor, examples: int) -> Tensor:
+        """Return what independent errors of half a spacing of numbers at most add up to.
+
+        Every local step rounds the weights anew; their difference in the end is exact.
+        """
+        size = weight.detach().abs()
+        spacing = torch.nextafter(size, torch.full_like(size, torch.inf)) - size
+        errors = self.clients * self.local_steps(examples // self.clients)
+        return spacing / (self.lr * math.sqrt(12 * errors))
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,11 @@ def find_endings(
                 [[*known[node]] for node in pending[part]],
             )
             for node, labels in zip(pending[part], found, strict=True):
-                known[node] |= labels
+                before = known[node]
+                known[node] = {  # how well a label fits is seen when it is found
+                    label: Following(now.weight, before.get(label, now).fit)
+                    for label, now in labels.items()
+                }
                 grown.append(node)
         if view.space.task != "next-token":
             break

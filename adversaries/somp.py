@@ -13,14 +13,14 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import normalize
 
 from .base import Adversary, Observation, Reconstruction
-from .dager import Limit, echoes, grow, sentence_of, without_echoes
+from .dager import Limit, Probe, echoes, grow, sentence_of, verified, without_echoes
 from .diverse_beams import Candidate, Search, search
 from .gradient_atoms import pursue, sentence_atoms
 from .sentence_ends import Ending, find_endings
 from .spaces import NotApplicable
 from .subspace import Subspace, row_space
 from .token_pool import TokenPool, find_tokens, vocabulary_energy
-from .transformer import Transformer, block_gradient, find_transformer, is_causal
+from .transformer import Transformer, block_space, find_transformer, is_causal
 
 
 class Aggregation(NamedTuple):
@@ -62,6 +62,7 @@ class SOMP(Adversary):
       them while there are fewer tokens than the model is wide, with noise or without. Stage II
       keeps the continuations that it allows; stage I uses it instead of scores with `stacked`
       geometry. Where the space is full, scores rank tokens and sentences.
+    - Where there is a gap but noise, stage II is DAGER's: greedy prefixes, verified as a whole.
     - Where noise leaves no gap between true vectors and others, whatever is nearer than hardly
       any other is continued, and every prefix is a candidate, beside DAGER's greedy sentences: of
       all three stages, the pursuit suffers least, because its products average over all entries.
@@ -143,8 +144,7 @@ class SOMP(Adversary):
         if not is_causal(view):
             raise NotApplicable("the model is an encoder: its sentences cannot be grown by tokens")
         first, second = (
-            row_space(block_gradient(observation, block.projections))
-            for block in (view.first, view.second)
+            block_space(observation, block.projections) for block in (view.first, view.second)
         )
         if not first.rank or not second.rank:
             raise NotApplicable("nothing of the gradient is above the noise")
@@ -157,11 +157,12 @@ class SOMP(Adversary):
             self.diversity,
             self.repetition,
         )
-        limit = Limit.of(view, second, pool, rng, causal=True)
+        probe = Probe.of(view, observation, second)
+        limit = Limit.of(view, probe, pool, rng, causal=True)
         if second.saturated:
             module, distance = _soft(view, observation, self._heads(view, table))
         else:
-            module, distance = view.second.module, second.distance
+            module, distance = probe.module, probe.space.distance
 
         def allowed(tokens: Tensor, distances: Tensor) -> Tensor:
             if second.saturated:
@@ -169,16 +170,25 @@ class SOMP(Adversary):
             again = echoes(tokens, pool.at(tokens.shape[1])) & (not view.absolute)
             new = distances.masked_fill(again, torch.inf)
             near = limit.accepts(new, how.beams) if limit.clear else new < limit.high
-            return near | (again & (distances < limit.low))
+            return near | (again & (distances < limit.low) & (not limit.noisy))
 
-        found = search(view, module, distance, allowed, pool, how)
-        if second.saturated:
+        if limit.noisy and limit.clear and not second.saturated:
+            sure = grow(view, probe, pool, limit, observation.batch_size)
+            sure = verified(view, observation, pool, sure, rng)
+            found = sorted((Candidate(*sentence) for sentence in sure), key=_score)
+        else:
+            found = search(view, module, distance, allowed, pool, how)
+        if second.saturated or (limit.noisy and limit.clear):
             found = self._clusters(found)
         elif not limit.clear:
-            greedy = grow(view, second, pool, limit, observation.batch_size)
+            greedy = grow(view, probe, pool, limit, observation.batch_size)
             found = [*(Candidate(*sentence) for sentence in greedy), *found]
         return self._choose(
-            view, observation, found, prefixes=not (limit.clear or second.saturated)
+            view,
+            observation,
+            found,
+            prefixes=not (limit.clear or second.saturated),
+            leaves=limit.noisy,
         )
 
     @staticmethod
@@ -227,6 +237,7 @@ class SOMP(Adversary):
         found: Sequence[Candidate],
         *,
         prefixes: bool,
+        leaves: bool,
     ) -> Reconstruction:
         """Return the sentences of stage III.
 
@@ -235,11 +246,14 @@ class SOMP(Adversary):
             observation: What was seen.
             found: The sentences of stage II, the best first.
             prefixes: Whether what they begin with are candidates, too.
+            leaves: Whether ends within a sentence do not count: noise looks like them.
         """
         longest = [sentence.tokens for sentence in without_echoes(found, view)]
         endings = find_endings(view, observation, longest)
         if endings is None:
             endings = [Ending(tokens, 0, 1.0, 1.0, True) for tokens in longest]
+        if leaves:
+            endings = [ending for ending in endings if ending.leaf]
         place = {tokens: index for index, tokens in enumerate(longest)}
         endings.sort(key=lambda ending: place.get(ending.prefix, len(place)))
         if prefixes:
@@ -343,6 +357,10 @@ def _beginnings(view: Transformer, sentences: Sequence[tuple[int, ...]]) -> list
     if view.space.task == "next-token":
         return [Ending(s[:-1], s[-1], 1.0, 1.0, True) for s in [*once][:_PREFIXES]]
     return [Ending(s, 0, 1.0, 1.0, True) for s in [*once][:_PREFIXES]]
+
+
+def _score(candidate: Candidate) -> float:
+    return candidate.score
 
 
 def _rouge_l(one: Sequence[int], other: Sequence[int]) -> float:

@@ -17,7 +17,7 @@ References:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -45,12 +45,14 @@ class Subspace:
         weights: How much of each direction is signal and not noise, in (0, 1].
         values: All singular values, the largest first.
         noise: Standard deviation of the noise of one entry; 0 where a gap shows the rank.
+        scale: What the entries of vectors are divided by, so that their noise is alike; None for 1.
     """
 
     basis: Tensor
     weights: Tensor
     values: Tensor
     noise: float
+    scale: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -78,8 +80,12 @@ class Subspace:
         dtype = torch.float64 if exact else torch.float32
         basis = (self.weights.sqrt()[:, None] * self.basis).to(dtype).T
         flat = vectors.reshape(-1, self.width)
-        shares = [_share(part.to(dtype), basis) for part in flat.split(_CHUNK)]
+        shares = [_share(self.scaled(part.to(dtype)), basis) for part in flat.split(_CHUNK)]
         return torch.cat(shares).view(vectors.shape[:-1])
+
+    def scaled(self, vectors: Tensor) -> Tensor:
+        """Return vectors in the units of the space."""
+        return vectors if self.scale is None else vectors / self.scale.to(vectors.dtype)
 
     def distance(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
         """Return the distance of vectors, scaled to length 1, from the space; see `energy`."""
@@ -88,7 +94,7 @@ class Subspace:
     def without(self, directions: int) -> Subspace:
         """Return the space without its weakest directions, so that at most the rest is kept."""
         keep = max(1, min(self.rank, self.width - directions))
-        return Subspace(self.basis[:keep], self.weights[:keep], self.values, self.noise)
+        return replace(self, basis=self.basis[:keep], weights=self.weights[:keep])
 
 
 def _share(vectors: Tensor, basis: Tensor) -> Tensor:
@@ -96,7 +102,9 @@ def _share(vectors: Tensor, basis: Tensor) -> Tensor:
     return (vectors @ basis).square().sum(1) / size
 
 
-def row_space(gradient: Tensor, *, tolerance: float = PRECISION) -> Subspace:
+def row_space(
+    gradient: Tensor, *, tolerance: float = PRECISION, noise: Tensor | None = None
+) -> Subspace:
     """Return the space that the rows of a gradient span.
 
     Its rank is where the singular values fall most steeply. Where they nowhere fall much, the
@@ -104,10 +112,19 @@ def row_space(gradient: Tensor, *, tolerance: float = PRECISION) -> Subspace:
     are above what noise alone would reach [2], each weighted by s^2 / (s^2 + m sigma^2), where
     m sigma^2 is the noise along it. Where the smallest ones are no noise either, the space is all.
 
+    Noise whose deviations are known is made alike in all entries first, as far as factors for
+    rows and for columns can, and directions above it are all kept. Where that leaves hardly any
+    out, there is more noise than that, and it is left alone.
+
     Args:
         gradient: Of shape (rows, width), with rows that are combinations of inputs.
         tolerance: Singular values below this share of the largest are taken for zero.
+        noise: Deviations of the entries' noise, if they are known and not 0.
     """
+    if noise is not None and bool((noise > 0).any()):
+        space = _above(gradient, noise, tolerance)
+        if not space.saturated:
+            return space
     values, directions = _decompose(gradient)
     if not values[0] > 0:
         return Subspace(directions[:0], values[:0], values, 0.0)
@@ -116,13 +133,29 @@ def row_space(gradient: Tensor, *, tolerance: float = PRECISION) -> Subspace:
     if rank is not None:
         weights = torch.ones_like(values[:rank])
         return Subspace(directions[:rank], weights, values, 0.0)
-    noise = noise_level(values, rows)
-    if not _like_noise(values, rows, noise):
+    level = noise_level(values, rows)
+    if not _like_noise(values, rows, level):
         return Subspace(directions, torch.ones_like(values), values, 0.0)
-    edge = NOISE_EDGE * noise * (math.sqrt(rows) + math.sqrt(len(values)))
-    kept = values[values > edge].square()
-    weights = kept / (kept + rows * noise**2)
-    return Subspace(directions[: len(kept)], weights, values, noise)
+    kept = values[values > _edge(rows, len(values), level)].square()
+    weights = kept / (kept + rows * level**2)
+    return Subspace(directions[: len(kept)], weights, values, level)
+
+
+def _above(gradient: Tensor, noise: Tensor, tolerance: float) -> Subspace:
+    """Return the space of the directions that are above noise of known deviations."""
+    square = noise.double().square()
+    square = square + 1e-6 * square.mean()  # weights that are 0 do not stay there
+    across = square.mean(1, keepdim=True)
+    along = (square / across).mean(0)
+    values, directions = _decompose(gradient.double() / (across * along).sqrt())
+    rows, width = gradient.shape
+    rank = int((values > max(_edge(rows, width, 1.0), tolerance * float(values[0]))).sum())
+    return Subspace(directions[:rank], torch.ones_like(values[:rank]), values, 1.0, along.sqrt())
+
+
+def _edge(rows: int, width: int, noise: float) -> float:
+    """Return what singular values of noise alone do not reach."""
+    return NOISE_EDGE * noise * (math.sqrt(rows) + math.sqrt(width))
 
 
 def _decompose(gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,7 @@ from .label_inference import infer_targets
 from .language_prior import language_prior
 from .matching import Update
 from .spaces import NotApplicable, TokenSpace
-from .subspace import row_space
-from .transformer import Transformer, block_gradient, find_transformer
+from .transformer import Transformer, block_space, find_transformer
 
 
 @dataclass(frozen=True)
@@ -267,7 +266,7 @@ def _lengths(observation: Observation, transformer: Transformer) -> list[int]:
     if count == 1 and positions is not None:
         return [longest]
     try:
-        rank = row_space(block_gradient(observation, transformer.second.projections)).rank
+        rank = block_space(observation, transformer.second.projections).rank
     except NotApplicable:
         return [longest] * count
     total = rank + count * unseen

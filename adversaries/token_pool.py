@@ -21,6 +21,9 @@ ROUNDING = 1e-4
 STRIKING = 5.0
 """Deviations from the vocabulary's median, in robust standard deviations, that are no accident."""
 
+LIKELY = 3.0
+"""The same where it is known how much noise there is: few others are as near, and none is lost."""
+
 
 @dataclass(frozen=True)
 class TokenPool:
@@ -50,7 +53,7 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
     Without noise, they are before the widest gap among the smallest distances. There may be more
     of them than dimensions: a token that occurs at two positions puts the difference of these
     into the space, and thereby all tokens of either at the other. With noise there is no gap, and
-    they are those that stand out of the vocabulary by `STRIKING` deviations.
+    they are those that stand out of the vocabulary.
 
     Args:
         view: The model.
@@ -60,7 +63,7 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
     """
     energy = vocabulary_energy(view, space, positions)
     if space.noise > 0:
-        return _striking(energy, most)
+        return _striking(energy, most, STRIKING if space.scale is None else LIKELY)
     count = min(energy.numel(), 256 + 4 * space.rank)
     nearest = energy.flatten().topk(count).indices
     token, position = nearest // energy.shape[1], nearest % energy.shape[1]
@@ -71,18 +74,18 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
         exact[chosen] = space.distance(vectors)
     limit = threshold(exact, most=count - 1, floor=ROUNDING)
     if not limit > 0:
-        return _striking(energy, most)
+        return _striking(energy, most, STRIKING)
     return _by_position(token, position, exact, exact < limit, energy.shape[1])
 
 
-def _striking(energy: Tensor, most: int) -> TokenPool:
+def _striking(energy: Tensor, most: int, least: float) -> TokenPool:
     """Return the tokens of each position that stand out, and at least the nearest."""
     distance = (1 - energy.double()).clamp(1e-9, 1 - 1e-9).sqrt()
     odds = (distance / (1 - distance)).log()
     middle = odds.median(0).values
     spread = 1.4826 * (odds - middle).abs().median(0).values.clamp(min=1e-12)
     nearest = odds.topk(min(most, len(odds)), dim=0, largest=False).indices
-    kept = ((odds - middle) / spread).gather(0, nearest) < -STRIKING
+    kept = ((odds - middle) / spread).gather(0, nearest) < -least
     kept[0] = True
     position = torch.arange(energy.shape[1], device=energy.device).expand_as(nearest)
     return _by_position(
@@ -147,8 +150,8 @@ def _factorised(
     token = token - token.mean(1, keepdim=True)
     place = place - place.mean(1, keepdim=True)
     width = token.shape[1]
-    scale = norm.weight.detach()
-    shift = torch.zeros_like(scale) if norm.bias is None else norm.bias.detach()
+    scale = space.scaled(norm.weight.detach())
+    shift = torch.zeros_like(scale) if norm.bias is None else space.scaled(norm.bias.detach())
     basis = (space.weights.sqrt()[:, None] * space.basis).to(token.dtype)
     right = torch.cat([basis * scale, place, place * scale**2, (shift * scale)[None]])
     projected, plain, scaled, offset = (token @ right.T).split(

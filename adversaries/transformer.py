@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from .base import Observation
 from .prefixes import Extended, Prefixes
 from .spaces import NotApplicable, TokenSpace
+from .subspace import PRECISION, Subspace, row_space
 
 _TOKENS_AT_ONCE = 4096
 """Tokens that one run of a block gets."""
@@ -54,6 +55,10 @@ class LinearLayer:
         gradient = observation.as_gradient(self.name).detach()
         return gradient.T if self.transposed else gradient
 
+    def rounding(self, observation: Observation) -> Tensor:
+        """Return the deviations that rounding gives the gradient."""
+        return observation.protocol.rounding(self.weight, observation.batch_size)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -61,11 +66,13 @@ class Block:
 
     Attributes:
         projections: The layers that read the block's input after its norm, the queries' first.
+        out: The way out of attention, if it is found.
         up: Those that feed the feed-forward layer's activations.
         down: The block's last layer: the way out of the feed-forward layer.
     """
 
     projections: tuple[LinearLayer, ...]
+    out: LinearLayer | None
     up: tuple[LinearLayer, ...]
     down: LinearLayer
 
@@ -352,10 +359,15 @@ def _block(block: nn.Module, calls: Sequence[_Call], names: Mapping[int, str]) -
             LinearLayer(f"{names[id(call.module)]}.weight", call.module) for call in chosen
         )
 
-    down = linear[-1]
+    given, down = linear[0].given, linear[-1]
+    outs = [
+        call for call in linear[:-1] if call.given is not given and call.output.shape == given.shape
+    ]
+    out = max(outs, key=lambda call: call.given.shape[-1], default=None)  # adapters are narrow
     up = [call for call in linear if call.output.shape == down.given.shape and call is not down]
     return Block(
-        layers([call for call in linear if call.given is linear[0].given]),
+        layers([call for call in linear if call.given is given]),
+        None if out is None else layers([out])[0],
         layers(up),
         layers([down])[0],
     )
@@ -382,3 +394,17 @@ def block_gradient(observation: Observation, layers: Sequence[LinearLayer]) -> T
     if not stacked.isfinite().all():
         raise NotApplicable(f"the gradient of {seen[0].name} is not finite")
     return stacked
+
+
+def block_space(
+    observation: Observation, layers: Sequence[LinearLayer], *, tolerance: float = PRECISION
+) -> Subspace:
+    """Return the space that the gradients of layers with the same inputs span, above rounding.
+
+    Raises:
+        NotApplicable: If nothing of them was uploaded.
+    """
+    seen = [layer for layer in layers if layer.name in observation.update]
+    gradient = block_gradient(observation, layers)
+    rounding = torch.cat([layer.rounding(observation) for layer in seen])
+    return row_space(gradient, tolerance=tolerance, noise=rounding)

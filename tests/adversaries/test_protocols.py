@@ -64,6 +64,29 @@ def test_as_gradient_is_the_mean_gradient_to_first_order(
         assert (seen - value).norm() < tolerance * value.norm(), name
 
 
+def test_rounded_weights_err_as_much_as_is_said() -> None:
+    draws = rng(4)
+    sizes = 10 ** -(3 * torch.rand(300, generator=draws))
+    start = sizes * (1 + torch.rand(300, 300, generator=draws))
+    slopes = 0.01 * torch.randn(20, 300, 300, generator=draws)
+    protocol = FedAvg(epochs=10, batch_size=2, lr=1e-4)
+
+    def trained(dtype: torch.dtype) -> torch.Tensor:
+        """Return the mean gradient as the server sees it."""
+        change = protocol.train(
+            {"w": start.to(dtype)},
+            slopes,
+            lambda size, epochs: iter(slopes.to(dtype)),
+            lambda weights, slope: {"w": slope},
+        )
+        return protocol.as_gradient(change["w"], 4).double()
+
+    errors = trained(torch.float32) - trained(torch.float64)
+    relative = (errors / protocol.rounding(start, 4)).square().mean(0).sqrt()
+    torch.testing.assert_close(relative, torch.ones_like(relative), rtol=0.25, atol=0)
+    assert not FedSGD().rounding(start, 4).any()
+
+
 def test_the_server_descends_along_gradients_and_against_changes() -> None:
     value = torch.tensor([1.0, -2.0])
     assert FedSGD().descent(value).equal(value)

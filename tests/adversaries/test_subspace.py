@@ -57,6 +57,29 @@ def test_noise_is_measured_and_what_it_covers_is_left_out() -> None:
     assert row_space(noise).rank <= 2
 
 
+def test_noise_of_known_deviations_is_made_even_and_left_out() -> None:
+    draws = torch.Generator().manual_seed(5)
+    across, along = (10 ** -(3 * torch.rand(n, generator=draws)).double() for n in (400, 100))
+    deviations = across[:, None] * along
+    noise = deviations * torch.randn(400, 100, generator=draws, dtype=torch.float64)
+    signal = 0.1 * low_rank(8, 400, 100)
+    space = row_space(signal + noise, noise=deviations)
+    assert space.rank == 8
+    others = torch.randn(200, 100, generator=draws, dtype=torch.float64)
+    assert space.distance(signal[:50]).max() < 0.1 * space.distance(others).min()
+    blind = row_space(signal + noise)
+    assert blind.rank != 8 or blind.distance(signal[:50]).max() > space.distance(signal[:50]).max()
+
+
+def test_more_noise_than_is_known_is_measured() -> None:
+    draws = torch.Generator().manual_seed(6)
+    noise = torch.randn(400, 100, generator=draws, dtype=torch.float64)
+    space = row_space(low_rank(5, 400, 100) + 0.5 * noise, noise=1e-6 * noise.abs())
+    assert space.rank == 5
+    assert space.scale is None
+    assert row_space(low_rank(5), noise=torch.zeros(120, 48)).noise == 0
+
+
 def test_the_threshold_is_in_the_widest_gap() -> None:
     distances = torch.tensor([0.5, 2e-5, 0.4, 1e-8, 3e-4, 0.6], dtype=torch.float64)
     limit = threshold(distances, most=5)
