@@ -282,8 +282,8 @@ def _support(masses: Floats, steps: int) -> tuple[int, int]:
         for _ in range(ORDERS):
             moments = [np.log(masses @ one) for one in (1 / growth, growth)]
             below, above = ((steps * one + math.log(2 / TAIL_MASS)) / order for one in moments)
-            low = max(low, steps * mean - below) if below < math.inf else low
-            high = min(high, steps * mean + above) if above < math.inf else high
+            low = max(low, float(steps * mean - below)) if below < math.inf else low
+            high = min(high, float(steps * mean + above)) if above < math.inf else high
             for _ in range(doublings):
                 growth, order = growth * growth, 2 * order
     return math.floor(low), math.ceil(high)

@@ -30,7 +30,7 @@ MACHINERY = {  # what methods share, none itself
     *("disaggregation", "relu_layer", "sphere"),
     *("elimination", "imprint", "sparse_recovery"),
     *("activations", "constraints", "layer_chain", "layer_system", "recursion"),
-    *("mixed_rows", "softmax_head"),
+    *("mixed_rows", "weak_directions", "softmax_head"),
     *("subspace", "transformer", "token_pool", "prefixes", "sentence_ends", "diverse_beams"),
     *("gradient_atoms", "language_prior", "reordering", "texts", "token_matching"),
 }
