@@ -29,14 +29,14 @@ RATE = 0.1
 def test_reads_sentences_that_a_small_gpt2_learns() -> None:
     reached: list[float] = []
     blind: list[float] = []
-    for seed in (50, 51):
+    for seed in range(50, 54):
         truth = sentences(1, seed)
         observation = observed(trained("next-token"), space_of("next-token"), truth, threat=THREAT)
         for attack, shares in ((GRAB(**BUDGET), reached), (LanguageGuess(), blind)):
             guess = attack.reconstruct(observation, rng(seed))
             shares.append(right(guess.inputs, truth.inputs))
-    assert sum(reached) / 2 > 0.8
-    assert sum(blind) / 2 < 0.4
+    assert sum(reached) / 4 > 0.8
+    assert sum(blind) / 4 < 0.4
 
 
 def test_reads_a_sentence_that_a_small_bert_classifies() -> None:

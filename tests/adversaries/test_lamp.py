@@ -17,14 +17,14 @@ THREAT = ThreatModel(public=PublicData(*sentences(200, 7)))
 def test_reads_sentences_that_a_small_gpt2_learns_far_beyond_the_blind_guess() -> None:
     reached: list[float] = []
     blind: list[float] = []
-    for seed in (50, 51):
+    for seed in range(50, 54):
         truth = sentences(1, seed)
         observation = observed(trained("next-token"), space_of("next-token"), truth, threat=THREAT)
         for attack, shares in ((LAMP(**BUDGET), reached), (LanguageGuess(), blind)):
             guess = attack.reconstruct(observation, rng(seed))
             shares.append(right(guess.inputs, truth.inputs))
-    assert sum(reached) / 2 > 0.5
-    assert sum(reached) / 2 > sum(blind) / 2 + 0.25
+    assert sum(reached) / 4 > 0.5
+    assert sum(reached) / 4 > sum(blind) / 4 + 0.25
 
 
 def test_reads_sentences_of_a_small_bert_without_a_language_model() -> None:
