@@ -12,8 +12,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .base import Adversary, Observation, Reconstruction, Round, Threat
-from .elimination import eliminated
+from .elimination import bias_gradients, eliminated
 from .imprint import (
+    Isolated,
     calibrated,
     deduplicated,
     direct_pass_,
@@ -49,6 +50,8 @@ _SHARP = _Gains(1e5, 1e2, 1e-7)
 _DRIFT = 1e-4
 """Part of their size by which local steps may move thresholds: less than a bin, yet more than
 single precision rounds."""
+_NEWTON = 4
+"""Steps in which the scale of an activation is fitted."""
 _CALIBRATION = 512
 """Most examples that projections are calibrated on."""
 
@@ -72,9 +75,9 @@ class ARES(Adversary):
     activations is inverted; with so few equations these are likenesses at best.
 
     Under secure aggregation, clients get `kernels` of their own as in the paper: the update's
-    columns keep clients apart, but bias gradients are summed, so that the scale of an activation
-    is taken from its bin. Or they get `rows` of their own, which have bias gradients of their own
-    and all kernels, but fewer bins.
+    columns keep clients apart, but bias gradients are summed. The scale of an activation is then
+    the one in its bin at which the head gives it the gradient that it has. Or they get `rows` of
+    their own, which have bias gradients of their own and all kernels, but fewer bins.
 
     Other activations than ReLU are approached by large weights before them. Filters come in pairs
     of opposite sign, one of which is active wherever the other is not: of independent ones, as
@@ -263,6 +266,8 @@ class ARES(Adversary):
         least = 1e-6 if observation.protocol.uploads_gradient else 1e-2  # steps leave traces
         least = max(least, 1e-4 if summed else 0.0)
         isolated = isolate(weight, bias, cumulative=not summed, least=least, examples=examples)
+        if summed and observation.protocol.uploads_gradient:
+            isolated = _rescaled(isolated, columns, observation, model, layers)
         low, high = _box(observation.space)
         recovered = invert(
             layers.measurement.of(own),
@@ -431,6 +436,47 @@ def _public(round: Round, rng: Generator) -> Tensor:
     drawn = torch.randn(_CALIBRATION, *space.shape, generator=rng) / natural_weights(space.shape)
     signals = inverse_cosine_transform(drawn)
     return space.clamp(signals / signals.std())
+
+
+def _rescaled(
+    isolated: Isolated,
+    columns: Tensor,
+    observation: Observation,
+    model: nn.Module,
+    layers: _Anatomy,
+) -> Isolated:
+    """Return activations with a scale that fits their d, where it has been that of their bin.
+
+    What the head makes of an activation tells its d, by the value that it has for the class; of
+    those, the one next to the bin's is taken. Newton's method finds the scale within the bin.
+    """
+    layer, clients = layers.imprinted, observation.protocol.clients
+    blank = isolated.inputs.new_zeros(len(isolated.inputs), *observation.space.shape)
+
+    def misfit(scale: Tensor) -> Tensor:
+        """Return log(scale d / d of the bin), by value of the head."""
+        seen = layer.weight.new_zeros(len(scale), layer.in_features)
+        seen[:, columns] = (scale[:, None] * isolated.inputs).to(seen)
+        handle = layer.register_forward_pre_hook(lambda *_: (seen,))
+        try:
+            told = bias_gradients(observation, model, layer, layers.tail[-1], blank) / clients
+        finally:
+            handle.remove()
+        ratios = scale[:, None] * told / isolated.deltas.double()[:, None]
+        return ratios.clamp(min=torch.finfo().tiny).log()
+
+    edges = -layer.bias.detach().double()[layer.weight.any(dim=1)]
+    middles = _middles(edges)
+    above = torch.cat([edges[1:], edges.new_tensor([math.inf])])
+    low, high = ((edge / middles)[isolated.bins] for edge in (edges.clamp(min=0), above))
+    scale = torch.ones_like(low)
+    nearest = misfit(scale).abs().argmin(dim=1, keepdim=True)
+    for _ in range(_NEWTON):
+        here, beside = (misfit(s).gather(1, nearest).squeeze(1) for s in (scale, 1.001 * scale))
+        slope = (beside - here) / math.log(1.001)
+        scale = torch.minimum(torch.maximum(scale * (-here / slope).exp(), low), high)
+    factors = scale.to(isolated.inputs)
+    return isolated._replace(inputs=isolated.inputs * factors[:, None])
 
 
 def _box(space: InputSpace) -> tuple[Tensor, Tensor]:

@@ -101,7 +101,7 @@ def _single(
     guesses = (weight[rows] / bias[rows, None]).view(-1, *space.shape)
     inside = _excess(guesses, space) <= tolerance.box
     rows, guesses = rows[inside], guesses[inside]
-    expected = _bias_gradients(observation, model, layer, head, guesses)
+    expected = bias_gradients(observation, model, layer, head, guesses)
     misses = (expected - bias[rows, None]).abs().amin(dim=1)
     single = misses <= tolerance.bias * bias[rows].abs()
     rows, flat = rows[single], guesses[single].flatten(1)
@@ -117,7 +117,7 @@ def _excess(inputs: Tensor, space: InputSpace) -> Tensor:
     return (values - values.clamp(0, 1)).square().mean(dim=1).sqrt()
 
 
-def _bias_gradients(
+def bias_gradients(
     observation: Observation,
     model: nn.Module,
     layer: nn.Linear,

@@ -80,18 +80,25 @@ def mlp(space: InputSpace, width: int = 200) -> nn.Module:
     )
 
 
-def cnn(space: InputSpace, hidden: int = 1024) -> nn.Module:
-    """Return two convolutions at full resolution and a wide layer: the CNN of ARES."""
-    if not hidden >= 1:
-        raise ValueError(f"hidden must be at least 1, got {hidden}")
+def cnn(space: InputSpace, hidden: int = 1024, filters: int = 12) -> nn.Module:
+    """Return two convolutions at full resolution and a wide layer: the CNN of ARES.
+
+    Args:
+        space: Images.
+        hidden: Width of the hidden layer.
+        filters: Channels of the first convolution; the second has twice as many.
+    """
+    for name, value in (("hidden", hidden), ("filters", filters)):
+        if not value >= 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     channels, height, width = _image_shape("cnn", space)
     return nn.Sequential(
-        nn.Conv2d(channels, 12, kernel_size=3, padding=1),
+        nn.Conv2d(channels, filters, kernel_size=3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(12, 24, kernel_size=3, padding=1),
+        nn.Conv2d(filters, 2 * filters, kernel_size=3, padding=1),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(24 * height * width, hidden),
+        nn.Linear(2 * filters * height * width, hidden),
         nn.ReLU(),
         nn.Linear(hidden, space.classes),
     )

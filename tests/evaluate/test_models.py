@@ -120,6 +120,7 @@ def test_resnet_has_group_norm() -> None:
         ("mlp", {"depth": 3}, "depth.*its options are width=200"),
         ("cnn", {"width": 3}, "its options are hidden=1024"),
         ("cnn", {"hidden": 0}, "hidden must be at least 1, got 0"),
+        ("cnn", {"filters": 0}, "filters must be at least 1, got 0"),
         ("mlp", {"width": 0}, "width must be at least 1, got 0"),
         ("lenet", {"activation": "gelu"}, "one of sigmoid, relu, tanh, got 'gelu'"),
         ("resnet18", {"groups": 3}, "groups must divide 64"),
