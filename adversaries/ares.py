@@ -468,13 +468,14 @@ def _rescaled(
     edges = -layer.bias.detach().double()[layer.weight.any(dim=1)]
     middles = _middles(edges)
     above = torch.cat([edges[1:], edges.new_tensor([math.inf])])
-    low, high = ((edge / middles)[isolated.bins] for edge in (edges.clamp(min=0), above))
+    low, high = ((edge / middles).clamp(0.5, 2)[isolated.bins] for edge in (edges, above))
     scale = torch.ones_like(low)
     nearest = misfit(scale).abs().argmin(dim=1, keepdim=True)
     for _ in range(_NEWTON):
         here, beside = (misfit(s).gather(1, nearest).squeeze(1) for s in (scale, 1.001 * scale))
         slope = (beside - here) / math.log(1.001)
-        scale = torch.minimum(torch.maximum(scale * (-here / slope).exp(), low), high)
+        step = (-here / slope).nan_to_num(0.0).exp()
+        scale = torch.minimum(torch.maximum(scale * step, low), high)
     factors = scale.to(isolated.inputs)
     return isolated._replace(inputs=isolated.inputs * factors[:, None])
 

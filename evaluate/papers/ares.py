@@ -330,14 +330,15 @@ TABLES = [
                 ("ARES lift", {}),
                 ("ARES rows", {}),
                 ("LOKI", {}),
+                ("RtF", {}),
             )
         ),
         notes=(
             "A convolution with 3 kernels for each client. ARES as in the paper: kernels of their "
             "own, whose units are half as many equations as there are pixels. 'lift': kernels that "
-            "copy the channels, with biases that keep all units active, so that all but the scale "
-            "is known, and that up to a bin. 'rows': all kernels, and a tenth of the rows "
-            "for each. The paper says that ARES improves on LOKI by 7.3 and 7.1, without a unit."
+            "copy the channels, with biases that keep all units active. 'rows': all kernels, and "
+            "a tenth of the rows for each. RtF sends all the same model. The paper says that ARES "
+            "improves on LOKI by 7.3 and 7.1, without a unit."
         ),
     ),
     _table(
