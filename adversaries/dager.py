@@ -72,11 +72,12 @@ class DAGER(Adversary):
       evaluation leaves them out.
     - An encoder's candidates beyond `combinations` are searched by changing one token at a time
       from random starts; the published code draws at random.
-    - Under noise, directions are weighted by their share of signal, and tokens are kept that stand
-      out of the vocabulary. Prefixes are compared at the way out of the first block's attention,
-      where contexts differ most, and sentences are verified in the second block (`verified`).
-    - A change of weights has the noise of their rounding, which is known for every entry: rows
-      and columns are divided by it first. The published code trains in double precision instead.
+    - Under noise, directions are weighted by their share of signal, and tokens and sentences are
+      kept that stand out of the vocabulary.
+    - A change of weights has the noise of their rounding, whose size is known for every entry:
+      rows and columns are divided by it first. Prefixes are then compared at the way out of the
+      first block's attention, where contexts differ most, and sentences are verified in the second
+      block (`verified`). The published code trains in double precision instead.
 
     Attributes:
         rank_cutoff: Directions that are left out of a space that is full, the weakest first; the
@@ -124,7 +125,7 @@ class DAGER(Adversary):
         limit = Limit.of(view, probe, pool, rng, causal=causal)
         if causal:
             found = grow(view, probe, pool, limit, observation.batch_size)
-            if probe.space.noise > 0:
+            if limit.noisy:
                 found = verified(view, observation, pool, found, rng)
         else:
             found = _search(view, probe, pool, limit, observation, self.combinations, rng)
@@ -158,13 +159,13 @@ class Probe(NamedTuple):
 
     @classmethod
     def of(cls, view: Transformer, observation: Observation, second: Subspace) -> Probe:
-        """Return the second block's, or under noise the way out of the first block's attention.
+        """Return the second block's, or under known noise the way out of the first's attention.
 
         What attention gives a token depends on its context alone; the second block's input is
         mostly the token itself, whose context noise hides first.
         """
         out = view.first.out
-        if second.noise > 0 and out is not None and out.name in observation.update:
+        if second.noise_is_known and out is not None and out.name in observation.update:
             space = block_space(observation, [out])
             if space.rank and not space.saturated:
                 return cls(out.module, space)
@@ -182,7 +183,7 @@ class Limit:
     Attributes:
         low: What rounding and drift make of no distance at all.
         high: What hardly any vector reaches that has nothing to do with the space.
-        noisy: Whether there is noise, so that true vectors are unevenly near.
+        noisy: Whether there is noise of known size, so that true vectors are unevenly near.
     """
 
     low: float
@@ -203,7 +204,7 @@ class Limit:
         distances = probe.distance(view, strangers.to(view.device))
         high = float((distances[:, -1] if causal else distances.flatten()).quantile(0.02))
         level = pool.level
-        noisy = probe.space.noise > 0
+        noisy = probe.space.noise_is_known
         if causal and noisy:
             level = _UNEVEN * float(probe.distance(view, pool.at(0)[:, None]).min())
         return cls(max(ROUNDING, min(level, high)), high, noisy)
@@ -241,7 +242,7 @@ def grow(
     space, accepted = probe.space, 0
     for position in range(view.space.shape[0]):
         candidates = pool.at(position)
-        if not len(candidates) or (accepted >= space.rank and not space.noise > 0):
+        if not len(candidates) or (accepted >= space.rank and not limit.noisy):
             break
         extended = view.extend(prefixes, candidates, [probe.module])
         distances = space.distance(extended.vectors[0])
@@ -257,7 +258,7 @@ def grow(
         ended = torch.ones(len(prefixes.tokens), dtype=torch.bool, device=row.device)
         ended[row] = False
         found += _sentences(prefixes.tokens[ended], totals[ended])
-        followed = repeated & (distances < limit.high) & (not space.noise > 0)
+        followed = repeated & (distances < limit.high) & (not limit.noisy)
         again, place = followed.nonzero(as_tuple=True)
         row, column = torch.cat([row, again]), torch.cat([column, place])
         sums = torch.cat([sums, totals[again] + distances[again, place]])

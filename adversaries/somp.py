@@ -62,7 +62,8 @@ class SOMP(Adversary):
       them while there are fewer tokens than the model is wide, with noise or without. Stage II
       keeps the continuations that it allows; stage I uses it instead of scores with `stacked`
       geometry. Where the space is full, scores rank tokens and sentences.
-    - Where there is a gap but noise, stage II is DAGER's: greedy prefixes, verified as a whole.
+    - Where the size of noise is known, as for changes of weights, stage II is DAGER's: greedy
+      prefixes, verified as a whole, and clustered.
     - Where noise leaves no gap between true vectors and others, whatever is nearer than hardly
       any other is continued, and every prefix is a candidate, beside DAGER's greedy sentences: of
       all three stages, the pursuit suffers least, because its products average over all entries.

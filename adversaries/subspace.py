@@ -60,6 +60,11 @@ class Subspace:
         return len(self.basis)
 
     @property
+    def noise_is_known(self) -> bool:
+        """Return whether the deviation of every entry's noise was known."""
+        return self.scale is not None
+
+    @property
     def width(self) -> int:
         """Return the dimension of the vectors."""
         return self.basis.shape[1]

@@ -63,7 +63,7 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
     """
     energy = vocabulary_energy(view, space, positions)
     if space.noise > 0:
-        return _striking(energy, most, STRIKING if space.scale is None else LIKELY)
+        return _striking(energy, most, LIKELY if space.noise_is_known else STRIKING)
     count = min(energy.numel(), 256 + 4 * space.rank)
     nearest = energy.flatten().topk(count).indices
     token, position = nearest // energy.shape[1], nearest % energy.shape[1]

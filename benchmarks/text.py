@@ -5,6 +5,7 @@ python benchmarks/text.py quality [--repeats N]    CoLA and SST-2, batches of 1 
 python benchmarks/text.py long    [--repeats N]    IMDB at 128 tokens, batches of 4 and 8
 python benchmarks/text.py fedavg  [--repeats N]    Rotten Tomatoes, changes of weights
 python benchmarks/text.py noise   [--repeats N]    Rotten Tomatoes, Gaussian noise and DP-SGD
+python benchmarks/text.py curve   --out CSV        draws what `noise` has written, in docs
 
 Texts are JSONL folders in --data DIR/text. Models: `smollm2`, and `gpt2`, 12 layers of width 768
 with new weights and SmolLM2's tokenizer. Seconds are CPU time of one thread, without loading and
@@ -22,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import pandas as pd
 import torch
 
@@ -39,7 +41,7 @@ from leakfrontier.evaluate.client import Client, ThreatModel, Upload, observe
 from leakfrontier.evaluate.dataset import Dataset
 from leakfrontier.evaluate.modality import Text, modality_of
 from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.papers.somp import PUBLISHED
+from leakfrontier.evaluate.papers.somp import PUBLISHED, TABLES
 from leakfrontier.evaluate.pretrained import SMOLLM2
 from leakfrontier.evaluate.privacy.accounting import calibrate
 from leakfrontier.evaluate.seeds import generator
@@ -215,10 +217,46 @@ def private_noise() -> float:
     return round(calibrate(EPSILON, 16 / 2000, 3 * 2000 // 16, 1e-5), 3)
 
 
+def curve(csv: Path) -> None:
+    """Draw ROUGE-1 over Gaussian noise, ours and the paper's, and over noise by gradient."""
+    rows = pd.read_csv(csv)
+    rows = rows[rows["defense"].str.startswith("Noise")].fillna({"rouge1": 0.0})
+    rows["sigma"] = rows["defense"].str.extract(r"(\d[\d.e-]*)").astype(float)
+    rows["source"] = rows["attack"] + ", SmolLM2"
+    ours = rows.groupby(["source", "sigma"], as_index=False)[["noise", "rouge1"]].mean()
+    (published,) = (table for table in TABLES if table.name == "somp-table10")
+    paper = pd.DataFrame(
+        {
+            "source": "SOMP's paper, GPT-2",
+            "sigma": row.problem["sigma"],
+            "rouge1": 100 * row.paper["rouge1"],
+        }
+        for row in published.rows
+    )
+    both = pd.concat([ours, paper])
+    both.to_csv("docs/text_noise.csv", index=False, float_format="%.4g")
+    y = alt.Y("rouge1:Q", title="ROUGE-1 in %", scale=alt.Scale(domain=[0, 100]))
+    charts = [
+        alt.Chart(frame)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X(f"{x}:Q", title=title, scale=alt.Scale(type="log")),
+            y=y,
+            color=alt.Color("source:N", title=None),
+        )
+        .properties(width=300, height=220)
+        for frame, x, title in (
+            (both, "sigma", "deviation of the noise"),
+            (ours, "noise", "noise over the gradient, both as rms"),
+        )
+    ]
+    alt.hconcat(*charts).save("docs/text_noise.svg")
+
+
 def main() -> None:
     """Run one of the benchmarks, and print a row for each upload."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("speed", "quality", "long", "fedavg", "noise"))
+    parser.add_argument("what", choices=("speed", "quality", "long", "fedavg", "noise", "curve"))
     parser.add_argument("--data", type=Path, default=os.environ.get("LEAKFRONTIER_DATA"))
     parser.add_argument("--model", choices=("smollm2", "gpt2"), default="smollm2")
     parser.add_argument("--task", choices=("next-token", "classification"), default="next-token")
@@ -229,6 +267,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a CSV file for the rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.what == "curve":
+        if options.out is None:
+            parser.error("curve needs --out, the file that noise has written")
+        curve(options.out)
+        return
     if options.what == "speed":
         rows = speed(options.attacks, options.repeats)
     else:
