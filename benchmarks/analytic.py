@@ -50,7 +50,7 @@ from leakfrontier.evaluate.papers.table import Setting, find_data
 from leakfrontier.evaluate.seeds import generator
 
 DOCS = Path(__file__).parents[1] / "docs"
-IMAGES = 5
+IMAGES = 3
 CLASSIFIERS = (
     *("alexnet", "vgg11", "vgg16", "resnet34", "resnet50", "densenet121", "mobilenet_v2"),
     *("squeezenet1_0", "efficientnet_b0", "vit_b_16"),
