@@ -270,7 +270,7 @@ def _support(masses: Floats, steps: int) -> tuple[int, int]:
     each a power of 2 times the one before: exponentials are squared, which costs far less.
     """
     points = np.arange(len(masses), dtype=float)
-    mean = masses @ points
+    mean = float(masses @ points)
     points -= mean
     gaussian = math.sqrt(-2 * math.log(TAIL_MASS) / (steps * (masses @ points**2)))
     heavy = 4 / len(masses)
@@ -280,7 +280,7 @@ def _support(masses: Floats, steps: int) -> tuple[int, int]:
     with np.errstate(all="ignore"):  # an infinite bound is of no use
         growth = np.exp(order * points)
         for _ in range(ORDERS):
-            moments = [np.log(masses @ one) for one in (1 / growth, growth)]
+            moments = [float(np.log(masses @ one)) for one in (1 / growth, growth)]
             below, above = ((steps * one + math.log(2 / TAIL_MASS)) / order for one in moments)
             low = max(low, float(steps * mean - below)) if below < math.inf else low
             high = min(high, float(steps * mean + above)) if above < math.inf else high
