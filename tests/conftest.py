@@ -146,7 +146,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cells, "EXAMINED_ROUNDS", 2)
     monkeypatch.setattr(residual_noise, "REPEATS", 4)
-    monkeypatch.setattr(noise_alone, "REPEATS", 4)
+    monkeypatch.setattr(noise_alone, "REPEATS", (4, 4))
     monkeypatch.setattr(noise_alone, "LOCAL_STEPS", 2)
 
 
