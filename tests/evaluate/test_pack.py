@@ -2,7 +2,6 @@
 
 import io
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,55 +123,10 @@ def _edited(entries: dict[str, bytes]) -> None:
     entries["rows/attacks.csv"] = entries["rows/attacks.csv"].replace(b"True", b"False", 1)
 
 
-def _sum_edited(entries: dict[str, bytes]) -> None:
-    entries["SHA256SUMS"] = b"0" + entries["SHA256SUMS"][1:]
-
-
-def _one_more(entries: dict[str, bytes]) -> None:
-    entries["rows/more.csv"] = b""
-
-
-@pytest.mark.parametrize("edit", [_edited, _sum_edited, _one_more])
-def test_alterations_are_seen_at_once(copied: Path, edit: Callable[..., None]) -> None:
-    rewritten(copied, edit)
+def test_alterations_are_seen_at_once(copied: Path) -> None:
+    rewritten(copied, _edited)
     with pytest.raises(AlteredError, match="the pack was altered"):
         read_pack(copied)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("../outside.csv", "an entry that no pack has"),
-        ("/etc/passwd", "an entry that no pack has"),
-        ("sources/../../x.py", "an entry that no pack has"),
-        ("C:\\x", "an entry that no pack has"),
-    ],
-)
-def test_names_stay_inside(copied: Path, name: str, said: str) -> None:
-    rewritten(copied, lambda entries: entries.update({name: b""}))
-    with pytest.raises(PackError, match=said):
-        read_pack(copied)
-
-
-def test_what_is_no_pack(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = copied
-    whole = path.read_bytes()
-    with pytest.raises(PackError, match="there is no pack"):
-        read_pack(path.with_name("absent.zip"))
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(PackError, match="no pack, or damaged"):
-        read_pack(path)
-    path.write_bytes(b"text")
-    with pytest.raises(PackError, match="no pack, or damaged"):
-        read_pack(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("hello.txt", "hello")
-    with pytest.raises(PackError, match=r"has no pack\.json"):
-        read_pack(path)
-    path.write_bytes(whole)
-    monkeypatch.setattr("leakfrontier.evaluate.archive.MOST_BYTES", 1000)
-    with pytest.raises(PackError, match="too large for a pack"):
-        read_pack(path)
 
 
 def _garbled(entries: dict[str, bytes]) -> None:
