@@ -35,29 +35,45 @@ from leakfrontier.defenses import Batch, Defense
 
 
 SLOWEST = (
-    "test_flower.py",
-    "test_run.py",
-    "test_ray_engine.py",
     "test_no_attack_beats_its_bound.py",
-    "test_recommendation.py",
-    "test_page.py",
+    "test_run.py",
+    "test_flower.py",
+    "test_ray_engine.py",
     "test_devices.py",
     "test_defenses.py",
-    "test_checks.py",
-    "test_presets.py",
     "test_reproduce.py",
-    "test_audit.py",
+    "test_checks.py",
+    "test_page.py",
+    "test_presets.py",
     "test_smollm2.py",
-    "test_membership.py",
-    "test_main.py",
-    "test_advise_audit.py",
-    "test_examination.py",
-    "test_leaderboard.py",
-    "test_promises.py",
-    "test_end_to_end.py",
+    "test_recommendation.py",
     "test_docs.py",
+    "test_end_to_end.py",
+    "test_main.py",
+    "test_membership.py",
+    "test_examination.py",
+    "test_audit.py",
+    "test_readme.py",
+    "test_promises.py",
+    "test_leaderboard.py",
+    "test_verification.py",
+    "test_pack.py",
+    "test_capture_run.py",
+    "test_frontier.py",
+    "test_analysis.py",
+    "test_models.py",
+    "test_federation.py",
+    "test_store.py",
     "test_engine.py",
+    "test_advise_audit.py",
 )
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one process more than there are cores: some tests wait for others that they start."""
+    from leakfrontier.evaluate.engine import cores
+
+    return cores() + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,11 +100,20 @@ def tiny() -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def uploads_are_kept() -> Iterator[None]:
+    """Let many attacks of a module share uploads, as those of a run do."""
+    from leakfrontier.evaluate import cells
+
+    yield
+    cells._RELEASED.clear()
+
+
 @pytest.fixture(autouse=True)
-def uploads_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def uploads_are_made_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no uploads from one cell to the next: a test that compares two would compare nothing."""
     cells = sys.modules.get("leakfrontier.evaluate.cells")
-    if cells is not None:
+    if cells is not None and "uploads_are_kept" not in request.fixturenames:
         monkeypatch.setattr(cells, "_UPLOADS_KEPT", 0)
 
 

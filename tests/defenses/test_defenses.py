@@ -157,6 +157,7 @@ def test_the_identity_setting_trains_the_undefended_model_bit_for_bit(
     assert all(value.equal(defended[key]) for key, value in undefended.items())
 
 
+@pytest.mark.usefixtures("uploads_are_kept")
 @pytest.mark.parametrize("name", EXTREME)
 def test_at_its_extreme_the_whole_panel_falls_to_the_prior_rate(name: str) -> None:
     scenario = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}))

@@ -36,6 +36,8 @@ from leakfrontier.evaluate.statistics import (
     paired_difference,
 )
 
+pytestmark = pytest.mark.usefixtures("uploads_are_kept")
+
 SUPPORT = Path(__file__).parents[2] / "support"
 MODELS = {
     "mlp": Method(name="mlp", options={"width": 16}),
