@@ -343,8 +343,8 @@ def _worst(victims: pd.DataFrame, server: str, chance: tuple[bool, bool] | None)
     """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
     tried, refused = chance or (False, False)
     if tried:
-        found = victims[[server, "unit"]].dropna(subset=server)
-        limits, observations = _limits(found[server], found["unit"]), found["unit"].nunique()
+        found, unit = victims[server], victims["unit"]
+        limits, observations = _limits(found, unit), unit[found.notna()].nunique()
     else:
         limits, observations = _NO_LIMITS, 0
         if refused:
