@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import cache, lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -188,8 +189,7 @@ def _gguf_read_once() -> Iterator[None]:
     if find_spec("gguf") is None:
         yield
         return
-    import gguf
-
+    gguf: Any = import_module("gguf")
     kind = gguf.GGUFReader
     gguf.GGUFReader = lambda path: _reader(kind, str(path), os.stat(path).st_mtime_ns)
     try:
