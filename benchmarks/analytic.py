@@ -221,12 +221,12 @@ def pictures() -> None:
         values = [value.flatten() for value in upload.observation.update.values()]
         size = float(torch.cat(values).square().mean().sqrt())
         rows[0].append(upload.truth.inputs[0])
-        for row, scale in zip(rows[1:], (0.0, 1e-5, 1e-4, 3e-4, 1e-3), strict=True):
+        for row, scale in zip(rows[1:], (0.0, 1e-4, 1e-3, 3e-3, 1e-2), strict=True):
             rng = generator("pictures", seed)
             noisy = upload_of(problem, data, rng, Noise(scale=scale * size)).observation
             row.append(RCONV().reconstruct(noisy, rng).inputs[0])
     _save(rows, "analytic_noise.png")
-    print("rows: truth; without noise; sigma 1e-5, 1e-4, 3e-4 and 1e-3 of the gradient's size")
+    print("rows: truth; without noise; sigma 1e-4, 1e-3, 3e-3 and 1e-2 of the gradient's size")
 
 
 def analyse() -> None:
