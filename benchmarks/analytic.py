@@ -5,8 +5,9 @@ python benchmarks/analytic.py pictures                images and what attacks ma
 python benchmarks/analytic.py analyse                 ten classifiers of torchvision
 python benchmarks/analytic.py photo SIZE              a photo by both attacks, with memory; to docs/
 
-The folder of --data, or of LEAKFRONTIER_DATA, holds cifar100 as images in train/ and test/, and
-imagenet_sample224 for photos. Seconds are processor time of one core.
+`defenses` takes CIFAR-100 from the folder of --data, or of LEAKFRONTIER_DATA, with images in
+train/ and test/. The others draw what may be shown: Fashion-MNIST, and NASA's portrait of Eileen
+Collins, which is in the public domain. Seconds are processor time of one core.
 """
 
 from __future__ import annotations
@@ -19,20 +20,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
 import altair as alt
 import pandas as pd
+import skimage.data
 import torch
 from PIL import Image
 from torch import Tensor
 
-from leakfrontier.adversaries import RCONV, RGAP, Adversary, NotApplicable, Reconstruction
+from leakfrontier.adversaries import (
+    RCONV,
+    RGAP,
+    Adversary,
+    ImageSpace,
+    NotApplicable,
+    Reconstruction,
+)
 from leakfrontier.defenses import (
     ATS,
     DPSGD,
+    Batch,
     Defense,
     Noise,
     Quantization,
@@ -134,37 +145,39 @@ def levels(point: Point, data: Dataset, seed: int) -> tuple[float, float]:
 
 
 def defenses(folder: Path, only: str) -> None:
-    """Measure what is left of images under families of defenses; others stay as they were."""
+    """Measure what is left of images, family by family; families not chosen stay as they were."""
     data = load_dataset(find_data("cifar100", folder)[0])
     table = DOCS / "analytic_defenses.csv"
-    rows = []
-    for point in strengths():
-        if only not in point.family:
-            continue
-        found, refused = [], ""
-        for seed in range(IMAGES):
-            try:
-                found.append(levels(point, data, seed))
-            except NotApplicable as reason:
-                refused = str(reason)
-        private, trained = (
-            [statistics.median(column) for column in zip(*found, strict=True)]
-            if found
-            else (None, None)
-        )
-        row = {"family": point.family, "strength": point.strength, "private": private}
-        rows.append({**row, "trained_on": trained, "uploads": len(found), "refused": refused})
-        values = ", ".join(f"{level:.1f}" for level, _ in found)
-        trained_on = "" if trained is None else f", {trained:.1f} dB of what was trained on"
-        print(f"{point.family} {point.strength:g}: {values} dB{trained_on} {refused}", flush=True)
-    frame = pd.DataFrame(rows)
-    if table.exists():
-        before = pd.read_csv(table)
-        frame = pd.concat([before[~before.family.isin(frame.family)], frame])
-    order = list(dict.fromkeys(point.family for point in strengths()))
-    frame = frame.sort_values("family", key=lambda names: names.map(order.index), kind="stable")
-    frame.to_csv(table, index=False, float_format="%.6g")
-    _draw(frame).save(str(DOCS / "analytic_defenses.svg"))
+    families = groupby(strengths(), key=lambda point: point.family)
+    for family, points in ((one, points) for one, points in families if only in one):
+        frame = pd.DataFrame([_measured(point, data) for point in points])
+        if table.exists():
+            before = pd.read_csv(table)
+            frame = pd.concat([before[before.family != family], frame])
+        order = list(dict.fromkeys(point.family for point in strengths()))
+        frame = frame.sort_values("family", key=lambda names: names.map(order.index), kind="stable")
+        frame.to_csv(table, index=False, float_format="%.6g")
+        _draw(frame).save(str(DOCS / "analytic_defenses.svg"))
+
+
+def _measured(point: Point, data: Dataset) -> dict[str, object]:
+    """Return the row of a defense, and print it."""
+    found, refused = [], ""
+    for seed in range(IMAGES):
+        try:
+            found.append(levels(point, data, seed))
+        except NotApplicable as reason:
+            refused = str(reason)
+    private, trained = (
+        [statistics.median(column) for column in zip(*found, strict=True)]
+        if found
+        else (None, None)
+    )
+    values = ", ".join(f"{level:.1f}" for level, _ in found)
+    trained_on = "" if trained is None else f", {trained:.1f} dB of what was trained on"
+    print(f"{point.family} {point.strength:g}: {values} dB{trained_on} {refused}", flush=True)
+    row = {"family": point.family, "strength": point.strength, "private": private}
+    return {**row, "trained_on": trained, "uploads": len(found), "refused": refused}
 
 
 def _draw(frame: pd.DataFrame) -> alt.ConcatChart:
@@ -192,39 +205,28 @@ def _draw(frame: pd.DataFrame) -> alt.ConcatChart:
 def _save(rows: Sequence[Sequence[Tensor]], name: str, scale: int = 2) -> None:
     """Save images as a grid."""
     grid = torch.cat([torch.cat([*row], dim=2) for row in rows], dim=1).clamp(0, 1)
+    grid = grid.expand(3, -1, -1)
     image = Image.fromarray((grid.permute(1, 2, 0) * 255).round().byte().numpy())
     size = (scale * image.width, scale * image.height)
     image.resize(size, Image.Resampling.NEAREST).save(DOCS / name, optimize=True)
 
 
-def pictures(folder: Path) -> None:
-    """Draw images above what R-CONV++ makes of them: under growing noise, and of a batch."""
-    data = load_dataset(find_data("cifar100", folder)[0])
+def pictures() -> None:
+    """Draw images above what R-CONV++ makes of them under growing noise."""
+    data = load_dataset("fashion-mini")
     problem: Setting = {"network": "LeNet", "activation": "sigmoid"}
     rows: list[list[Tensor]] = [[] for _ in range(6)]
-    for seed in range(5):
+    for seed in range(10):
         upload = upload_of(problem, data, generator("pictures", seed))
         values = [value.flatten() for value in upload.observation.update.values()]
         size = float(torch.cat(values).square().mean().sqrt())
         rows[0].append(upload.truth.inputs[0])
-        for row, scale in zip(rows[1:], (0.0, 1e-5, 1e-4, 3e-4, 1e-3), strict=True):
+        for row, scale in zip(rows[1:], (0.0, 1e-4, 1e-3, 3e-3, 1e-2), strict=True):
             rng = generator("pictures", seed)
             noisy = upload_of(problem, data, rng, Noise(scale=scale * size)).observation
             row.append(RCONV().reconstruct(noisy, rng).inputs[0])
     _save(rows, "analytic_noise.png")
-    print("rows: truth; without noise; sigma 1e-5, 1e-4, 3e-4 and 1e-3 of the gradient's size")
-    rng = generator("pictures", "batch")
-    upload = upload_of({"network": "LeNet-ex", "batch": 16}, data, rng)
-    truth = upload.truth.inputs
-    rows = [[*truth]]
-    for separation in ("rows", "peeling", "bilinear"):
-        guess = RCONV(separation=separation).reconstruct(upload.observation, rng).inputs
-        distances = torch.cdist(truth.flatten(1), guess.flatten(1))
-        nearest = guess[distances.argmin(1)]
-        found = (distances.amin(1).square() / truth[0].numel()) < 0.01
-        rows.append([*torch.where(found.view(-1, 1, 1, 1), nearest, 0.5)])
-        print(f"batch of 16, {separation}: {int(found.sum())} above 20 dB")
-    _save(rows, "analytic_batch.png")
+    print("rows: truth; without noise; sigma 1e-4, 1e-3, 3e-3 and 1e-2 of the gradient's size")
 
 
 def analyse() -> None:
@@ -243,13 +245,18 @@ def analyse() -> None:
     print(f"all: {time.process_time() - whole:.1f} s")
 
 
-def _attacked(
-    attack: Adversary, problem: Setting, folder: Path
-) -> tuple[Tensor, Reconstruction, float, float]:
+def _portrait() -> Dataset:
+    """Return one photo, as the only one of ten classes."""
+    image = torch.from_numpy(skimage.data.astronaut()).permute(2, 0, 1) / 255
+    batch = Batch(image.unsqueeze(0), torch.zeros(1, dtype=torch.long))
+    classes = tuple(map(str, range(10)))
+    return Dataset("portrait", batch, batch, classes, ImageSpace((3, 512, 512), len(classes)))
+
+
+def _attacked(attack: Adversary, problem: Setting) -> tuple[Tensor, Reconstruction, float, float]:
     """Return a photo, what an attack makes of it, seconds, and the process's largest GiB."""
     torch.set_num_threads(1)
-    data = load_dataset(*find_data("imagenet_sample224", folder))
-    rng = generator("photo", problem["size"])
+    data, rng = _portrait(), generator("photo", problem["size"])
     upload = upload_of(problem, data, rng)
     begun = time.process_time()
     guess = attack.reconstruct(upload.observation, rng)
@@ -258,13 +265,13 @@ def _attacked(
     return upload.truth.inputs, guess, seconds, memory
 
 
-def photo(size: int, precision: str, folder: Path) -> None:
+def photo(size: int, precision: str) -> None:
     """Attack one photo by both attacks, print time and memory, and draw what they found."""
     problem = {"network": "LeNet-ex", "size": size, "precision": precision}
     shown: list[Tensor] = []
     for attack in (RCONV(), RGAP()):
         with ProcessPoolExecutor(1, get_context("spawn")) as alone:  # for a peak of its own
-            task = alone.submit(_attacked, attack, problem, folder)
+            task = alone.submit(_attacked, attack, problem)
             truth, guess, seconds, memory = task.result()
         shown = [*(shown or truth), *guess.inputs]
         residuals = {layer: f"{value:.0e}" for layer, value in (guess.residuals or {}).items()}
@@ -290,11 +297,11 @@ def main() -> None:
     if given.what == "defenses":
         defenses(given.data, given.family)
     elif given.what == "pictures":
-        pictures(given.data)
+        pictures()
     elif given.what == "analyse":
         analyse()
     else:
-        photo(given.size, given.precision, given.data)
+        photo(given.size, given.precision)
 
 
 if __name__ == "__main__":

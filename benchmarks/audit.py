@@ -150,7 +150,7 @@ def page(runs: Runs) -> str:
             "",
             "```bash",
             f"python benchmarks/audit.py faults audits.jsonl {_fewest(broken)}",
-            "python benchmarks/audit.py correct audits.jsonl 100  # as far as the runs below say",
+            f"python benchmarks/audit.py correct audits.jsonl {_fewest(sound)}",
             "python benchmarks/audit.py page audits.jsonl docs/audit_faults.md",
             "```",
             "",
