@@ -209,9 +209,9 @@ def _no_better_than_blind(rows: pd.DataFrame) -> Iterator[str]:
         blinds = [group["blind"], group["counterfactual"]]
         gain = min(
             (
-                paired_difference(group["identified"][known], one[known], unit[known])
+                paired_difference(group["identified"][there], one[there], unit[there])
                 for one in blinds
-                if (known := one.notna()).any()
+                if (there := one.notna()).any()
             ),
             key=lambda gain: gain.low,
         )
