@@ -35,9 +35,11 @@ FINISHED = ("ok", "not needed")
 
 _THREATS = ("passive", "parameters", "architecture")
 _VICTIM = ["seed", "observation", "victim"]
-_RATED = ["identified", "unit"]
+_RATED = ["identified", "counterfactual", "unit"]
 _LIMITS = ["rate", "low", "high", "text"]
-_NO_LIMITS: dict[str, Any] = {"rate": nan, "low": nan, "high": nan, "text": "n/a"}
+_OTHER_LIMITS = ["counterfactual", "counterfactual_low"]
+_OTHERS = {server: f"{server} of another upload" for server in SERVERS}
+_NO_LIMITS: dict[str, Any] = dict.fromkeys((*_LIMITS, *_OTHER_LIMITS), nan) | {"text": "n/a"}
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
 _LARGEST_LOSS = 700.0  # whose exponential is a number
 _UTILITY_COLUMNS = ["scenario", "defense", *DEFENSE, "seeds", "rounds", "refused"]
@@ -49,8 +51,9 @@ def attack_rates(results: Results) -> pd.DataFrame:
 
     Columns: the labels; `observations` (independent units) and `victims` that the attack ran on,
     and how many it `found`; `rate`, `low`, `high`, `text` of identification; `prior`, the blind
-    guess's rate in the same place, `chance`, and `advantage` over the larger of the two;
-    `counterfactual`; the median of every metric; the share of victims in each tier, NaN without
+    guess's rate in the same place, `chance`, `counterfactual`, the rate of the attack's guesses
+    for another upload, with `counterfactual_low`, and `advantage` over the largest of the three
+    (`blind_success`); the median of every metric; the share of victims in each tier, NaN without
     PSNR and SSIM; `label_accuracy`, `labels_granted`; `not_applicable` observations and the first
     `reason`; `refused` observations and the first `refusal`; `not_needed` ones, where the cascade
     had nothing left to find, and `scope` if the rate is not over all observations;
@@ -64,7 +67,6 @@ def attack_rates(results: Results) -> pd.DataFrame:
         observations=("unit_scored", "nunique"),
         victims=("unit_scored", "count"),
         found=("identified", "sum"),
-        counterfactual=("counterfactual", "mean"),
         **{name: (name, "median") for name in metrics},
         **{name: (name, "mean") for name in _TIER_COLUMNS},
         label_accuracy=("label_correct", "mean"),
@@ -77,8 +79,9 @@ def attack_rates(results: Results) -> pd.DataFrame:
         bound=("bound", "mean"),
         seconds=("seconds", "median"),
     )
-    limits = [_limits(group["identified"], group["unit"]) for _, group in groups[_RATED]]
-    table[_LIMITS] = pd.DataFrame(limits, index=table.index, columns=_LIMITS)
+    limits = [_rated(group) for _, group in groups[_RATED]]
+    columns = [*_LIMITS, *_OTHER_LIMITS]
+    table[columns] = pd.DataFrame(limits, index=table.index, columns=columns)
     table = _attacks_with_an_outcome(results).merge(table.reset_index(), on=ATTACK, how="left")
     counts = ["observations", "victims", "found", "not_applicable", "refused"]
     table[counts] = table[counts].fillna(0).astype(int)
@@ -94,9 +97,23 @@ def attack_rates(results: Results) -> pd.DataFrame:
     return table
 
 
-def blind_success(rates: pd.DataFrame) -> pd.Series[float]:
-    """Return what success without the upload is worth: the larger of prior and chance."""
-    return rates[["prior", "chance"]].astype(float).max(axis=1)
+def blind_success(
+    table: pd.DataFrame, server: str = "passive", *, least: bool = False
+) -> pd.Series[float]:
+    """Return what success without the upload is worth: the largest of three rates.
+
+    That of the blind guess, chance, and the counterfactual. The more guesses there are, the more
+    victims have one like them, as under secure aggregation, where all clients' examples are guessed
+    and the blind guess is one: only the counterfactual has as many, matched alike.
+
+    Args:
+        table: Rates of attacks, or the worst case.
+        server: Whose worst case.
+        least: Whether the counterfactual counts by its lower limit, as upper limits of advantages
+            have it: it is an estimate too.
+    """
+    counterfactual = column(server, "counterfactual_low" if least else "counterfactual")
+    return table[["prior", "chance", counterfactual]].astype(float).max(axis=1)
 
 
 def tried(rates: pd.DataFrame) -> pd.Series[bool]:
@@ -113,11 +130,14 @@ def worst_case(results: Results) -> pd.DataFrame:
     among its look-alikes is another threat than to rebuild it from nothing. `parameters_rate`
     counts those of a server that sends crafted parameters as well, `architecture_rate` also those
     that change the architecture, and `candidates_rate` the passive ones and those that are given
-    candidates; each is NaN if no attack of its kind ran. All have limits and a text. Advantages
-    are over the larger of the blind guess's rate and chance.
+    candidates; each is NaN if no attack of its kind ran. All have limits and a text, and a
+    `counterfactual` with its lower limit: the victims that any of these attacks' guesses for
+    another upload identified. `blind` is `blind_success`, and advantages are over it.
     """
     victims = results.worst_victims()
     victims = victims.assign(unit=victims.groupby(level=["seed", "observation"]).ngroup())
+    others = _worst_victims(results, "counterfactual")
+    victims = victims.join(others.rename(columns=_OTHERS))
     of_arm = dict(iter(victims.groupby(level=ARM, sort=False)))
     chances = {server: _chances(results.rates(), server) for server in SERVERS}
     lines = []
@@ -126,11 +146,14 @@ def worst_case(results: Results) -> pd.DataFrame:
         own = (_worst(of_arm[arm], server, chances[server].get(arm)) for server in SERVERS)
         lines.append(reduce(or_, own, line))
     columns = [*ARM, *DEFENSE, "observations"]
-    columns += [column(server, name) for server in SERVERS for name in _LIMITS]
+    columns += [column(server, name) for server in SERVERS for name in (*_LIMITS, *_OTHER_LIMITS)]
     table = pd.DataFrame(lines, columns=columns).astype({"checkpoint": "Int64", "control": bool})
     table = table.merge(_blind(results.attacks), on=ARM, how="left")
+    for server in SERVERS:
+        table[column(server, "blind")] = blind_success(table, server)
     for limit, name in {"rate": "", "low": "_low", "high": "_high"}.items():
-        table["advantage" + name] = _advantages(table[limit], blind_success(table))
+        blind = blind_success(table, least=limit == "high")
+        table["advantage" + name] = _advantages(table[limit], blind)
     return table
 
 
@@ -166,10 +189,15 @@ def worst_victims(results: Results) -> pd.DataFrame:
 
     1 if one did, 0 if not, NaN if no attack of that server's ran on it.
     """
-    deciding = ["identified", "baseline", "threat", "candidates_granted"]
-    attacks = results.attacks[[*ARM, *_VICTIM, *deciding]].copy()
-    attacks["identified"] = _floats(attacks["identified"])
-    counted = {name: attacks["identified"].where(_counted(attacks, name)) for name in SERVERS}
+    return _worst_victims(results, "identified")
+
+
+def _worst_victims(results: Results, outcome: str) -> pd.DataFrame:
+    """Return, per arm and victim, whether any attack of each server had an outcome."""
+    deciding = [outcome, "baseline", "threat", "candidates_granted"]
+    attacks = results.attacks[[*ARM, *_VICTIM, *deciding]]
+    found = _floats(attacks[outcome])
+    counted = {name: found.where(_counted(attacks, name)) for name in SERVERS}
     table = attacks[[*ARM, *_VICTIM]].assign(**counted)
     return table.groupby([*ARM, *_VICTIM], sort=False).max()
 
@@ -314,6 +342,17 @@ def _limits(identified: pd.Series[Any], unit: pd.Series[int]) -> dict[str, Any]:
     return dict(zip(_LIMITS, values, strict=True))
 
 
+def _rated(group: pd.DataFrame) -> dict[str, Any]:
+    """Return the limits of an attack's rate and of its counterfactual's."""
+    unit = group["unit"]
+    return _limits(group["identified"], unit) | _other_limits(group["counterfactual"], unit)
+
+
+def _other_limits(counterfactual: pd.Series[Any], unit: pd.Series[int]) -> dict[str, Any]:
+    limits = _limits(counterfactual, unit)
+    return dict(zip(_OTHER_LIMITS, (limits["rate"], limits["low"]), strict=True))
+
+
 def _blind(attacks: pd.DataFrame) -> pd.DataFrame:
     """Return, per arm, the rate of the best blind guess and chance."""
     tries = 1 + attacks["transformed"].fillna(False).astype(int)  # the victim, what was made of it
@@ -344,7 +383,8 @@ def _worst(victims: pd.DataFrame, server: str, chance: tuple[bool, bool] | None)
     tried, refused = chance or (False, False)
     if tried:
         found, unit = victims[server], victims["unit"]
-        limits, observations = _limits(found, unit), unit[found.notna()].nunique()
+        limits = _limits(found, unit) | _other_limits(victims[_OTHERS[server]], unit)
+        observations = unit[found.notna()].nunique()
     else:
         limits, observations = _NO_LIMITS, 0
         if refused:

@@ -192,16 +192,29 @@ def _blind_guess(evidence: _Evidence) -> Check:
 
 
 def _no_better_than_blind(rows: pd.DataFrame) -> Iterator[str]:
-    """Yield the undefended attacks whose success is not significantly above the blind guess's."""
+    """Yield the undefended attacks whose success is not significantly above a blind one.
+
+    Blind are the guess that ignores the upload and, where there is one, the attack's own guess for
+    another upload, of which a batch has as many.
+    """
     victim = ["scenario", "checkpoint", "seed", "observation", "victim"]
-    known = [*ATTACK, "seed", "observation", "victim", "identified", "baseline", "control"]
+    known = [*ATTACK, "seed", "observation", "victim", "baseline", "control"]
+    known += ["identified", "counterfactual"]
     control = rows.loc[rows["identified"].notna() & rows["control"], known]
-    control = control.astype({"identified": float})
+    control = control.astype({"identified": float, "counterfactual": float})
     blind = control[control["baseline"]].groupby(victim)["identified"].max().rename("blind")
     paired = control[~control["baseline"]].merge(blind.reset_index(), on=victim)
     for _, group in paired.groupby(ATTACK, dropna=False, sort=False):
         unit = group.groupby(["seed", "observation"]).ngroup()
-        gain = paired_difference(group["identified"], group["blind"], unit)
+        blinds = [group["blind"], group["counterfactual"]]
+        gain = min(
+            (
+                paired_difference(group["identified"][there], one[there], unit[there])
+                for one in blinds
+                if (there := one.notna()).any()
+            ),
+            key=lambda gain: gain.low,
+        )
         if not gain.low > 0:
             limits = f"{_percent(gain.low)} to {_percent(gain.high)}"
             yield f"{limits} above the blind guess: {_case(group.iloc[0])}"

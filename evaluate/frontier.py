@@ -12,10 +12,10 @@ import pandas as pd
 from markupsafe import escape
 from numpy.typing import NDArray
 
-from .analysis import SERVERS, at, blind_success, column, victim_matrix
+from .analysis import SERVERS, at, column, victim_matrix
 from .baseline import equal_utility
 from .dominance import Dominance, Gap, compare
-from .labels import ARM, DEFENSE, describe_defenses, limit_text, percent, rows
+from .labels import DEFENSE, describe_defenses, limit_text, percent, rows
 from .statistics import (
     DRAWS,
     advantage,
@@ -52,10 +52,10 @@ class Frontier:
             server and `advantage` over the blind guess, each with limits; `gains`, whether it
             leaks significantly less than the undefended control; `pareto` at the estimates, and
             `p_pareto`, its probability; `verdict`; `parameters_rate`, `architecture_rate` and
-            `candidates_rate` as in `worst_case`, with limits; the claimed `epsilon` at `delta`,
-            and whether it is `refuted`. Only the control and what is worth its accuracy can be
-            Pareto-optimal: what is shown to gain privacy over the control, or accuracy, and whose
-            claim is not refuted.
+            `candidates_rate` as in `worst_case`, with limits and what is `blind` of each; the
+            claimed `epsilon` at `delta`, and whether it is `refuted`. Only the control and what is
+            worth its accuracy can be Pareto-optimal: what is shown to gain privacy over the
+            control, or accuracy, and whose claim is not refuted.
         families: Hypervolume of each family's sweep, with limits: the area that it dominates of
             relative accuracy x (1 - advantage), where 1 is perfect.
         answers: Single numbers that users ask for, as sentences.
@@ -96,11 +96,9 @@ def make_frontiers(results: Results, draws: int = DRAWS, seed: int = 0) -> list[
         draws: Bootstrap resamples.
         seed: Seed of the bootstrap.
     """
-    rates = results.rates()
     claims = results.claims()[["scenario", "defense", "epsilon", "delta", "refuted"]]
     accuracies = results.final_utility().merge(claims, on=["scenario", "defense"], how="left")
-    blind = rates.assign(blind=blind_success(rates)).groupby(ARM, as_index=False)["blind"].max()
-    worst = results.worst_case().merge(blind, on=ARM, how="left")
+    worst = results.worst_case()
     settings = worst[["scenario", "checkpoint"]].drop_duplicates()
     return [
         _frontier(

@@ -52,14 +52,14 @@ def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figu
         f"strength-{slug(scenario)}-{checkpoint}",
         f"Success against strength: {scenario}, round {checkpoint}",
         "Worst case over the attacks of a passive server, with 95 % intervals; strength grows to "
-        "the right. Dashed: the prior guess, made without looking at the upload. Dotted: no "
-        "defense.",
+        "the right. Dashed: what the prior guess, chance or the guesses for another upload reach, "
+        "without looking at it. Dotted: no defense.",
         *grid(panels),
     )
 
 
 def _strength_panel(sweep: str, group: pd.DataFrame, colour: str, control: float | None) -> Layers:
-    columns = ["defense", "setting", "rate", "low", "high", "text", "prior", "observations"]
+    columns = ["defense", "setting", "rate", "low", "high", "text", "blind", "observations"]
     base = alt.Chart(group[columns]).encode(
         x=alt.X(
             "setting:N",
@@ -79,8 +79,8 @@ def _strength_panel(sweep: str, group: pd.DataFrame, colour: str, control: float
         base.mark_line(color=colour, strokeWidth=2),
         base.mark_point(color=colour, filled=True, size=60, opacity=1),
     ]
-    if group["prior"].notna().any():
-        layers.append(base.mark_line(color=CONTROL, strokeDash=[6, 4]).encode(y=share("prior:Q")))
+    if group["blind"].notna().any():
+        layers.append(base.mark_line(color=CONTROL, strokeDash=[6, 4]).encode(y=share("blind:Q")))
     if control is not None:
         layers.append(
             alt.Chart(pd.DataFrame({"control": [control]}))

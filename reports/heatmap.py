@@ -18,7 +18,7 @@ _INKS, _DARKER = ("#000000", "white"), 0.76
 """What is written in a square: in black, or white from here on, legible whatever the scheme."""
 
 _LEAST = 56  # pixels: what is written has room
-_COLUMNS = ["defense", "name", "attack", "text", "shown", "below", "prior", "observations", "note"]
+_COLUMNS = ["defense", "name", "attack", "text", "shown", "below", "blind", "observations", "note"]
 
 
 def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figure | None:
@@ -41,14 +41,14 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
     return Figure(
         f"heatmap-{slug(scenario)}-{checkpoint}",
         f"Which attack gets through which defense: {scenario}, round {checkpoint}",
-        "Identification beyond the prior guess, as a share of what was left to gain. Where the "
-        "estimate is zero or below, the upper 95 % limit is printed. Grey and dashed: the attack "
-        "is not applicable, which is no evidence of protection; the client refused the model that "
-        "it was sent; or it was not needed, as the attacks before it had identified every victim. "
-        "Where they had identified some, a rate is over the n uploads that were left (\u201cof n "
-        "left\u201d) and cannot be compared with others. An attack that is given candidates "
-        "chooses the victim among its look-alikes, and is not in the worst case of the frontier; "
-        "one that crafts parameters or the architecture needs an active server.",
+        "Identification beyond what needs no upload, as a share of what was left to gain. Where "
+        "the estimate is zero or below, the upper 95 % limit is printed. Grey and dashed: the "
+        "attack is not applicable, which is no evidence of protection; the client refused the "
+        "model that it was sent; or it was not needed, as the attacks before it had identified "
+        "every victim. Where they had identified some, a rate is over the n uploads that were "
+        "left (\u201cof n left\u201d) and cannot be compared with others. An attack that is given "
+        "candidates chooses the victim among its look-alikes, and is not in the worst case of the "
+        "frontier; one that crafts parameters or the architecture needs an active server.",
         styled(chart),
         layout="scroll",
     )
@@ -62,8 +62,9 @@ def _cells(attacks: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     ]
     arms = describe_defenses(cells)
     cells = cells.merge(arms[["defense", "name", "order"]], on="defense").sort_values("order")
-    blind = blind_success(cells)
+    blind = blind_success(cells, least=True)
     cells["ceiling"] = (cells["high"] - blind) / (1 - blind)
+    cells["blind"] = blind_success(cells)
     cells["shown"] = [_cell_text(row) for row in rows(cells)]
     cells["below"] = [_below(row) for row in rows(cells)]
     cells["note"] = [_note(row) for row in rows(cells)]
@@ -87,7 +88,7 @@ def _layers(defenses: Sequence[str]) -> list[alt.Chart]:
             alt.Tooltip("attack:N"),
             alt.Tooltip("text:N", title="success"),
             alt.Tooltip("shown:N", title="advantage over prior"),
-            alt.Tooltip("prior:Q", title="prior guess", format=".1%"),
+            alt.Tooltip("blind:Q", title="without the upload", format=".1%"),
             alt.Tooltip("observations:Q"),
             alt.Tooltip("note:N", title="note"),
         ],

@@ -120,7 +120,7 @@ def headline_table(points: pd.DataFrame) -> Table:
             _limits(row.accuracy, row.accuracy_low, row.accuracy_high),
             str(row.success_text),
             str(row.advantage_text),
-            *(str(getattr(row, f"{name}_text")) for name in stronger),
+            *(_beside_blind(row, name) for name in stronger),
             claimed_epsilon(row.epsilon, refuted=row.refuted),
             "n/a" if pd.isna(row.p_pareto) else f"{row.p_pareto:.2f}",
             str(row.verdict),
@@ -131,6 +131,12 @@ def headline_table(points: pd.DataFrame) -> Table:
         "control" if row.control else "pareto" if row.pareto else "" for row in rows(points)
     )
     return Table(header, lines, marks)
+
+
+def _beside_blind(row: Any, server: str) -> str:  # noqa: ANN401 - a named tuple of pandas
+    """Return a server's success, and what needs no upload of it."""
+    rate, text, blind = (getattr(row, f"{server}_{name}") for name in ("rate", "text", "blind"))
+    return str(text) if pd.isna(rate) else f"{text}; blind {percent(blind)}"
 
 
 def predicts_tokens(points: pd.DataFrame) -> bool:

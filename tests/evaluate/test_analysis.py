@@ -105,6 +105,36 @@ def test_advantage_is_over_the_blind_guess(tmp_path: Path) -> None:
     assert worst["advantage_high"] == pytest.approx((worst["high"] - 0.1) / (1 - 0.1))
 
 
+def test_advantage_is_over_the_guesses_for_another_upload(tmp_path: Path) -> None:
+    results = make_results(tmp_path, scenarios=(LENET,), blind_success=0.1, counterfactual=0.5)
+    labels = {"scenario": LENET, "defense": "none"}
+    row = one(results.rates(), adversary="InvertingGradients", **labels)
+    assert row["counterfactual_low"] < row["counterfactual"] == 0.5
+    assert row["advantage"] == pytest.approx((0.9 - 0.5) / (1 - 0.5))
+    worst = one(results.worst_case(), **labels)
+    assert worst["blind"] == 0.5
+    assert worst["advantage"] == pytest.approx((0.9 - 0.5) / (1 - 0.5))
+    assert worst["advantage_low"] == pytest.approx((worst["low"] - 0.5) / (1 - 0.5))
+    least = row["counterfactual_low"]  # no more privacy is claimed than is shown
+    assert worst["advantage_high"] == pytest.approx((worst["high"] - least) / (1 - least))
+
+
+def test_blind_of_the_worst_case_is_what_any_guess_for_another_upload_identifies(
+    tmp_path: Path,
+) -> None:
+    results = make_results(tmp_path, scenarios=(MLP,), counterfactual=0.3, active=True)
+    here = results.attacks[(results.attacks["defense"] == "none") & ~results.attacks["baseline"]]
+    worst = one(results.worst_case(), scenario=MLP, defense="none")
+    for server, threats in {
+        "": {"passive"},
+        "parameters_": {"passive", "parameters"},
+    }.items():
+        counted = here[here["threat"].isin(threats)]
+        any_of = counted.groupby(["seed", "observation", "victim"])["counterfactual"].max()
+        assert worst[f"{server}blind"] == pytest.approx(any_of.astype(float).mean())
+    assert 0.3 < worst["blind"] < worst["parameters_blind"]
+
+
 def test_without_a_blind_guess_advantage_is_over_chance(tmp_path: Path) -> None:
     rates = make_results(tmp_path, scenarios=(LENET,), baseline=False).rates()
     row = one(rates, scenario=LENET, defense="none", adversary="InvertingGradients")

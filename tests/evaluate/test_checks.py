@@ -89,6 +89,12 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Resul
             "look-alikes are not exchangeable: blind guess 30.0 % [11.9, 54.3], chance 1 %, "
             "fashion-mini/mlp, round 0",
         ),
+        (
+            {"counterfactual": 0.9},
+            {"undefended control": "fail", "blind guess": "warn"},
+            "-20 % to 20 % above the blind guess: InvertingGradients against none, "
+            "fashion-mini/lenet, round 0",
+        ),
         ({"baseline": False}, {"blind guess": "warn"}, None),
         (
             {"optimiser_failures": 0.5},

@@ -39,7 +39,7 @@ def test_stronger_servers_have_columns_if_they_attacked() -> None:
     assert [name for name in active.header if name not in plain.header] == added
     assert column(active, "Worst-case success") == column(plain, "Worst-case success")
     assert column(active, added[0])[TOPK] == "refused by the client"
-    assert column(active, added[0])["none"] == "100.0 % [83.2, 100.0]"
+    assert column(active, added[0])["none"] == "100.0 % [83.2, 100.0]; blind 1.0 %"
 
 
 def test_rates_of_a_cascade_say_what_they_are_over() -> None:

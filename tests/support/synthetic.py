@@ -117,6 +117,7 @@ def make_results(
     baseline: bool = True,
     attack_success: float = 1.0,
     blind_success: float = 0.0,
+    counterfactual: float = 0.0,
     optimiser_failures: float = 0.0,
     monotone: bool = True,
     labels_granted: bool = False,
@@ -150,6 +151,7 @@ def make_results(
         baseline: Whether there is a blind guess.
         attack_success: Factor on the success of all attacks.
         blind_success: Success of the blind guess, under every defense.
+        counterfactual: Success of attacks' guesses for another upload, under every defense.
         optimiser_failures: Fraction of defended observations where the guess of an optimising
             attack fits worse than the truth.
         monotone: If not, stronger DPSGD leaks more.
@@ -202,6 +204,7 @@ def make_results(
                 outcome = _attack(
                     foe,
                     success=blind_success if foe.baseline else success,
+                    counterfactual=counterfactual,
                     absent=_absent(foe, scenario, refuses == arm.label),
                     fails=optimiser_failures if arm.family != "none" else 0.0,
                     shape=(seeds.index(seed), len(seeds), observations, batch_size),
@@ -334,6 +337,7 @@ def _attack(
     foe: Foe,
     *,
     success: float,
+    counterfactual: float,
     absent: AttackRow | None,
     fails: float,
     shape: tuple[int, int, int, int],
@@ -350,8 +354,11 @@ def _attack(
         )
     rng = np.random.default_rng([len(foe.label), part])
     victims = observations * batch_size
-    rank = np.random.default_rng(len(foe.label)).permutation(parts * victims)
-    rank = rank[part * victims : (part + 1) * victims].reshape(observations, batch_size)
+    drawn = np.random.default_rng(len(foe.label))
+    rank, other = (
+        drawn.permutation(parts * victims).reshape(parts, observations, batch_size)[part]
+        for _ in range(2)
+    )
     rows, scores, renderings = [], [], []
     for observation, victim in places:
         identified = bool(rank[observation, victim] < round(success * parts * victims))
@@ -361,7 +368,9 @@ def _attack(
                 observation=observation,
                 victim=victim,
                 identified=identified,
-                counterfactual=False,
+                counterfactual=bool(
+                    other[observation, victim] < round(counterfactual * parts * victims)
+                ),
                 candidates=CANDIDATES,
                 label_correct=None if foe.baseline else True,
                 labels_granted=labels_granted,
