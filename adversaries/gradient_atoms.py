@@ -111,18 +111,20 @@ def pursue(
         tolerance: Share of the upload's norm at which nothing is left to explain.
     """
     inner = torch.stack([_inner(atom, gradients) for atom in atoms])
-    gram = torch.stack([torch.stack([_product(a, b) for b in atoms]) for a in atoms])
-    norms = gram.diagonal().clamp(min=1e-60).sqrt()
+    norms = torch.stack([_product(atom, atom) for atom in atoms]).clamp(min=1e-60).sqrt()
     whole = sum(float(g.double().square().sum()) for g in gradients) ** 0.5 or 1.0
-    inner, gram = inner / norms / whole, gram / norms / norms[:, None]
+    inner = inner / norms / whole
     chosen: list[int] = []
-    amounts = inner[:0]
+    amounts, gram = inner[:0], inner.new_zeros(len(atoms), 0)  # of all atoms with chosen ones
     residual = 1.0
     for _ in range(min(most, len(atoms))):
-        correlation = (inner - gram[:, chosen] @ amounts).abs()
+        correlation = (inner - gram @ amounts).abs()
         correlation[chosen] = -1
-        chosen.append(int(correlation.argmax()))
-        block = gram[chosen][:, chosen]
+        newest = int(correlation.argmax())
+        chosen.append(newest)
+        column = torch.stack([_product(atom, atoms[newest]) for atom in atoms])
+        gram = torch.cat([gram, (column / norms / norms[newest])[:, None]], dim=1)
+        block = gram[chosen]
         penalised = block + ridge * torch.eye(len(chosen), dtype=block.dtype, device=block.device)
         amounts = torch.linalg.solve(penalised, inner[chosen])
         square = 1 - 2 * amounts @ inner[chosen] + amounts @ block @ amounts

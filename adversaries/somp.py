@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import normalize
 
 from .base import Adversary, Observation, Reconstruction
-from .dager import Limit, Probe, echoes, grow, sentence_of, verified, without_echoes
+from .dager import Limit, Probe, Sentence, echoes, grow, sentence_of, verified, without_echoes
 from .diverse_beams import Candidate, Search, search
 from .gradient_atoms import pursue, sentence_atoms
 from .sentence_ends import Ending, find_endings
@@ -64,9 +64,10 @@ class SOMP(Adversary):
       geometry. Where the space is full, scores rank tokens and sentences.
     - Where the size of noise is known, as for changes of weights, stage II is DAGER's: greedy
       prefixes, verified as a whole, and clustered.
-    - Where noise leaves no gap between true vectors and others, whatever is nearer than hardly
-      any other is continued, and every prefix is a candidate, beside DAGER's greedy sentences: of
-      all three stages, the pursuit suffers least, because its products average over all entries.
+    - Under noise, DAGER's greedy sentences are candidates, too; where it leaves no gap between
+      true vectors and others, whatever is nearer than hardly any other is continued, and every
+      prefix is a candidate: of all three stages, the pursuit suffers least, because its products
+      average over all entries.
     - Informative heads are those with the largest gradients. The tokens for a position are those
       of the pool; position 0 has no query gradient, so that the stacked test's tokens join them.
     - The feed-forward scores compare normalised inputs with parts of its first layer's gradient.
@@ -179,15 +180,17 @@ class SOMP(Adversary):
             found = sorted((Candidate(*sentence) for sentence in sure), key=_score)
         else:
             found = search(view, module, distance, allowed, pool, how)
+        greedy: list[Sentence] = []
         if second.saturated or (limit.noisy and limit.clear):
             found = self._clusters(found)
-        elif not limit.clear:
+        elif second.noise > 0 or not limit.clear:
             greedy = grow(view, probe, pool, limit, observation.batch_size)
             found = [*(Candidate(*sentence) for sentence in greedy), *found]
         return self._choose(
             view,
             observation,
             found,
+            greedy=[sentence.tokens for sentence in greedy],
             prefixes=not (limit.clear or second.saturated),
             leaves=limit.noisy,
         )
@@ -237,6 +240,7 @@ class SOMP(Adversary):
         observation: Observation,
         found: Sequence[Candidate],
         *,
+        greedy: Sequence[tuple[int, ...]],
         prefixes: bool,
         leaves: bool,
     ) -> Reconstruction:
@@ -246,6 +250,7 @@ class SOMP(Adversary):
             view: The model.
             observation: What was seen.
             found: The sentences of stage II, the best first.
+            greedy: Those of them whose ends are also read off as if there were no others.
             prefixes: Whether what they begin with are candidates, too.
             leaves: Whether ends within a sentence do not count: noise looks like them.
         """
@@ -257,6 +262,8 @@ class SOMP(Adversary):
             endings = [ending for ending in endings if ending.leaf]
         place = {tokens: index for index, tokens in enumerate(longest)}
         endings.sort(key=lambda ending: place.get(ending.prefix, len(place)))
+        if greedy:
+            endings += find_endings(view, observation, greedy) or []
         if prefixes:
             endings += _beginnings(view, longest)
         inputs = view.padded([sentence_of(view, ending) for ending in endings])

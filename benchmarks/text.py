@@ -218,12 +218,21 @@ def private_noise() -> float:
 
 
 def curve(csv: Path) -> None:
-    """Draw ROUGE-1 over Gaussian noise, ours and the paper's, and over noise by gradient."""
+    """Draw ROUGE-1 over Gaussian noise, ours and the paper's, and over noise by gradient.
+
+    Uploads of which an attack makes nothing have no score, and are counted.
+    """
     rows = pd.read_csv(csv)
-    rows = rows[rows["defense"].str.startswith("Noise")].fillna({"rouge1": 0.0})
-    rows["sigma"] = rows["defense"].str.extract(r"(\d[\d.e-]*)").astype(float)
-    rows["source"] = rows["attack"] + ", SmolLM2"
-    ours = rows.groupby(["source", "sigma"], as_index=False)[["noise", "rouge1"]].mean()
+    rows = rows[rows["defense"].str.startswith("Noise")]
+    sigma = rows["defense"].str.extract(r"scale=([\d.e-]+)", expand=False).astype(float)
+    rows = rows.assign(sigma=sigma, source=rows["attack"] + ", " + rows["model"])
+    cells = rows.groupby(["source", "sigma"], as_index=False)
+    ours = cells.agg(
+        noise=("noise", "mean"),
+        rouge1=("rouge1", "mean"),
+        uploads=("rouge1", "size"),
+        scored=("rouge1", "count"),
+    )
     (published,) = (table for table in TABLES if table.name == "somp-table10")
     paper = pd.DataFrame(
         {
@@ -235,13 +244,12 @@ def curve(csv: Path) -> None:
     )
     both = pd.concat([ours, paper])
     both.to_csv("docs/text_noise.csv", index=False, float_format="%.4g")
-    y = alt.Y("rouge1:Q", title="ROUGE-1 in %", scale=alt.Scale(domain=[0, 100]))
     charts = [
         alt.Chart(frame)
         .mark_line(point=True)
         .encode(
             x=alt.X(f"{x}:Q", title=title, scale=alt.Scale(type="log")),
-            y=y,
+            y=alt.Y("rouge1:Q", title="ROUGE-1 in %", scale=alt.Scale(domain=[0, 100])),
             color=alt.Color("source:N", title=None),
         )
         .properties(width=300, height=220)
@@ -258,11 +266,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("speed", "quality", "long", "fedavg", "noise", "curve"))
     parser.add_argument("--data", type=Path, default=os.environ.get("LEAKFRONTIER_DATA"))
-    parser.add_argument("--model", choices=("smollm2", "gpt2"), default="smollm2")
+    parser.add_argument("--model", nargs="+", choices=("smollm2", "gpt2"), default=["smollm2"])
     parser.add_argument("--task", choices=("next-token", "classification"), default="next-token")
     parser.add_argument("--attacks", nargs="+", default=["DAGER", "SOMP"])
     parser.add_argument("--sizes", nargs="+", type=int, help="only these batch sizes")
-    parser.add_argument("--first", type=int, help="only so many settings, the first")
+    parser.add_argument("--first", type=int, help="only so many settings of a model")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a CSV file for the rows")
     options = parser.parse_args()
@@ -277,12 +285,11 @@ def main() -> None:
     else:
         chosen = [
             setting
-            for setting in settings_of(options.what, options.model, options.task)
+            for model in options.model
+            for setting in settings_of(options.what, model, options.task)[: options.first]
             if options.sizes is None or setting.size in options.sizes
         ]
-        rows = table(
-            chosen[: options.first], options.attacks, Path(options.data) / "text", options.repeats
-        )
+        rows = table(chosen, options.attacks, Path(options.data) / "text", options.repeats)
     seen = []
     for row in rows:
         seen.append(row)

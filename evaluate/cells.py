@@ -56,11 +56,12 @@ from .victims import candidates, cohort, other_cohort, other_examples, victims
 EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
 
-_RELEASED: dict[tuple[tuple[str, Path], int, int], Released] = {}
+_Key = tuple[tuple[str, Path], int, int]
+_RELEASED: dict[_Key, Released] = {}
 """What a process has seen of the clients of each arm: many adversaries attack the same uploads."""
 
 _UPLOADS_KEPT = 512
-_ENTRIES_KEPT = 2**17  # of one upload: larger ones would fill the memory
+_ENTRIES_KEPT = 2**26  # of all uploads together: 256 MB
 
 
 @dataclass(frozen=True)
@@ -393,12 +394,10 @@ class _Server:
     ) -> Released:
         """Return what clients send to an honest server: the same whoever attacks it."""
         key = (self._arm, self.trial.checkpoint, index)
-        released = _RELEASED.get(key) or send(client, shares, rng)
-        entries = sum(value.numel() for update in released.updates for value in update.values())
-        if entries <= _ENTRIES_KEPT:
-            _RELEASED[key] = released
-            while len(_RELEASED) > _UPLOADS_KEPT:
-                del _RELEASED[next(iter(_RELEASED))]
+        released = _RELEASED.get(key)
+        if released is None:
+            released = send(client, shares, rng)
+            _keep(key, released)
         copies = [{n: value.clone() for n, value in update.items()} for update in released.updates]
         return replace(released, updates=copies)  # an attack may write into what it is given
 
@@ -442,6 +441,17 @@ class _Server:
                 raise ValueError(f"there is no checkpoint of round {version}: training failed")
             load_model(model, path)
         return model
+
+
+def _keep(key: _Key, released: Released) -> None:
+    """Keep what clients have sent, in place of what was kept first where that is too much."""
+    _RELEASED[key] = released
+    while len(_RELEASED) > _UPLOADS_KEPT or sum(map(_entries, _RELEASED.values())) > _ENTRIES_KEPT:
+        del _RELEASED[next(iter(_RELEASED))]
+
+
+def _entries(released: Released) -> int:
+    return sum(value.numel() for update in released.updates for value in update.values())
 
 
 class Trial(Protocol):
