@@ -359,5 +359,8 @@ PANEL_2026_6 = PANEL_2026_5.succeeded_by(
 PANEL_2026_7 = PANEL_2026_6.succeeded_by("2026.7", members={}, published={})
 """The same members: R-CONV++, DAGER and SOMP find more than under 2026.6."""
 
-PANEL = PANEL_2026_7
+PANEL_2026_8 = PANEL_2026_7.succeeded_by("2026.8", members={}, published={})
+"""The same members: SOMP also weighs DAGER's sentences where there is noise."""
+
+PANEL = PANEL_2026_8
 """The panel in force."""
