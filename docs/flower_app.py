@@ -105,7 +105,11 @@ def main(folder: Path) -> None:
             num_supernodes=CLIENTS,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                "init_args": {"num_cpus": CLIENTS, "log_to_driver": False},
+                "init_args": {
+                    "num_cpus": 1,  # clients take turns in one process
+                    "log_to_driver": False,
+                    "include_dashboard": False,
+                },
             },
         )
 

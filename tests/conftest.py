@@ -69,13 +69,6 @@ SLOWEST = (
 )
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one process more than there are cores: some tests wait for others that they start."""
-    from leakfrontier.evaluate.engine import cores
-
-    return cores() + 1
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the slowest modules first: one alone at the end would keep all other cores waiting."""
     places = {name: place for place, name in enumerate(SLOWEST)}
