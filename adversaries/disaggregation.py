@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -25,6 +26,8 @@ from .sphere import in_cache, refine
 
 SAME = 0.95
 """Cosine above which two directions are one and the same; those of two examples are below 0.6."""
+_AT_ONCE = 16
+"""Directions that are tried in a basis at once."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,12 @@ class Solution:
 
 
 def solve(factors: Factors, directions: Tensor) -> Solution:
-    """Scale a basis of directions by the bias gradient, and score it [1, Theorem 4.1]."""
-    inverse = torch.linalg.inv(directions.T)
-    inverse = inverse / _nonzero(inverse @ factors.bias_gradient).unsqueeze(1)
+    """Scale a basis of directions, or several, by the bias gradient; score it [1, Theorem 4.1]."""
+    inverse = torch.linalg.inv(directions.mT)
+    inverse = inverse / _nonzero(inverse @ factors.bias_gradient).unsqueeze(-1)
     outputs = inverse @ factors.hidden.T + factors.bias
     active = ~factors.zeros(directions)
-    return Solution(inverse, ((outputs > 0) == active).double().mean(1))
+    return Solution(inverse, ((outputs > 0) == active).double().mean(-1))
 
 
 def _nonzero(scales: Tensor) -> Tensor:
@@ -85,19 +88,28 @@ def greedy_filter(
     other one has the largest parts of: without these, the basis would be nearly singular.
     """
     best = solve(factors, directions)
-    for other in others:
-        parts = (torch.linalg.solve(directions.T, other)).abs()
-        parts[best.agreement >= enough] = 0
-        for column in parts.topk(min(3, len(parts))).indices.tolist():
-            if parts[column] < 1e-3:
-                break
-            swapped = directions.clone()
-            swapped[column] = other
-            trial = solve(factors, swapped)
-            if trial.coefficient > best.coefficient:
-                directions, best = swapped, trial
-                break
+    while len(others):
+        swapped, taken = _swaps(directions, others[:_AT_ONCE], best.agreement < enough)
+        trials = solve(factors, swapped)
+        better = (trials.agreement.mean(1) > best.coefficient).nonzero().flatten()
+        if not len(better):
+            others = others[_AT_ONCE:]
+            continue
+        first = int(better[0])
+        directions = swapped[first]
+        best = Solution(trials.inverse[first], trials.agreement[first])
+        others = others[int(taken[first]) + 1 :]
     return directions, best
+
+
+def _swaps(directions: Tensor, others: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bases with one direction swapped, and the index of the other one that is in each."""
+    parts = torch.linalg.solve(directions.T, others.T).T.abs() * allowed
+    parts, columns = parts.topk(min(3, len(directions)), dim=1)
+    taken, rank = (parts >= 1e-3).nonzero(as_tuple=True)
+    swapped = directions.repeat(len(taken), 1, 1)
+    swapped[torch.arange(len(taken)), columns[taken, rank]] = others[taken]
+    return swapped, taken
 
 
 @dataclass(frozen=True)
@@ -261,12 +273,11 @@ class Pool:
 
 def _unique(directions: Tensor, same: float = SAME) -> Tensor:
     """Return directions without those that repeat an earlier one, up to sign."""
-    repeats = ((directions @ directions.T).abs() > same).tril(-1)
-    kept: list[int] = []
+    repeats = ((directions @ directions.T).abs() > same).tril(-1).cpu().numpy()
+    kept = np.zeros(len(repeats), dtype=bool)
     for index, row in enumerate(repeats):
-        if not row[kept].any():
-            kept.append(index)
-    return directions[kept]
+        kept[index] = not (row & kept).any()
+    return directions[torch.from_numpy(kept).to(directions.device)]
 
 
 def is_exact(observation: Observation, factors: Factors) -> bool:

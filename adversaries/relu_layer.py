@@ -184,8 +184,8 @@ class Factors:
 
     def tolerance(self, directions: Tensor, outputs: Tensor) -> Tensor:
         """Return, for each direction, the size up to which an entry of Lq may be a zero."""
-        noise = torch.linalg.vector_norm(directions * self.noise, dim=1, keepdim=True)
-        return torch.maximum(3 * noise, 1e-6 * outputs.abs().amax(1, keepdim=True))
+        noise = torch.linalg.vector_norm(directions * self.noise, dim=-1, keepdim=True)
+        return torch.maximum(3 * noise, 1e-6 * outputs.abs().amax(-1, keepdim=True))
 
     def zeros(self, directions: Tensor) -> Tensor:
         """Return which entries of Lq are zero, as far as the noise lets one see."""
