@@ -14,7 +14,6 @@ from leakfrontier.evaluate.checks import conclusion
 from leakfrontier.evaluate.errors import UserError
 from leakfrontier.evaluate.frontier import Frontier
 from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.store import Store
 
 from .charts import COLOURS, GRID, INK, PAPER, SOFT
 from .frontier_figure import frontier_figure
@@ -30,11 +29,11 @@ _VICTIMS, _ROWS = 5, 12  # that there is room for
 _LETTERS = 27  # characters of a name
 
 
-def write_picture(folder: Path, path: Path, scenario: str | None = None) -> Path:
+def write_picture(results: Results, path: Path, scenario: str | None = None) -> Path:
     """Write the picture of a run: the frontier beside what the attacks see.
 
     Args:
-        folder: Holds `results.sqlite`.
+        results: The run, from its folder or its pack.
         path: Where it goes, as SVG or PNG.
         scenario: Of which scenario; by default, the first that was attacked.
 
@@ -43,7 +42,7 @@ def write_picture(folder: Path, path: Path, scenario: str | None = None) -> Path
     """
     if path.suffix not in SUFFIXES:
         raise UserError(f"a picture must be {' or '.join(SUFFIXES)}, got {path}")
-    svg = picture(Store(folder).results(), scenario)
+    svg = picture(results, scenario)
     path.parent.mkdir(parents=True, exist_ok=True)
     png = path.suffix == ".png"
     write(path, bytes(vl_convert.svg_to_png(svg, scale=2)) if png else svg.encode())

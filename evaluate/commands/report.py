@@ -9,12 +9,13 @@ import typer
 from rich.console import Console
 
 from ..errors import UserError
+from ..pack import read_pack
 from ..store import Store
 from .options import conclude, print_path
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run; for a picture, or its pack.")],
     picture: Annotated[
         Path | None,
         typer.Option(help="Write frontier and gallery in one .svg or .png instead."),
@@ -30,7 +31,11 @@ def report(
     if picture is None:
         if scenario is not None:
             raise UserError("--scenario goes with --picture: a page has all scenarios")
+        if folder.is_file():
+            raise UserError(f"{folder} is a file: for a page give its folder, or --picture")
         print_path(console, "Report:", write_report(folder))
+        results = Store(folder).results()
     else:
-        print_path(console, "Picture:", write_picture(folder, picture, scenario))
-    conclude(console, Store(folder).results())
+        results = read_pack(folder).results if folder.is_file() else Store(folder).results()
+        print_path(console, "Picture:", write_picture(results, picture, scenario))
+    conclude(console, results)

@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from packing import make_pack
 from PIL import Image
 from synthetic import SCENARIOS, make_results, write_tiny
 
@@ -58,11 +59,22 @@ def test_the_command_writes_it(run: tuple[Path, Results], command: Command, tmp_
     assert {(213, 94, 0), (0, 114, 178)} <= colours  # a frame of the gallery, a family's points
 
 
+def test_a_pack_will_do(command: Command, tmp_path: Path) -> None:
+    _, pack = make_pack(tmp_path)
+    code, output, errors = command("report", pack, "--picture", tmp_path / "picture.svg")
+    assert code == 0, errors
+    assert "Evaluation: YES" in output
+    assert (tmp_path / "picture.svg").read_text().count("<image ") >= 2 * 4
+    code, _, errors = command("report", pack)
+    assert code == 2
+    assert "give its folder" in errors
+
+
 def test_mistakes_are_named(run: tuple[Path, Results], command: Command, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"must be \.svg or \.png"):
-        write_picture(run[0], tmp_path / "picture.pdf")
+        write_picture(run[1], tmp_path / "picture.pdf")
     with pytest.raises(UserError, match="no scenario 'other'; it has fashion-mini/lenet, fashion"):
-        write_picture(run[0], tmp_path / "picture.svg", "other")
+        write_picture(run[1], tmp_path / "picture.svg", "other")
     code, _, errors = command("report", run[0], "--scenario", MLP)
     assert code == 2
     assert "--scenario goes with --picture" in errors
