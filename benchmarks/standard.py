@@ -1,30 +1,35 @@
-"""How the DP-SGD of the standard preset is chosen: noise by accounting, the rest by a search.
+"""How the standard preset is chosen, and what came out of it.
 
 python benchmarks/standard.py noise
 python benchmarks/standard.py tune FOLDER [SCENARIO] [EPSILON] [NORMS] [RATES]
-python benchmarks/standard.py seconds FOLDER
+python benchmarks/standard.py seconds PACKS...
+python benchmarks/standard.py table PACKS...
 
 `noise` prints the least noise multiplier for each epsilon and scenario. `tune` trains under each
 pair of a clipping norm and a learning rate with a seed that the preset does not use, at one
 epsilon, and the control under each learning rate; a folder that has some of it is continued.
-`seconds` prints what the scenarios of a run have cost, in core-minutes.
+`seconds` prints what the scenarios of packs have cost, in core-minutes, and `table` their
+standings, as they are in docs/standard.md.
 """
 
 import sys
 from itertools import product
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from leakfrontier.evaluate.cells import TrainTrial, undefended
 from leakfrontier.evaluate.config import RunConfig, load_config
+from leakfrontier.evaluate.labels import epsilon_text
+from leakfrontier.evaluate.leaderboard import THREATS, make_settings
 from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.pack import read_pack
 from leakfrontier.evaluate.privacy.accounting import calibrate
 from leakfrontier.evaluate.privacy.claims import training_plan
 from leakfrontier.evaluate.run import run_trials
 from leakfrontier.evaluate.scenario import Scenario, label, load_world
 from leakfrontier.evaluate.seeds import fork, generator
-from leakfrontier.evaluate.store import Store
 
 EPSILONS = (1.0, 3.0, 8.0)
 SEED = 1000
@@ -89,14 +94,30 @@ def tune(
             print(f"{scenario.name}: {what}, lr {trial.scenario.training.lr:g}: {accuracy:.1f} %")
 
 
-def seconds(_: RunConfig, folder: str) -> None:
-    """Print the core-minutes of a run, by scenario."""
-    cells = Store(Path(folder)).results().cells
+def seconds(_: RunConfig, *packs: str) -> None:
+    """Print the core-minutes of packs, by scenario."""
+    cells = pd.concat(read_pack(Path(pack)).results.cells for pack in packs)
     minutes = cells.groupby("scenario", sort=False)["seconds"].sum() / 60
     print(minutes.round(1).to_string())
 
 
+def table(_: RunConfig, *packs: str) -> None:
+    """Print the standings of packs, a table of Markdown per setting."""
+    for setting in make_settings([read_pack(Path(pack)) for pack in packs]):
+        print(f"\n**{setting.name}** (attacked: the model of round {setting.checkpoint})\n")
+        print("| place | defense | accuracy | passive | parameters | architecture | verdict |")
+        print("|---|---|---|---|---|---|---|")
+        standing = setting.table.set_index("defense")
+        for row in setting.table[setting.table["server"] == "passive"].itertuples():
+            place = "" if pd.isna(row.place) else f"{row.place:.0f}{'=' if row.tied else ''}"
+            claim = "" if pd.isna(row.epsilon) else f", epsilon {epsilon_text(row.epsilon)}"
+            found = standing.loc[[row.defense]].set_index("server")["success_text"]
+            rates = " | ".join(str(found[server]) for server in THREATS)
+            fields = (place, f"{row.defense}{claim}", row.accuracy_text, rates, row.verdict)
+            print(f"| {' | '.join(map(str, fields))} |")
+
+
 if __name__ == "__main__":
-    {"noise": noise, "tune": tune, "seconds": seconds}[sys.argv[1]](
+    {"noise": noise, "tune": tune, "seconds": seconds, "table": table}[sys.argv[1]](
         load_config("standard"), *sys.argv[2:]
     )

@@ -98,8 +98,9 @@ class RunConfig(Strict):
     def _rates_of_defenses(self) -> RunConfig:
         for scenario in self.scenarios:
             families = {family(defense) for defense in self.defenses_of(scenario)}
+            single = {label(defense) for defense in self.defenses_of(scenario)}
             for name in scenario.training.defense_lr:
-                if name not in families:
+                if name not in families | single:
                     raise ValueError(
                         f"training.defense_lr of {scenario.name}: the run has no defense {name!r}, "
                         f"only {', '.join(sorted(families))}"

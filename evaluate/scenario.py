@@ -61,8 +61,8 @@ class Training(Strict):
     lr: Number = Field(default=0.005, gt=0, allow_inf_nan=False)
     """The server's learning rate."""
     defense_lr: dict[str, Annotated[Number, Field(gt=0, allow_inf_nan=False)]] = Field(default={})
-    """The same under single families of defenses, by name, where these need another: noise that is
-    clipped asks for smaller steps."""
+    """The same under single families of defenses, by name, or under single defenses, by the name in
+    reports, where these need another."""
     partition: Literal["iid", "label-skew", "feature-skew"] = "iid"
     """How the data is spread over clients: `iid`, `label-skew` or `feature-skew`."""
     alpha: Number = Field(default=0.5, gt=0, allow_inf_nan=False)
@@ -70,7 +70,8 @@ class Training(Strict):
 
     def lr_under(self, defense: Method) -> float:
         """Return the server's learning rate under a defense."""
-        return self.defense_lr.get(family(defense), self.lr)
+        of_family = self.defense_lr.get(family(defense), self.lr)
+        return self.defense_lr.get(label(defense), of_family)
 
     @model_validator(mode="before")
     @classmethod

@@ -163,10 +163,11 @@ class Scoring:
         return self.world.modality.match(values(result.inputs.detach()), values(private.inputs))
 
     def _identified(self, result: Reconstruction, private: Batch, pool: Tensor) -> Tensor:
-        """Return whether each victim is told apart from its look-alikes."""
-        guess = self._guesses(result, private)
-        truth = self.world.modality.values(private.inputs)
-        return self.world.modality.identified(guess[: len(pool)], truth[: len(pool)], pool)
+        """Return whether each victim is told apart from its look-alikes; not without a guess."""
+        guess, guessed = self._guesses(result, private), self._matches(result, private) >= 0
+        truth, count = self.world.modality.values(private.inputs), len(pool)
+        found = self.world.modality.identified(guess[:count], truth[:count], pool)
+        return found & guessed[:count]
 
     def _against_transformed(
         self, attempt: Attempt, upload: Upload, result: Reconstruction, pool: Tensor

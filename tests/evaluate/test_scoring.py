@@ -122,6 +122,19 @@ def test_no_guess_is_scored_as_black() -> None:
         assert values["psnr"] == pytest.approx(float(metrics.psnr(0 * truth, truth)))
 
 
+def test_without_a_guess_nobody_is_identified_however_dark() -> None:
+    here = world(batch_size=1)
+    darkest, black = 0, attempt(here, 0)
+    for number in range(40):  # a victim that black is nearer to than to its look-alikes
+        sought, upload = seen(here, number)
+        guess = Reconstruction(here.modality.inputs(0 * here.train_values.inputs[sought]))
+        darkest, black = number, Attempt(number, sought, guess, upload)
+        if scored(here, black)[0][0].identified:
+            break
+    assert scored(here, black)[0][0].identified
+    assert not scored(here, attempt(here, darkest, noise=None))[0][0].identified
+
+
 def test_what_gave_no_guess_is_a_result_of_its_own() -> None:
     here = world(batch_size=2)
     sought = victims(here, 0, 5)
