@@ -88,6 +88,9 @@ def test_a_family_may_have_its_own_learning_rate(tmp_path: Path) -> None:
     topk = Method(name="TopK", options={"ratio": 0.5})
     assert quick.training.lr_under(topk) == 0.5
     assert quick.training.lr_under(Method(name="none")) == quick.training.lr
+    single = Training(defense_lr={"TopK": 0.5, "TopK(ratio=0.5)": 0.25})
+    assert single.lr_under(topk) == 0.25
+    assert single.lr_under(Method(name="TopK", options={"ratio": 0.1})) == 0.5
     losses = [
         TrainTrial(scenario, topk, seed=0).run(tmp_path).utility[-1].loss
         for scenario in (plain, quick)
