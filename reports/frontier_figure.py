@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import altair as alt
 import numpy as np
 import pandas as pd
@@ -63,11 +61,10 @@ def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> 
         f"{percent(p.accuracy)} [{100 * p.accuracy_low:.1f}, {100 * p.accuracy_high:.1f}]"
         for p in rows(points)
     ]
-    claimed = points["epsilon"].notna()
-    points["private"] = claimed & ~points["refuted"]
+    points["private"] = points["epsilon"].notna() & ~points["refuted"]
     points["epsilon_text"] = points["epsilon"].map(epsilon_text)
     points["epsilon_text"] += points["refuted"].map({True: " refuted", False: ""})
-    points["words"] = [_words(p, claims) for p, claims in zip(rows(points), claimed, strict=True)]
+    points["words"] = points["defense"].map(point_names(points))
     wide, unlabelled = _panels(points, width, 440, 2)
     narrow, _ = _panels(points, NARROW, 420, 1)
     return Figure(
@@ -86,13 +83,18 @@ def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> 
     )
 
 
-def _words(p: Any, claims: bool) -> str:  # noqa: ANN401 - a named tuple of pandas
-    """Return what is written beside a point."""
-    if p.control:
-        return "no defense"
-    words = f"{p.family} {p.setting}".strip()
-    words = words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "\u2026"
-    return f"{words}, \u03b5 {p.epsilon_text}" if claims else words
+def point_names(points: pd.DataFrame) -> dict[str, str]:
+    """Return what is written beside each point: family, setting, and what is claimed."""
+    claims = points.drop_duplicates("defense").set_index("defense")
+    names = {}
+    for arm in rows(describe_defenses(points)):
+        epsilon, refuted = claims.loc[arm.defense, ["epsilon", "refuted"]]
+        words = f"{arm.family} {arm.setting}".strip()
+        words = words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "\u2026"
+        if pd.notna(epsilon):
+            words += f", \u03b5 {epsilon_text(epsilon)}" + (" refuted" if refuted else "")
+        names[arm.defense] = "no defense" if arm.control else words
+    return names
 
 
 def _panels(points: pd.DataFrame, width: int, height: int, columns: int) -> tuple[Chart, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import vl_convert
@@ -13,10 +14,11 @@ from markupsafe import escape
 from leakfrontier.evaluate.checks import conclusion
 from leakfrontier.evaluate.errors import UserError
 from leakfrontier.evaluate.frontier import Frontier
+from leakfrontier.evaluate.labels import rows
 from leakfrontier.evaluate.results import Results
 
 from .charts import COLOURS, GRID, INK, PAPER, SOFT
-from .frontier_figure import frontier_figure
+from .frontier_figure import frontier_figure, point_names
 from .gallery import Gallery, Strip, Tile, make_gallery
 from .html import write
 from .page import answer
@@ -25,7 +27,7 @@ SUFFIXES = (".svg", ".png")
 _FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
 _MARGIN, _TILE, _STEP, _NAMES = 22, 40, 47, 184  # pixels
 _PLOT = 540  # its width
-_VICTIMS, _ROWS = 5, 12  # that there is room for
+_VICTIMS, _ROWS = 5, 16  # that there is room for
 _LETTERS = 27  # characters of a name
 
 
@@ -92,13 +94,14 @@ def _strips(gallery: Gallery | None, frontier: Frontier) -> list[Strip]:
         return []
     truth, worst = gallery.references[0], gallery.worst
     ranked = frontier.points.sort_values(["control", "pareto"], ascending=False, kind="stable")
-    shown = {*ranked["name"].head(_ROWS - 1)}
-    return [truth, *(strip for strip in worst if strip.name in shown)]
+    names = point_names(frontier.points)
+    shown = {row.name: names[row.defense] for row in rows(ranked.head(_ROWS - 1))}
+    strips = (replace(strip, name=shown[strip.name]) for strip in worst if strip.name in shown)
+    return [truth, *strips]
 
 
 def _row(strip: Strip, left: float, top: float) -> str:
-    name = "no defense" if strip.name == "none" else strip.name
-    name = name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "\u2026"
+    name = strip.name if len(strip.name) <= _LETTERS else strip.name[: _LETTERS - 1] + "\u2026"
     middle = top + _TILE / 2
     words = [
         _text(name, left, middle - 2 if strip.note else middle + 4, 12.5),
