@@ -21,7 +21,6 @@ import torch
 
 from leakfrontier.evaluate.cells import TrainTrial, undefended
 from leakfrontier.evaluate.config import RunConfig, load_config
-from leakfrontier.evaluate.labels import epsilon_text
 from leakfrontier.evaluate.leaderboard import THREATS, make_settings
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.pack import read_pack
@@ -30,6 +29,7 @@ from leakfrontier.evaluate.privacy.claims import training_plan
 from leakfrontier.evaluate.run import run_trials
 from leakfrontier.evaluate.scenario import Scenario, label, load_world
 from leakfrontier.evaluate.seeds import fork, generator
+from leakfrontier.reports.frontier_figure import point_names
 
 EPSILONS = (1.0, 3.0, 8.0)
 SEED = 1000
@@ -107,13 +107,14 @@ def table(_: RunConfig, *packs: str) -> None:
         print(f"\n**{setting.name}** (attacked: the model of round {setting.checkpoint})\n")
         print("| place | defense | accuracy | passive | parameters | architecture | verdict |")
         print("|---|---|---|---|---|---|---|")
+        names = point_names(setting.evaluations[0].frontier.points)
         standing = setting.table.set_index("defense")
         for row in setting.table[setting.table["server"] == "passive"].itertuples():
             place = "" if pd.isna(row.place) else f"{row.place:.0f}{'=' if row.tied else ''}"
-            claim = "" if pd.isna(row.epsilon) else f", epsilon {epsilon_text(row.epsilon)}"
             found = standing.loc[[row.defense]].set_index("server")["success_text"]
-            rates = " | ".join(str(found[server]) for server in THREATS)
-            fields = (place, f"{row.defense}{claim}", row.accuracy_text, rates, row.verdict)
+            rates = [found[server] for server in THREATS]
+            verdict = f"dominated by {names[row.dominated]}" if row.dominated else row.verdict
+            fields = (place, names[row.defense], row.accuracy_text, *rates, verdict)
             print(f"| {' | '.join(map(str, fields))} |")
 
 

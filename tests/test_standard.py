@@ -1,0 +1,58 @@
+"""The committed packs of the standard benchmark are what the preset gives and the docs say."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from leakfrontier.adversaries import PANEL
+from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.pack import Pack, portable, read_pack
+from leakfrontier.evaluate.verification import verify
+
+ROOT = Path(__file__).parents[1]
+PATHS = sorted((ROOT / "benchmarks" / "standard").glob("*.zip"))
+STANDARD = load_config("standard")
+
+
+@pytest.fixture(scope="module")
+def packs() -> list[Pack]:
+    """Return the committed packs, in the preset's order."""
+    found = {pack.meta["config"]["scenarios"][0]["title"]: pack for pack in map(read_pack, PATHS)}
+    return [found[scenario.name] for scenario in STANDARD.scenarios]
+
+
+def test_every_scenario_is_there_as_it_is_frozen(packs: list[Pack]) -> None:
+    for pack, scenario in zip(packs, STANDARD.scenarios, strict=True):
+        alone, _ = portable(STANDARD.model_copy(update={"scenarios": (scenario,)}))
+        assert pack.meta["config"] == alone
+        assert pack.panel == PANEL.version
+        assert pack.meta["conclusion"].startswith("Evaluation: YES")
+    assert sum(path.stat().st_size for path in PATHS) < 10e6
+
+
+def test_the_documented_standings_are_those_of_the_packs(
+    packs: list[Pack], capsys: pytest.CaptureFixture[str]
+) -> None:
+    standard = runpy.run_path(str(ROOT / "benchmarks" / "standard.py"))
+    paths = [ROOT / "benchmarks" / "standard" / f"{pack.name}.zip" for pack in packs]
+    standard["table"](STANDARD, *map(str, paths))
+    assert capsys.readouterr().out.strip() in (ROOT / "docs" / "standard.md").read_text()
+
+
+def test_a_cell_that_is_run_again_is_not_refuted(packs: list[Pack]) -> None:
+    smallest = min(packs, key=lambda pack: len(pack.cells))
+    found = verify(smallest, cells=2, seed=0)
+    assert found.passed, (found.problems, found.reruns)
+    assert found.chosen == 2
+
+
+def test_what_the_readme_quotes_is_in_the_standings() -> None:
+    readme = (ROOT / "README.md").read_text()
+    quoted = readme[: readme.index("## Two commands")]
+    standings = (ROOT / "docs" / "standard.md").read_text()
+    numbers = re.findall(r"\d+\.\d %", quoted)
+    assert numbers
+    for number in numbers:
+        assert number in standings, number
