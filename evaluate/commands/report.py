@@ -31,8 +31,6 @@ def report(
     if picture is None:
         if scenario is not None:
             raise UserError("--scenario goes with --picture: a page has all scenarios")
-        if folder.is_file():
-            raise UserError(f"{folder} is a file: for a page give its folder, or --picture")
         print_path(console, "Report:", write_report(folder))
         results = Store(folder).results()
     else:

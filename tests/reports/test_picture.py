@@ -66,7 +66,7 @@ def test_a_pack_will_do(command: Command, tmp_path: Path) -> None:
     assert (tmp_path / "picture.svg").read_text().count("<image ") >= 2 * 4
     code, _, errors = command("report", pack)
     assert code == 2
-    assert "give its folder" in errors
+    assert "has no results.sqlite" in errors
 
 
 def test_mistakes_are_named(run: tuple[Path, Results], command: Command, tmp_path: Path) -> None:
