@@ -30,6 +30,7 @@ from leakfrontier.evaluate.run import run_trials
 from leakfrontier.evaluate.scenario import Scenario, label, load_world
 from leakfrontier.evaluate.seeds import fork, generator
 from leakfrontier.reports.frontier_figure import point_names
+from leakfrontier.reports.leaderboard import place_text
 
 EPSILONS = (1.0, 3.0, 8.0)
 SEED = 1000
@@ -66,8 +67,8 @@ def tune(
     folder: str,
     name: str = "",
     epsilon: str = "8",
-    norms: str = "0.1,0.3,1,3",
-    rates: str = "0.002,0.005,0.01,0.02",
+    norms: str = "0.3,1,3",
+    rates: str = "0.0025,0.005,0.01",
 ) -> None:
     """Print the accuracy under each clipping norm and learning rate."""
     for scenario in config.scenarios:
@@ -81,7 +82,7 @@ def tune(
         ]
         trials = []
         for rate, arm in product(map(float, rates.split(",")), arms):
-            lr = rate * scenario.training.lr / 0.005  # in units of the default
+            lr = rate / 0.005 if scenario.training.server == "sgd" else rate  # of its kind
             changed = {"lr": lr, "defense_lr": {}}
             training = scenario.training.model_copy(update=changed)
             trials.append(TrainTrial(scenario.model_copy(update={"training": training}), arm, SEED))
@@ -95,10 +96,13 @@ def tune(
 
 
 def seconds(_: RunConfig, *packs: str) -> None:
-    """Print the core-minutes of packs, by scenario."""
+    """Print the core-minutes of packs, by scenario, and of the attack that takes longest."""
     cells = pd.concat(read_pack(Path(pack)).results.cells for pack in packs)
     minutes = cells.groupby("scenario", sort=False)["seconds"].sum() / 60
-    print(minutes.round(1).to_string())
+    attacks = cells.groupby(["scenario", "adversary_name"], sort=False)["seconds"].sum() / 60
+    for scenario, total in minutes.items():
+        name, most = attacks[scenario].idxmax(), attacks[scenario].max()
+        print(f"{scenario}: {total:.1f}, of which {name} {most:.1f}")
 
 
 def table(_: RunConfig, *packs: str) -> None:
@@ -110,11 +114,10 @@ def table(_: RunConfig, *packs: str) -> None:
         names = point_names(setting.evaluations[0].frontier.points)
         standing = setting.table.set_index("defense")
         for row in setting.table[setting.table["server"] == "passive"].itertuples():
-            place = "" if pd.isna(row.place) else f"{row.place:.0f}{'=' if row.tied else ''}"
             found = standing.loc[[row.defense]].set_index("server")["success_text"]
             rates = [found[server] for server in THREATS]
             verdict = f"dominated by {names[row.dominated]}" if row.dominated else row.verdict
-            fields = (place, names[row.defense], row.accuracy_text, *rates, verdict)
+            fields = (place_text(row), names[row.defense], row.accuracy_text, *rates, verdict)
             print(f"| {' | '.join(map(str, fields))} |")
 
 

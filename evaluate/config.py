@@ -103,7 +103,7 @@ class RunConfig(Strict):
                 if name not in families | single:
                     raise ValueError(
                         f"training.defense_lr of {scenario.name}: the run has no defense {name!r}, "
-                        f"only {', '.join(sorted(families))}"
+                        f"only {', '.join(sorted(families | single))}"
                     )
         return self
 

@@ -175,7 +175,7 @@ def _board(setting: Setting, number: int) -> Board:
         key = (str(row.pack), str(row.defense))
         gallery = places.setdefault(key, f"gallery-{number}-{len(places)}")
         strip = strips.get(key)
-        line = Line(row, _place(row), _beside(row), gallery if strip else "", strip)
+        line = Line(row, place_text(row), _beside(row), gallery if strip else "", strip)
         if row.evaluation != "fail":
             tables[str(row.server)].append(line)
         elif row.server == "passive":
@@ -184,7 +184,8 @@ def _board(setting: Setting, number: int) -> Board:
     return Board(setting, number, truths[0] if truths else None, tables, apart)
 
 
-def _place(row: Any) -> str:  # noqa: ANN401 - a row of a table
+def place_text(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    """Return a place, as readers see it; nothing where there is none."""
     if pd.isna(row.place):
         return ""
     return f"{row.place:.0f}" + ("=" if row.tied else "")
