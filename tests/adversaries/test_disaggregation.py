@@ -61,6 +61,30 @@ def test_the_greedy_filter_swaps_a_false_direction_for_a_true_one() -> None:
     torch.testing.assert_close(directions, truth)
 
 
+def test_the_greedy_filter_takes_the_first_swap_that_helps_and_goes_on_from_there() -> None:
+    _, found, truth = problem()
+    mixed = torch.randn(40, SIZE, generator=rng(1)).double()
+    others = normalize(torch.cat([mixed[:20], truth[[3]], mixed[20:], truth[[7, 5]]]), dim=1)
+    wrong = truth.clone()
+    wrong[[3, 5, 7]] = normalize(truth[[3, 5, 7]] + truth[[4, 6, 8]], dim=1)
+    expected, swaps = wrong, 0
+    for other in others:  # one after the other
+        best = solve(found, expected)
+        parts = torch.linalg.solve(expected.T, other).abs() * (best.agreement < 0.99)
+        for column in parts.argsort(descending=True)[:3]:
+            swapped = expected.clone()
+            swapped[column] = other
+            if parts[column] >= 1e-3 and solve(found, swapped).coefficient > best.coefficient:
+                expected, swaps = swapped, swaps + 1
+                break
+    assert swaps >= 3
+    directions, solution = greedy_filter(found, wrong, others, enough=0.99)
+    torch.testing.assert_close(directions, expected)
+    assert solution.coefficient == solve(found, expected).coefficient
+    for none in (others[:0], directions[:1]):  # nothing to swap, or nothing that may be
+        assert torch.equal(greedy_filter(found, directions, none, enough=0.0)[0], directions)
+
+
 def test_deflation_points_to_the_missing_directions() -> None:
     _, found, truth = problem()
     known, missing = truth[:7], truth[7:]
