@@ -17,7 +17,7 @@ import pandas as pd
 
 from .labels import ADVERSARY, ARM, ATTACK, DEFENSE, rows, scope_text
 from .metrics import TIERS
-from .statistics import LEAST_SEEDS, Interval, accuracy_interval, advantage, rate
+from .statistics import LEAST_SEEDS, Floats, Interval, accuracy_interval, advantage, rate
 
 if TYPE_CHECKING:
     from .results import Results
@@ -35,7 +35,6 @@ FINISHED = ("ok", "not needed")
 
 _THREATS = ("passive", "parameters", "architecture")
 _VICTIM = ["seed", "observation", "victim"]
-_RATED = ["identified", "counterfactual", "unit"]
 _LIMITS = ["rate", "low", "high", "text"]
 _OTHER_LIMITS = ["counterfactual", "counterfactual_low"]
 _OTHERS = {server: f"{server} of another upload" for server in SERVERS}
@@ -79,7 +78,12 @@ def attack_rates(results: Results) -> pd.DataFrame:
         bound=("bound", "mean"),
         seconds=("seconds", "median"),
     )
-    limits = [_rated(group) for _, group in groups[_RATED]]
+    found, others = (_floats(attacks[name]) for name in ("identified", "counterfactual"))
+    outcomes = pd.DataFrame({"found": found, "others": others, "unit": attacks["unit"]}).to_numpy()
+    number = groups.ngroup().to_numpy()
+    in_order = outcomes[np.argsort(number, kind="stable")]
+    parts = np.split(in_order, np.cumsum(np.bincount(number))[:-1])
+    limits = [_rated(*part.T) for part in parts if len(part)]
     columns = [*_LIMITS, *_OTHER_LIMITS]
     table[columns] = pd.DataFrame(limits, index=table.index, columns=columns)
     table = _attacks_with_an_outcome(results).merge(table.reset_index(), on=ATTACK, how="left")
@@ -333,24 +337,20 @@ def _floats(flags: pd.Series[Any]) -> pd.Series[float]:
     return pd.Series(flags.to_numpy(dtype=float, na_value=nan), index=flags.index)
 
 
-def _limits(identified: pd.Series[Any], unit: pd.Series[int]) -> dict[str, Any]:
-    scored = identified.notna()
-    interval = rate(identified[scored].to_numpy(dtype=bool), unit[scored].to_numpy())
+def _limits(identified: Floats, unit: Floats) -> dict[str, Any]:
+    scored = ~np.isnan(identified)
+    interval = rate(identified[scored].astype(bool), unit[scored])
     if interval.n == 0:
         interval = Interval(nan, nan, nan, 0)
     values = (interval.value, interval.low, interval.high, str(interval))
     return dict(zip(_LIMITS, values, strict=True))
 
 
-def _rated(group: pd.DataFrame) -> dict[str, Any]:
-    """Return the limits of an attack's rate and of its counterfactual's."""
-    unit = group["unit"]
-    return _limits(group["identified"], unit) | _other_limits(group["counterfactual"], unit)
-
-
-def _other_limits(counterfactual: pd.Series[Any], unit: pd.Series[int]) -> dict[str, Any]:
+def _rated(identified: Floats, counterfactual: Floats, unit: Floats) -> dict[str, Any]:
+    """Return the limits of a rate and of its counterfactual."""
     limits = _limits(counterfactual, unit)
-    return dict(zip(_OTHER_LIMITS, (limits["rate"], limits["low"]), strict=True))
+    others = dict(zip(_OTHER_LIMITS, (limits["rate"], limits["low"]), strict=True))
+    return _limits(identified, unit) | others
 
 
 def _blind(attacks: pd.DataFrame) -> pd.DataFrame:
@@ -382,9 +382,9 @@ def _worst(victims: pd.DataFrame, server: str, chance: tuple[bool, bool] | None)
     """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
     tried, refused = chance or (False, False)
     if tried:
-        found, unit = victims[server], victims["unit"]
-        limits = _limits(found, unit) | _other_limits(victims[_OTHERS[server]], unit)
-        observations = unit[found.notna()].nunique()
+        found, others, unit = victims[[server, _OTHERS[server], "unit"]].to_numpy(dtype=float).T
+        limits = _rated(found, others, unit)
+        observations = len(np.unique(unit[~np.isnan(found)]))
     else:
         limits, observations = _NO_LIMITS, 0
         if refused:

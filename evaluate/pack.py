@@ -117,8 +117,7 @@ class Pack:
         if table == "renderings":
             for name in ("truth", "guess"):
                 frame[name] = [self.entries[file] for file in frame[name]]
-        keys = self.cells["cell"]
-        frame.insert(0, "cell", [keys[number] for number in frame.pop("number")])
+        frame.insert(0, "cell", self.cells["cell"].loc[frame.pop("number")].to_numpy())
         return frame
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf, nan, sqrt
 
 import numpy as np
@@ -53,6 +54,7 @@ class Interval:
         return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
+@lru_cache(maxsize=4096)
 def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interval:
     """Return a proportion with its exact interval, which covers at least as often as it claims.
 
@@ -346,6 +348,7 @@ def _mean_draws(values: Floats, member: NDArray[np.intp], n: int, seed: int) -> 
     return draws
 
 
+@lru_cache(maxsize=8)
 def _counts(n: int, seed: int) -> NDArray[np.int64]:
     """Return how often each of n clusters is in each resample."""
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=DRAWS)
