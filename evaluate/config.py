@@ -157,7 +157,7 @@ def load_config(
     in_file = isinstance(source, Path | str) and source not in PRESETS
     folder = Path(str(source)).parent if in_file else Path()
     check_loading(
-        [*_own_code(content, folder), *_own_code({"defenses": [*extra_defenses]}, Path())],
+        [*named_code(content, folder), *named_code({"defenses": [*extra_defenses]}, Path())],
         _seconds(content.get("time_limit")),
     )
     defenses = content.get("defenses") or []
@@ -169,7 +169,7 @@ def load_config(
         raise ConfigError(explain(error)) from error
 
 
-def _own_code(content: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def named_code(content: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Yield the users' own classes and functions that a configuration names, valid or not."""
     scenarios = content.get("scenarios")
     spelled = [item for item in _items(scenarios) if isinstance(item, Mapping)]

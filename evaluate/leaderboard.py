@@ -9,6 +9,7 @@ must not overlap. Each setting of a pack is judged by its own checks: what fails
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -97,7 +98,7 @@ def make_settings(packs: Sequence[Pack]) -> list[Setting]:
     Raises:
         UserError: If packs have the same name, or are of different panels.
     """
-    panels = {pack.panel: pack.name for pack in packs}
+    panels = {_panel(pack): pack.name for pack in packs}
     if len(panels) > 1:
         listed = "; ".join(f"{panel!r} ({name})" for panel, name in panels.items())
         raise UserError(f"packs must be of one panel, whose rates compare, got {listed}")
@@ -144,7 +145,7 @@ def _entries(evaluations: Iterable[Evaluation], server: str) -> list[dict[str, A
     rate, low, high = (column(server, name) for name in ("rate", "low", "high"))
     if server == "passive":
         rate, low, high = "success", "success_low", "success_high"
-    for evaluation in evaluations:
+    for evaluation in sorted(evaluations, key=lambda one: one.failed):  # the sound one is kept
         points, pairs = evaluation.frontier.points, evaluation.frontier.baseline
         beside = pairs.set_index("defense")
         described = points.set_index("defense")
@@ -289,10 +290,19 @@ def part_of(results: Results, scenario: str, checkpoint: int) -> Results:
 
 
 def _identity(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
-    """Return what a scenario is, whatever it is called and wherever it runs."""
+    """Return what a scenario is, whatever it is called, wherever it runs, whoever takes part."""
     if isinstance(config, dict):
-        config = {key: value for key, value in config.items() if key not in ("title", "device")}
+        own = ("title", "device", "defenses")
+        config = {key: value for key, value in config.items() if key not in own}
+        if isinstance(config.get("training"), dict):
+            config["training"] = config["training"] | {"defense_lr": None}
     return digest(config)
+
+
+def _panel(pack: Pack) -> str:
+    """Return whose attacks a pack's are: two panels of one's own differ if their attacks do."""
+    attacks = pack.meta["config"].get("adversaries", "panel")
+    return pack.panel if attacks == "panel" else f"{pack.panel}: {json.dumps(attacks)}"
 
 
 def _modality(evaluations: Iterable[Evaluation]) -> str:

@@ -62,7 +62,11 @@ def _print(console: Console, found: Verification) -> None:
         console.print(f"[red]wrong[/red] {escape(problem)}")
     if found.differences:
         console.print(f"Not the place that made it: {escape('; '.join(found.differences))}.")
-        console.print(f"Hence rows need not be bit-equal, but within tolerance: {TOLERANCE}.")
+    if any(one.verdict == "within tolerance" for one in found.reruns):
+        console.print(
+            "Rows of another place or by other code need not be bit-equal, but within tolerance: "
+            f"{TOLERANCE}. What is below it is not noticed, whatever the probabilities say."
+        )
     if found.chosen:
         console.print(
             f"{found.chosen} of {found.cells} cells were run again (--seed {found.seed}). Had so "

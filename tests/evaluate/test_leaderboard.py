@@ -7,6 +7,7 @@ import pytest
 from packing import make_pack, packed
 from synthetic import SCENARIOS, make_results, write_tiny
 
+from leakfrontier.evaluate import leaderboard
 from leakfrontier.evaluate.errors import UserError
 from leakfrontier.evaluate.leaderboard import make_settings, part_of
 from leakfrontier.evaluate.pack import Pack, read_pack
@@ -84,6 +85,27 @@ def test_a_failed_evaluation_has_no_place(tmp_path: Path) -> None:
     assert table.loc["Good", "place"] == 1  # and it beats nobody
 
 
+@pytest.mark.parametrize("first", ["sound", "weak"])
+def test_a_failed_evaluation_takes_no_place_away(tmp_path: Path, first: str) -> None:
+    packs = [
+        tiny_pack(tmp_path, "sound", [("none", 800, ALL), ("Good", 800, HALF)]),
+        tiny_pack(tmp_path, "weak", [("none", 800, NOBODY), ("Good", 800, HALF)]),
+    ]
+    packs.sort(key=lambda pack: pack.name != first)
+    good = places(*packs).loc["Good"]  # measured alike by both
+    assert (good["pack"], good["place"]) == ("sound", 1)
+    assert good["evaluation"] != "fail"
+
+
+def test_packs_meet_in_a_scenario_whoever_takes_part_in_it() -> None:
+    scenario = {"dataset": "digits", "title": "mine", "training": {"lr": 0.1, "rounds": 2}}
+    joined = {**scenario, "defenses": ["TopK"], "title": "yours"}
+    joined["training"] = {"lr": 0.1, "rounds": 2, "defense_lr": {"TopK": 0.5}}
+    assert leaderboard._identity(scenario) == leaderboard._identity(joined)
+    for name, other in {"dataset": "fashion-mini", "training": {"lr": 0.2, "rounds": 2}}.items():
+        assert leaderboard._identity({**scenario, name: other}) != leaderboard._identity(scenario)
+
+
 def test_stronger_servers_have_places_of_their_own(tmp_path: Path) -> None:
     _, path = make_pack(tmp_path, scenarios=SCENARIOS[1:], active=True, observations=20)
     for setting in make_settings([read_pack(path)]):
@@ -117,6 +139,10 @@ def test_packs_of_two_panels_do_not_compare(tmp_path: Path) -> None:
     two = tiny_pack(tmp_path, "two", [("none", 800, ALL)])
     other = Pack("two", {**two.meta, "panel": "panel-2"}, two.entries)
     with pytest.raises(UserError, match="packs must be of one panel"):
+        make_settings([one, other])
+    fewer = {**two.meta["config"], "adversaries": [{"name": "PriorGuess"}]}
+    other = Pack("two", {**two.meta, "config": fewer}, two.entries)
+    with pytest.raises(UserError, match=r"packs must be of one panel.*PriorGuess"):
         make_settings([one, other])
     with pytest.raises(UserError, match="two packs are called 'one'"):
         make_settings([one, one])

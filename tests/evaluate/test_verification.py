@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from packing import rewritten
 from rich.console import Console
@@ -76,8 +77,12 @@ def _identified(entries: dict[str, bytes]) -> None:
     entries["rows/attacks.csv"] = b"\n".join(lines)
 
 
-def test_an_altered_row_is_found_by_its_cell(path: Path) -> None:
-    """Whoever alters a row, and all that follows from it, has still to fear that it is run."""
+@pytest.mark.parametrize("rekeyed", [False, True])
+def test_an_altered_row_is_found_by_its_cell(path: Path, rekeyed: bool) -> None:
+    """Whoever alters a row, and all that follows from it, has still to fear that it is run.
+
+    A cell of another key is by other code; not if the pack says that its code is this one.
+    """
     before = read_pack(path)
     cell = before.results.attacks.query("control and adversary_name == 'LinearLeakage'").iloc[0]
     number = before.cells.index[before.cells["cell"] == cell["cell"]][0]
@@ -87,6 +92,8 @@ def test_an_altered_row_is_found_by_its_cell(path: Path) -> None:
         place = next(i for i, line in enumerate(lines) if line.startswith(b"%d,0,0,psnr" % number))
         lines[place] = b"%d,0,0,psnr,12.5" % number
         entries["rows/scores.csv"] = b"\n".join(lines)
+        if rekeyed:
+            entries["cells.csv"] = entries["cells.csv"].replace(cell["cell"].encode(), b"mine")
 
     rewritten(path, edit, sums=True)
     pack = read_pack(path)
@@ -111,6 +118,46 @@ def test_what_does_not_follow_is_found_without_running(path: Path, packed: bytes
     rewritten(path, relabelled, sums=True)
     found = verify(read_pack(path), seed=0)
     assert any("as its configuration has it" in problem for problem in found.problems)
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+@pytest.mark.parametrize("kind", ["train", "replay", "attack"])
+def test_what_has_rows_is_run_again(path: Path, kind: str) -> None:
+    """A cell that is never chosen must have nothing to say."""
+
+    def edit(entries: dict[str, bytes]) -> None:
+        was, becomes = f",{kind},ok,".encode(), f",{kind},not needed,".encode()
+        entries["cells.csv"] = entries["cells.csv"].replace(was, becomes)
+
+    rewritten(path, edit, sums=True)
+    found = verify(read_pack(path), seed=0)
+    assert "is said to be 'not needed', and has rows" in found.problems[0]
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_training_is_always_needed(path: Path) -> None:
+    def edit(entries: dict[str, bytes]) -> None:
+        entries["cells.csv"] = entries["cells.csv"].replace(b",train,ok,", b",train,not needed,")
+        for table in ("utility", "guarantees"):
+            header = entries[f"rows/{table}.csv"].split(b"\n")[0]
+            entries[f"rows/{table}.csv"] = header + b"\n"
+
+    rewritten(path, edit, sums=True)
+    found = verify(read_pack(path), seed=0)
+    assert "is said to be not needed, and is no attack" in found.problems[0]
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_other_attacks_are_not_the_panel(path: Path) -> None:
+    def edit(entries: dict[str, bytes]) -> None:
+        panel = verification.PANEL.version
+        entries["pack.json"] = entries["pack.json"].replace(
+            f'"custom ({panel})"'.encode(), f'"{panel}"'.encode()
+        )
+
+    rewritten(path, edit, sums=True)
+    found = verify(read_pack(path), seed=0)
+    assert any("its configuration is of panel custom" in one for one in found.problems)
 
 
 @pytest.mark.usefixtures("nothing_is_run")
@@ -173,6 +220,13 @@ def test_rows_of_other_versions_need_not_be_bit_equal(path: Path) -> None:
     assert "another accuracy" in [
         *verification._beyond_tolerance(given, {**given, "utility": wrong})
     ]
+    claims = pd.DataFrame({"epsilon": [1.0], "violated": [True]})
+    denied = claims.assign(violated=False)
+    assert [
+        *verification._beyond_tolerance(
+            {**given, "guarantees": claims}, {**given, "guarantees": denied}
+        )
+    ] == ["another verdict of the audit"]
 
 
 def test_the_command(path: Path, command: Command) -> None:
@@ -197,6 +251,10 @@ def _with_code(entries: dict[str, bytes]) -> None:
     entries["sources/0/mine.py"] = b"raise SystemExit(3)"
 
 
+def _naming_code(entries: dict[str, bytes]) -> None:
+    entries["pack.json"] = entries["pack.json"].replace(b'"TopK"', b'"somewhere.mine:TopK"')
+
+
 def _of_own_data(entries: dict[str, bytes]) -> None:
     entries["pack.json"] = entries["pack.json"].replace(b'"digits"', b'"data/mine"')
 
@@ -205,7 +263,8 @@ def _of_own_data(entries: dict[str, bytes]) -> None:
     ("edit", "said"),
     [
         (_of_another_panel, r"made with panel 'custom \(1999\.1\)'"),
-        (_with_code, r"brings along code.*sources/0/mine\.py.*--trust-code"),
+        (_with_code, r"brings along or names code.*sources/0/mine\.py.*--trust-code"),
+        (_naming_code, r"would be executed: read somewhere\.mine:TopK.*--trust-code"),
         (_of_own_data, "data that it does not hold: give --data"),
     ],
 )
