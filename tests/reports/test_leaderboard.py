@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import synthetic
+from browser import beyond, contrasts, unnamed
 from packing import make_pack, packed
 from playwright.sync_api import Page
 from synthetic import write_tiny
@@ -108,6 +109,23 @@ def test_filters_and_links(page: Page, address: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_can_be_read_by_everyone(page: Page, address: Path, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.goto(address.as_uri())
+    page.evaluate("document.querySelectorAll('#setting-0 details').forEach(d => (d.open = true))")
+    assert unnamed(page) == []
+    assert page.locator("tbody th[scope=row]").count() > DEFENSES
+    found = contrasts(page)
+    assert sum(one["drawn"] for one in found) > DEFENSES
+    assert [one for one in found if one["ratio"] < one["needed"]] == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert beyond(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+
+
 def test_beside_the_page(address: Path, large: tuple[Pack, list[Setting]]) -> None:
     table = pd.read_csv(address.with_suffix(".csv"))
     assert len(table) == DEFENSES * SETTINGS * 3
@@ -135,10 +153,10 @@ def test_what_fails_its_checks_stands_apart(
     assert rows["G"]["place"] == 1
     assert rows[EVIL]["place"] is None
     text = (tmp_path / "all.html").read_text()
-    ranked, _, apart = text.partition('<section id="apart">')
-    assert "<td>G</td>" in ranked
-    assert "img src=x&gt;</td>" not in ranked
-    assert "img src=x&gt;</td>" in apart.partition('<section id="packs">')[0]
+    ranked, _, apart = text.partition('<section id="apart"')
+    assert '<th scope="row">G</th>' in ranked
+    assert "img src=x&gt;</th>" not in ranked
+    assert "img src=x&gt;</th>" in apart.partition('<section id="packs"')[0]
     assert "Evaluation: NO (undefended control)" in apart
     assert "<img src=x>" not in text
 

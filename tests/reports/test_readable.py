@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import synthetic
-from browser import beyond, contrasts, wait_for_charts
+from browser import beyond, contrasts, unnamed, wait_for_charts
 from playwright.sync_api import Browser, Page
 from synthetic import Arm, make_results
 
@@ -113,19 +113,7 @@ def test_the_frontier_comes_first_and_checks_open_by_keyboard(report: Page) -> N
 
 
 def test_names_for_the_ear(report: Page) -> None:
-    missing = report.evaluate(
-        """() => [
-        ...document.querySelectorAll("img:not([alt]), img[alt=''], audio:not([aria-label])"),
-        ...document.querySelectorAll("th:not([scope]), table:not(:has(> caption))"),
-        ...document.querySelectorAll("nav:not([aria-label]), section:not([aria-labelledby])"),
-        ...document.querySelectorAll(".scroll:not([aria-label]), .scroll:not([tabindex='0'])"),
-        ...document.querySelectorAll(".chart:not([role='img'][aria-label][aria-describedby])"),
-        ...["aria-labelledby", "aria-describedby"].flatMap((name) =>
-          [...document.querySelectorAll(`[${name}]`)]
-          .filter((e) => !document.getElementById(e.getAttribute(name)))),
-        ].map((e) => e.outerHTML.slice(0, 120))"""
-    )
-    assert missing == []
+    assert unnamed(report) == []
     assert report.locator("img").count() > 50
     assert report.locator("th").count() > 100
     assert report.locator("html").get_attribute("lang") == "en"

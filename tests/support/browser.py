@@ -80,6 +80,23 @@ def contrasts(page: Page) -> list[dict[str, Any]]:
     return found
 
 
+def unnamed(page: Page) -> list[str]:
+    """Return pictures, tables and parts of a page that have no name for the ear, or a wrong one."""
+    found: list[str] = page.evaluate(
+        """() => [
+        ...document.querySelectorAll("img:not([alt]), img[alt=''], audio:not([aria-label])"),
+        ...document.querySelectorAll("th:not([scope]), table:not(:has(> caption))"),
+        ...document.querySelectorAll("nav:not([aria-label]), section:not([aria-labelledby])"),
+        ...document.querySelectorAll(".scroll:not([aria-label]), .scroll:not([tabindex='0'])"),
+        ...document.querySelectorAll(".chart:not([role='img'][aria-label][aria-describedby])"),
+        ...["aria-labelledby", "aria-describedby"].flatMap((name) =>
+          [...document.querySelectorAll(`[${name}]`)]
+          .filter((e) => !document.getElementById(e.getAttribute(name)))),
+        ].map((e) => e.outerHTML.slice(0, 120))"""
+    )
+    return found
+
+
 def beyond(page: Page) -> list[str]:
     """Return what is wider than the window, and in no box of its own that scrolls."""
     found: list[str] = page.evaluate(
