@@ -12,6 +12,8 @@ epsilon, and the control under each learning rate; a folder that has some of it 
 standings, as they are in docs/standard.md.
 """
 
+from __future__ import annotations
+
 import sys
 from itertools import product
 from pathlib import Path
@@ -21,11 +23,13 @@ import torch
 
 from leakfrontier.evaluate.cells import TrainTrial, undefended
 from leakfrontier.evaluate.config import RunConfig, load_config
+from leakfrontier.evaluate.labels import percent
 from leakfrontier.evaluate.leaderboard import THREATS, make_settings
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.pack import read_pack
 from leakfrontier.evaluate.privacy.accounting import calibrate
 from leakfrontier.evaluate.privacy.claims import training_plan
+from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.run import run_trials
 from leakfrontier.evaluate.scenario import Scenario, label, load_world
 from leakfrontier.evaluate.seeds import fork, generator
@@ -108,17 +112,35 @@ def seconds(_: RunConfig, *packs: str) -> None:
 def table(_: RunConfig, *packs: str) -> None:
     """Print the standings of packs, a table of Markdown per setting."""
     for setting in make_settings([read_pack(Path(pack)) for pack in packs]):
+        evaluation = setting.evaluations[0]
+        names = point_names(evaluation.frontier.points)
         print(f"\n**{setting.name}** (attacked: the model of round {setting.checkpoint})\n")
-        print("| place | defense | accuracy | passive | parameters | architecture | verdict |")
-        print("|---|---|---|---|---|---|---|")
-        names = point_names(setting.evaluations[0].frontier.points)
+        print(
+            "| place | defense | accuracy | passive | parameters | architecture | blind | verdict |"
+        )
+        print("|---|---|---|---|---|---|---|---|")
         standing = setting.table.set_index("defense")
+        blind = evaluation.results.worst_case().set_index("defense")["blind"]
         for row in setting.table[setting.table["server"] == "passive"].itertuples():
             found = standing.loc[[row.defense]].set_index("server")["success_text"]
-            rates = [found[server] for server in THREATS]
+            rates = [*(found[server] for server in THREATS), percent(blind[row.defense])]
             verdict = f"dominated by {names[row.dominated]}" if row.dominated else row.verdict
             fields = (place_text(row), names[row.defense], row.accuracy_text, *rates, verdict)
             print(f"| {' | '.join(map(str, fields))} |")
+        for defense, share in _originals(evaluation.results).items():
+            print(
+                f"\n{names[defense]}: the private picture itself is identified in {percent(share)}."
+            )
+        print(f"\n{evaluation.conclusion}")
+
+
+def _originals(results: Results) -> pd.Series[float]:
+    """Return, by defense that transforms examples, who is identified before the transformation."""
+    attacks = results.attacks
+    passive = (attacks["threat"] == "passive") & ~attacks["baseline"]
+    own = attacks[passive & ~attacks["candidates_granted"] & attacks["transformed"].fillna(False)]
+    victims = own.groupby(["defense", "seed", "observation", "victim"])["identified_original"].max()
+    return victims.astype(float).groupby("defense").mean()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import pytest
 
 from leakfrontier.adversaries import PANEL
 from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.leaderboard import make_settings
 from leakfrontier.evaluate.pack import Pack, portable, read_pack
 from leakfrontier.evaluate.verification import verify
+from leakfrontier.reports.leaderboard import table_of
 
 ROOT = Path(__file__).parents[1]
 PATHS = sorted((ROOT / "benchmarks" / "standard").glob("*.zip"))
@@ -58,11 +60,17 @@ def test_a_cell_that_is_run_again_is_not_refuted(packs: list[Pack]) -> None:
     assert found.chosen == 2
 
 
-def test_what_the_readme_quotes_is_in_the_standings() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_readme_quotes_the_standings() -> None:
+    readme, standings = (ROOT / "README.md").read_text(), DOCS.read_text()
     quoted = readme[: readme.index("## Two commands")]
-    standings = DOCS.read_text()
+    own = readme[readme.index("**mlp, batch 8**") :].partition("\n## ")[0].strip()
+    assert own in standings  # which are those of the packs
     numbers = re.findall(r"\d+\.\d %", quoted)
     assert numbers
     for number in numbers:
-        assert number in standings, number
+        assert number in own, number
+
+
+def test_the_documented_leaderboard_is_that_of_the_packs(packs: list[Pack]) -> None:
+    table = table_of(make_settings(packs)).to_csv(index=False)
+    assert (ROOT / "docs" / "leaderboard.csv").read_text() == table
