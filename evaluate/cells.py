@@ -50,7 +50,7 @@ from .scenario import (
     options,
 )
 from .scoring import Attempt, Scoring
-from .seeds import generator
+from .seeds import generator, global_draws
 from .victims import candidates, cohort, other_cohort, other_examples, victims
 
 EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
@@ -145,7 +145,7 @@ class TrainTrial:
     def _guarantees(self, world: World, defense: Defense, rounds: int) -> tuple[GuaranteeRow, ...]:
         """Return what the defense claims of this run, and whether its noise is there."""
         claim = claim_of(defense)
-        if claim is None:
+        if claim is None or not rounds:  # a client that refused every model has sent nothing
             return ()
         rng = generator("audit", self.cell.identity)
         return (guarantee_row(claim, world, world.model(defense, self.seed), rounds, rng),)
@@ -192,7 +192,8 @@ class ReplayTrial:
     def examined(self) -> ReplayRow:
         """Return what the examination finds; once in a process."""
         if self.cell.key not in _EXAMINED:
-            _EXAMINED[self.cell.key] = self._examine()
+            with global_draws(generator("examination", *self.draws)):
+                _EXAMINED[self.cell.key] = self._examine()
         return _EXAMINED[self.cell.key]
 
     def _examine(self) -> ReplayRow:
@@ -535,7 +536,7 @@ def labels_of(scenario: Scenario, defense: Method) -> dict[str, object]:
     return {
         "scenario": scenario.name,
         "dataset": scenario.data_name,
-        "model": label(scenario.model),
+        "model": scenario.model_label,
         "protocol": label(scenario.protocol),
         "batch_size": scenario.batch_size,
         "task": scenario.task,

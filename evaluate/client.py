@@ -27,7 +27,7 @@ from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
 
 from .contract import Checked
 from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
-from .seeds import fork
+from .seeds import fork, global_draws
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,8 @@ def send(
         replace(client, model=model, defense=defense)
         for model, defense in zip(models, defenses, strict=True)
     ]
-    updates = release(clients, shares, rng)
+    with global_draws(rng):
+        updates = release(clients, shares, rng)
     seen = [defense.trained_on or share for defense, share in zip(defenses, shares, strict=True)]
     return Released(updates, seen)
 

@@ -16,6 +16,7 @@ from .plugins import digest_of
 from .rows import digest
 
 PACKAGES = ("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas")
+PACKAGES += ("dp-accounting", "geoopt", "pillow", "rouge-score", "scikit-learn", "transformers")
 """Those on which rows depend."""
 
 

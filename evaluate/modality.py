@@ -6,6 +6,8 @@ Everything else is the same code for images, sound and text.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -131,9 +133,8 @@ class Modality(ABC):
     @torch.no_grad()
     def evaluate(self, model: nn.Module, test: Batch) -> Utility:
         """Return how good a model is on test data."""
-        model.eval()
-        outputs: Tensor = torch.cat([model(part) for part in test.inputs.split(500)])
-        model.train()
+        with evaluating(model):
+            outputs: Tensor = torch.cat([model(part) for part in test.inputs.split(500)])
         correct = (outputs.argmax(dim=1) == test.targets).sum()
         return Utility(int(correct), len(test.targets), float(self.loss(outputs, test.targets)))
 
@@ -289,16 +290,15 @@ class Text(Modality):
         if self.space.task == "classification":
             return super().evaluate(model, test)
         loss, right, total, tokens = NextTokenLoss(self.space.padding), 0.0, 0.0, 0
-        model.eval()
         size = max(1, _LOGITS // (self.space.vocabulary * self.space.shape[0]))
         for start in range(0, len(test.inputs), size):
             part = test.at(slice(start, start + size))
-            outputs = model(part.inputs)
+            with evaluating(model):
+                outputs = model(part.inputs)
             losses, counted = loss.by_token(outputs, part.targets)
             hits = (outputs[:, :-1].argmax(-1) == part.targets[:, 1:]) & counted
             right += float((hits.sum(1) / counted.sum(1).clamp(min=1)).sum())
             total, tokens = total + float(losses.sum()), tokens + int(counted.sum())
-        model.train()
         return Utility(round(right), len(test.inputs), total / max(1, tokens))
 
     def differ(self, example: Tensor, others: Tensor) -> Tensor:
@@ -335,3 +335,13 @@ def modality_of(space: InputSpace, vocabulary: tuple[str, ...] = ()) -> Modality
 def _amplitudes(values: Tensor) -> Tensor:
     """Return sound on the scale from -1 to 1."""
     return 2 * values - 1
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation, and then every part of it back to what it was in."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    yield
+    for part, mode in modes:
+        part.training = mode

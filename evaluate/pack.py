@@ -30,6 +30,7 @@ from .archive import PackError, sha256, unzipped, zipped
 from .cells import AttackTrial, Trial
 from .checks import conclusion
 from .config import RunConfig, load_config
+from .data import is_named
 from .environment import environment
 from .labels import rows
 from .methods import own_code
@@ -236,9 +237,11 @@ def portable(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:
         for found in local_files(file):
             files[f"{folder}/{found.relative_to(file.parent).as_posix()}"] = found.read_bytes()
     for scenario in config.scenarios:
-        for place in (scenario.dataset, str(scenario.model.options.get("id", ""))):
-            if place.startswith(("/", "~")):
-                names[place] = f"data/{Path(place).name}"
+        if not is_named(scenario.dataset):
+            names[scenario.dataset] = f"data/{Path(scenario.dataset).name}"
+        model = scenario.model.options.get("id")
+        if isinstance(model, str) and Path(model).exists():
+            names[model] = f"data/{Path(model).name}"
     moved = _renamed(config.model_dump(mode="json"), names)
     for scenario in moved["scenarios"]:
         scenario["data_folder"] = None

@@ -203,7 +203,7 @@ class Scenario(Strict):
     @property
     def description(self) -> str:
         """Return the dataset, the model and what differs from the defaults."""
-        parts = [self.data_name, label(self.model)]
+        parts = [self.data_name, self.model_label]
         if self.protocol != Method(name="FedSGD"):
             parts.append(label(self.protocol))
         if self.task != "classification":
@@ -235,15 +235,24 @@ class Scenario(Strict):
             del config["training"]["defense_lr"]
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
             config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
-        return {**config, "model": self._model_config()}
+        return {**config, "model": self.model_identity()}
 
-    def _model_config(self) -> dict[str, Any]:
+    def model_identity(self) -> dict[str, Any]:
         """Return the model; of one that is read from files, their content and no folder."""
         config, source = self.model.config(), pretrained_of(self.model)
         content = model_fingerprint(source) if source else ""
         if content and "id" in self.model.options:
             config["options"] = {**self.model.options, "id": Path(str(source)).name}
         return {**config, "content": content} if content else config
+
+    @property
+    def model_label(self) -> str:
+        """Return what reports call the model; one that is read from a folder, by its name."""
+        place = self.model.options.get("id")
+        if not (isinstance(place, str) and Path(place).exists()):
+            return label(self.model)
+        options = {**self.model.options, "id": Path(place).name}
+        return label(self.model.model_copy(update={"options": options}))
 
     @property
     def reading(self) -> Reading:
@@ -342,7 +351,7 @@ class World:
         It is made on the CPU, so that its weights are the same on all devices, whoever draws them.
         """
         scenario = self.scenario
-        rng = generator("model", scenario.model.config(), scenario.data_name, seed)
+        rng = generator("model", scenario.model_identity(), scenario.data_name, seed)
         method = scenario.model
         with on_device("cpu"):
             model = build_model(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import torch
 from torch import Generator
 
 
@@ -23,6 +26,15 @@ def fork(rng: Generator) -> Generator:
     own, forked = (_seed(half) for half in (digest[:16], digest[16:]))
     rng.manual_seed(own)
     return Generator(rng.device).manual_seed(forked)
+
+
+@contextmanager
+def global_draws(rng: Generator) -> Iterator[None]:
+    """Let torch's own generators, of which dropout draws, depend on `rng`, which stays as it is."""
+    state = b"global" + rng.get_state().numpy().tobytes()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(_seed(hashlib.sha256(state).digest()))
+        yield
 
 
 def _seed(digest: bytes) -> int:

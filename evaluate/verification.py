@@ -181,7 +181,9 @@ def _config(pack: Pack, folder: Path, data: Path | None) -> RunConfig:
         path.write_bytes(body)
     if data is not None:
         (folder / "data").symlink_to(data.resolve())
-    named = [one.get("dataset", "") for one in pack.meta["config"].get("scenarios", ())]
+    scenarios = pack.meta["config"].get("scenarios", ())
+    named = [one.get("dataset", "") for one in scenarios]
+    named += [one["model"]["options"].get("id", "") for one in scenarios]
     for name in named:
         if str(name).startswith("data/") and not (folder / name).exists():
             raise PackError(
@@ -393,7 +395,7 @@ def _beyond_tolerance(
 def _differences(pack: Pack) -> tuple[str, ...]:
     """Return in what this place differs from that of the pack, where bits may depend on it."""
     here, there = environment(), pack.meta
-    pairs = [(name, there["versions"].get(name), own) for name, own in here["versions"].items()]
+    pairs = [(name, other, here["versions"].get(name)) for name, other in there["versions"].items()]
     pairs += [(name, there["machine"].get(name), here["machine"][name]) for name in _BITS]
     return tuple(f"{name} {other} (here {own})" for name, other, own in pairs if other != own)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -292,3 +293,44 @@ def test_a_cell_is_the_same_wherever_it_runs(tmp_path: Path) -> None:
     again = run_trial((trial(), tmp_path))
     assert [comparable(row) for row in once.attacks] == [comparable(row) for row in again.attacks]
     assert once.scores == again.scores
+
+
+DROPPING = """
+def build(space):
+    wide = [torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Dropout(0.5)]
+    return torch.nn.Sequential(*wide, torch.nn.Linear(16, space.classes))
+"""
+
+
+@pytest.mark.usefixtures("uploads_are_kept")
+def test_what_a_client_drops_does_not_depend_on_who_attacked_before(
+    tmp_path: Path, user_file: Callable[..., Path]
+) -> None:
+    model = Method(name=f"{user_file(DROPPING)}:build")
+    dropping = {"scenario": TINY.model_copy(update={"model": model})}
+    search = Method(name="InvertingGradients", options={"iterations": 2})
+    defended = Method(name="TopK", options={"ratio": 0.5})
+    found = []
+    for before in ("", "PriorGuess", "LinearLeakage"):
+        cells._RELEASED.clear()
+        cells._EXAMINED.clear()
+        if before:
+            run_trial((trial(before, **dropping, defense=defended), tmp_path))
+        found.append(run_trial((trial(search, **dropping, defense=defended), tmp_path)).scores)
+    assert found[0] == found[1] == found[2]
+
+
+def test_who_refuses_all_models_claims_nothing(
+    tmp_path: Path, user_file: Callable[..., Path]
+) -> None:
+    code = """
+from leakfrontier.defenses import DPSGD, Refused
+
+class Refusing(DPSGD):
+    def on_receive(self, model, agreed):
+        raise Refused("never")
+"""
+    refusing = Method(name=f"{user_file(code)}:Refusing", options={"noise_multiplier": 1.0})
+    outcome = run_trial((TrainTrial(TINY, refusing, 0), tmp_path))
+    assert outcome.guarantees == ()
+    assert outcome.utility[-1].refused

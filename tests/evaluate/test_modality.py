@@ -169,6 +169,8 @@ def test_utility_is_accuracy_and_loss(modality: Modality) -> None:
     assert (utility.correct, utility.total) == (4, 6)
     assert utility.loss == pytest.approx(math.log(math.e + 2) - 4 / 6)
     assert model.training
+    modality.evaluate(model.eval(), test)  # as pretrained models come
+    assert not model.training
 
 
 def test_look_alikes_of_texts_are_of_like_length() -> None:

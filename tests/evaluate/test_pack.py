@@ -14,7 +14,7 @@ from rich.console import Console
 from leakfrontier.evaluate.analysis import victim_matrix
 from leakfrontier.evaluate.archive import AlteredError, PackError
 from leakfrontier.evaluate.config import load_config
-from leakfrontier.evaluate.pack import pack_run, read_pack
+from leakfrontier.evaluate.pack import pack_run, portable, read_pack
 from leakfrontier.evaluate.packed_rows import exact, outcomes_of
 from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.run import run
@@ -50,6 +50,21 @@ def test_a_run_comes_back(ran: Path, tmp_path: Path) -> None:
     assert {*pack.sources} == {"sources/0/mine.py", "sources/0/beside.py"}
     assert pack.meta["config"]["defenses"][1]["name"] == "sources/0/mine.py:Mine"
     assert not any(name.endswith((".safetensors", ".sqlite")) for name in pack.entries)
+
+
+def test_data_and_models_by_a_relative_path_have_no_folder(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my/pictures/train", "my/model"):
+        Path(name).mkdir(parents=True)
+    model = {"name": "hf", "id": "my/model"}
+    tiny["scenarios"] = [{"dataset": "my/pictures", "model": model}]
+    config = load_config(tiny)
+    assert "my/" not in config.scenarios[0].name  # a label, and what draws depend on
+    moved, _ = portable(config)
+    assert moved["scenarios"][0]["dataset"] == "data/pictures"
+    assert moved["scenarios"][0]["model"]["options"]["id"] == "data/model"
 
 
 def test_an_edited_file_is_not_packed(ran: Path, tmp_path: Path) -> None:
