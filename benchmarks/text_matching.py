@@ -139,7 +139,8 @@ def _scores(
     except NotApplicable as reason:
         return {"reason": str(reason)}
     seconds = time.process_time() - started
-    matched = guess.inputs[modality.match(guess.inputs, truth.inputs)]
+    values = torch.cat([guess.inputs, modality.nothing(truth.inputs)])  # for whom nobody guessed
+    matched = values[modality.match(guess.inputs, truth.inputs)]
     scores = modality.scores(matched, truth.inputs)
     texts = [[modality.text(row) for row in part] for part in (truth.inputs, matched)]
     at_truth = adversary.objective(upload.observation, truth.inputs, truth.targets)

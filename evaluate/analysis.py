@@ -1,7 +1,8 @@
 """Tables derived from the rows of a run: success per attack, worst case, utility.
 
 In a cascade, an attack is run only on the uploads that still have a safe victim: its own rate is
-over these, and says so in `scope`; the worst case is what it would be without the cascade.
+over these, and says so in `scope`; whom the worst case identifies is what it would be without the
+cascade. Its counterfactual is of the guesses that were made, and so at most what it would be.
 """
 
 from __future__ import annotations

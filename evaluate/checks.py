@@ -22,7 +22,7 @@ from scipy import stats
 
 from .analysis import FINISHED, SERVERS, blind_success, column, optimiser_failed, tried
 from .examination import findings
-from .labels import ARM, ATTACK, sweeps
+from .labels import ARM, ATTACK, rows, sweeps
 from .statistics import (
     SIGNIFICANCE,
     Floats,
@@ -179,7 +179,7 @@ def _blind_guess(evidence: _Evidence) -> Check:
     details = [
         f"look-alikes are not exchangeable: blind guess {row.text}, chance "
         f"{_percent(row.chance)}, {_place(row)}"
-        for row in _rows(uneven)
+        for row in rows(uneven)
     ]
     return _answer(
         name,
@@ -191,7 +191,7 @@ def _blind_guess(evidence: _Evidence) -> Check:
     )
 
 
-def _no_better_than_blind(rows: pd.DataFrame) -> Iterator[str]:
+def _no_better_than_blind(attacks: pd.DataFrame) -> Iterator[str]:
     """Yield the undefended attacks whose success is not significantly above a blind one.
 
     Blind are the guess that ignores the upload and, where there is one, the attack's own guess for
@@ -200,7 +200,7 @@ def _no_better_than_blind(rows: pd.DataFrame) -> Iterator[str]:
     victim = ["scenario", "checkpoint", "seed", "observation", "victim"]
     known = [*ATTACK, "seed", "observation", "victim", "baseline", "control"]
     known += ["identified", "counterfactual"]
-    control = rows.loc[rows["identified"].notna() & rows["control"], known]
+    control = attacks.loc[attacks["identified"].notna() & attacks["control"], known]
     control = control.astype({"identified": float, "counterfactual": float})
     blind = control[control["baseline"]].groupby(victim)["identified"].max().rename("blind")
     paired = control[~control["baseline"]].merge(blind.reset_index(), on=victim)
@@ -221,11 +221,11 @@ def _no_better_than_blind(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _optimiser(evidence: _Evidence) -> Check:
-    rows = evidence.results.attacks
-    failed = optimiser_failed(rows)
+    attacks = evidence.results.attacks
+    failed = optimiser_failed(attacks)
     # A guess near enough to identify the victim need not reach the truth's own objective.
-    missed = failed * ~rows["identified"].fillna(False).astype(bool)
-    defended = rows[ATTACK].assign(missed=missed)[~rows["control"]]
+    missed = failed * ~attacks["identified"].fillna(False).astype(bool)
+    defended = attacks[ATTACK].assign(missed=missed)[~attacks["control"]]
     if defended["missed"].isna().all():
         return _not_asked("optimiser", "No optimising attack ran against a defense.")
     missed = defended.groupby(ATTACK, dropna=False, sort=False)["missed"].mean()
@@ -234,7 +234,7 @@ def _optimiser(evidence: _Evidence) -> Check:
         "optimiser",
         [
             f"{_percent(row.missed)} of victims{_scope(row)}: {_case(row)}"
-            for row in _rows(table[table["missed"] > FAILED_SHARE])
+            for row in rows(table[table["missed"] > FAILED_SHARE])
         ],
         "Some attacks missed victims although the truth fits the upload better than their guess: "
         "the optimiser failed, not the information, and a longer search may succeed.",
@@ -280,7 +280,7 @@ def _oracle_inputs(evidence: _Evidence) -> Check:
     granted = granted.drop_duplicates(["adversary", "scenario"])
     return _answer(
         "oracle inputs",
-        [f"{row.adversary}, {row.scenario}" for row in _rows(granted)],
+        [f"{row.adversary}, {row.scenario}" for row in rows(granted)],
         "Some adversaries were told the private labels, which a real one has to infer: their "
         "success is an upper limit.",
         "No adversary was told the private labels.",
@@ -299,8 +299,8 @@ def _randomness(evidence: _Evidence) -> Check:
     return _answer(
         "randomness",
         [
-            *(f"accuracy from one seed: {row.defense}, {row.scenario}" for row in _rows(trained)),
-            *(f"one observation: {_case(row)}" for row in _rows(attacked)),
+            *(f"accuracy from one seed: {row.defense}, {row.scenario}" for row in rows(trained)),
+            *(f"one observation: {_case(row)}" for row in rows(attacked)),
         ],
         "Some randomised defenses were scored on one draw of their randomness: the result may be "
         "luck.",
@@ -334,14 +334,15 @@ def _adaptive(evidence: _Evidence) -> Check:
     )
 
 
-def _crippled(rows: pd.DataFrame) -> Iterator[str]:
+def _crippled(attacks: pd.DataFrame) -> Iterator[str]:
     """Yield the attacks that succeed significantly less often if they know the defense.
 
     By a sign test over uploads. One that a cascade spared the ignorant attack counts for the
     informed: others have broken it, perhaps the informed attack itself.
     """
     known = [*ATTACK, "control", "seed", "observation", "identified"]
-    scored = rows.loc[rows["simulates"] & ~rows["control"] & rows["identified"].notna(), known]
+    defended = attacks["simulates"] & ~attacks["control"]
+    scored = attacks.loc[defended & attacks["identified"].notna(), known]
     scored = scored.astype({"identified": float, "knows_defense": bool})
     cases, p_values = [], []
     for _, group in scored.groupby([*ARM, "adversary"], sort=False):
@@ -363,8 +364,8 @@ def _crippled(rows: pd.DataFrame) -> Iterator[str]:
 def _replay(evidence: _Evidence) -> Check:
     if evidence.results.replays.empty:
         return _not_asked("replay", "No defense was replayed on clients of known examples.")
-    rows = [(row, findings(row)) for row in _rows(evidence.results.replays)]
-    found = [(row, finding) for row, several in rows for finding in several]
+    examined = rows(evidence.results.replays)
+    found = [(row, finding) for row in examined for finding in findings(row)]
     remedies = dict.fromkeys(finding.remedy for _, finding in found)
     check = _answer(
         "replay",
@@ -408,7 +409,7 @@ def _proven_bound(evidence: _Evidence) -> Check:
         name,
         [
             f"{row.text}{_scope(row)} against a bound of {_percent(row.bound)}: {_case(row)}"
-            for row in _rows(exceeded)
+            for row in rows(exceeded)
         ],
         "Some attacks succeed more often than is proven possible: the defense, its accounting or "
         "the evaluation is broken.",
@@ -445,12 +446,12 @@ def _claimed_noise(evidence: _Evidence) -> Check:
             "fail",
             "The noise of a defense is not what its guarantee needs: its epsilon and its bounds "
             "are void.",
-            tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in _rows(refuted)),
+            tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in rows(refuted)),
         )
     unknown = claims[claims["violated"].isna()]
     return _answer(
         name,
-        [f"{row.defense}, {row.scenario}: {row.finding}" for row in _rows(unknown)],
+        [f"{row.defense}, {row.scenario}: {row.finding}" for row in rows(unknown)],
         "The noise of a defense that claims differential privacy could not be audited: its "
         "guarantee is taken on trust.",
         "The noise of every defense that claims differential privacy is there, and adds up to the "
@@ -468,9 +469,9 @@ def _trained_upload(evidence: _Evidence) -> Check:
     details = [
         *(
             f"{row.defense}, {row.scenario}: {row.other_cohort}"
-            for row in _rows(cohorts.drop_duplicates(["scenario", "defense"]))
+            for row in rows(cohorts.drop_duplicates(["scenario", "defense"]))
         ),
-        *(f"{row.scenario}: {row.other_examples}" for row in _rows(sizes)),
+        *(f"{row.scenario}: {row.other_examples}" for row in rows(sizes)),
     ]
     return _answer(
         name,
@@ -511,7 +512,7 @@ def _power(evidence: _Evidence) -> Check:
         [
             f"{row.uploads} of {needed} observations cannot exclude a rate of "
             f"{_percent(_unseen(row.uploads))}: {row.scenario}"
-            for row in _rows(few.drop_duplicates())
+            for row in rows(few.drop_duplicates())
         ],
         "There are too few observations to notice an attack that succeeds once in ten: take at "
         f"least {needed}.",
@@ -538,11 +539,6 @@ def _not_asked(name: str, reason: str) -> Check:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0]
-
-
-def _rows(table: pd.DataFrame) -> Iterable[Any]:
-    """Return the rows with their columns as attributes."""
-    return table.itertuples()
 
 
 def _case(row: Any) -> str:  # noqa: ANN401 - a row of a table

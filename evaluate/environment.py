@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,10 @@ from .identity import ROOT
 from .plugins import digest_of
 from .rows import digest
 
-PACKAGES = ("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas")
-PACKAGES += ("dp-accounting", "geoopt", "pillow", "rouge-score", "scikit-learn", "transformers")
+PACKAGES = (
+    *("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas"),
+    *("dp-accounting", "geoopt", "pillow", "rouge-score", "scikit-learn", "transformers"),
+)
 """Those on which rows depend."""
 
 
@@ -28,7 +29,7 @@ def environment() -> dict[str, Any]:
         for file in (ROOT / part).rglob("*.py")
     )
     return {
-        "versions": {"python": platform.python_version(), **dict(_versions())},
+        "versions": {"python": platform.python_version(), **versions()},
         "code": digest([(str(file.relative_to(ROOT)), digest_of(file)) for file in files]),
         "machine": {
             "system": platform.system(),
@@ -40,12 +41,15 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _versions() -> Iterable[tuple[str, str]]:
-    for name in PACKAGES:
+def versions(*more: str) -> dict[str, str]:
+    """Return the installed versions of `PACKAGES`, and of more of them."""
+    found = {}
+    for name in (*PACKAGES, *more):
         try:
-            yield name, version(name)
+            found[name] = version(name)
         except PackageNotFoundError:
-            yield name, "not installed"
+            found[name] = "not installed"
+    return found
 
 
 def _processor() -> str:

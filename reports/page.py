@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +13,7 @@ import yaml
 from leakfrontier.evaluate.analysis import at
 from leakfrontier.evaluate.baseline import ADVICE, heuristics
 from leakfrontier.evaluate.checks import conclusion, overall
+from leakfrontier.evaluate.environment import versions
 from leakfrontier.evaluate.frontier import Frontier
 from leakfrontier.evaluate.labels import percent, rows, shared_options
 from leakfrontier.evaluate.metrics import TIERS
@@ -48,7 +48,6 @@ from .tables import (
 
 PAGE_NAME = "report.html"
 _ONLY_IN_FILES = ("psnr_transformed",)
-_PACKAGES = ("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas", "altair")
 _TRUST = {
     "pass": "No check found anything against it.",
     "warn": "Read the warnings before quoting a number.",
@@ -88,7 +87,7 @@ class Scenario:
     settings: tuple[Setting, ...]
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, results: Results | None = None) -> Path:
     """Write the report of a run into its folder and return the page's path.
 
     Beside `report.html`, it writes every table to `tables/` and every figure to `figures/`.
@@ -96,8 +95,9 @@ def write_report(folder: Path) -> Path:
 
     Args:
         folder: Holds `results.sqlite`.
+        results: What it holds, with conclusions that need not be drawn again.
     """
-    results = Store(folder).results()
+    results = Store(folder).results() if results is None else results
     for name, table in _tables(results).items():
         write(folder / "tables" / f"{name}.csv", table.to_csv(index=False).encode())
     with ThreadPoolExecutor(1) as meanwhile:
@@ -282,7 +282,7 @@ def _render(results: Results, scenarios: list[Scenario]) -> str:
         refused=refused_table(rates),
         not_needed=not_needed_table(rates),
         config=yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True),
-        packages=_versions(),
+        packages=versions("altair"),
     )
 
 
@@ -299,13 +299,3 @@ def _false_alarms(utility: pd.DataFrame) -> list[str]:
         f"sent {row.refused} times in {row.seeds * row.rounds} rounds of training."
         for row in rows(utility[utility["refused"] > 0])
     ]
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found

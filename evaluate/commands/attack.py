@@ -91,7 +91,7 @@ def attack(
         console.print("Interrupted. The same command continues where it stopped.")
         raise typer.Exit(130) from None
     if scored:
-        print_path(console, "Report:", write_report(folder_out))
+        print_path(console, "Report:", write_report(folder_out, results))
         conclude(console, results)
         return
     print_path(console, "Gallery:", write_gallery(folder_out))

@@ -31,8 +31,8 @@ def report(
     if picture is None:
         if scenario is not None:
             raise UserError("--scenario goes with --picture: a page has all scenarios")
-        print_path(console, "Report:", write_report(folder))
         results = Store(folder).results()
+        print_path(console, "Report:", write_report(folder, results))
     else:
         results = read_pack(folder).results if folder.is_file() else Store(folder).results()
         print_path(console, "Picture:", write_picture(results, picture, scenario))

@@ -109,7 +109,7 @@ def run(
         console.print("Interrupted. The same command continues where it stopped.")
         raise typer.Exit(130) from None
     _print_summary(console, results)
-    print_path(console, "Report:", write_report(folder))
+    print_path(console, "Report:", write_report(folder, results))
     conclude(console, results)
 
 

@@ -152,10 +152,9 @@ def test_a_cascade_has_the_worst_case_of_all_against_all(tmp_path: Path, tiny: C
     tiny["adversaries"] += [{"name": "InvertingGradients", "iterations": 40}]
     tiny["adversaries"] += [{"name": "DLG", "iterations": 10}]
     config = load_config(tiny | {"observations": 5})
-    cascade = run(config, tmp_path / "cascade", workers=2)
-    all_against_all = run(
-        config.model_copy(update={"individual": True}), tmp_path / "individual", workers=2
-    )
+    cascade = run(config, tmp_path, workers=2)
+    individual = config.model_copy(update={"individual": True})
+    all_against_all = run(individual, tmp_path, workers=2)  # of what is not there yet
     pd.testing.assert_series_equal(identified(cascade), identified(all_against_all))
     assert 0 < identified(cascade).mean() < 1
     assert len(cascade.cells) == len(all_against_all.cells)

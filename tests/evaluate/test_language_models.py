@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,15 @@ def test_the_content_of_a_folder_counts(folder: Path, texts: Path, tmp_path: Pat
     scenario = Scenario(dataset=str(texts), model=Method(name="hf", options={"id": str(folder)}))
     model = scenario.config()["model"]
     assert model["options"] == {"id": folder.name}
-    assert len(model["content"]) == 64
+    moved = tmp_path / "elsewhere" / folder.name
+    shutil.copytree(folder, moved)
+    options = {"id": str(moved)}
+    same = scenario.model_copy(update={"model": Method(name="hf", options=options)})
+    assert same.config()["model"] == model
+    assert same.description == scenario.description  # what draws depend on
+    (moved / "config.json").write_text((moved / "config.json").read_text() + " ")
+    pretrained.fingerprint.cache_clear()
+    assert same.config()["model"]["content"] != model["content"]
 
 
 def test_tied_weights_survive_a_checkpoint_and_private_training(tmp_path: Path) -> None:

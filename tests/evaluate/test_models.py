@@ -29,7 +29,7 @@ CASES = {
     "token_mlp-text": ("token_mlp", TEXT),
     "gpt2-text": ("gpt2", TEXT),
 }
-BUILT = {name: (name, space) for name, space in CASES.values()}
+BUILT = {name: (name, space) for name, space in reversed(CASES.values())}  # the smallest of each
 PRETRAINED = {"hf", "smollm2"}  # in test_language_models.py
 
 

@@ -201,7 +201,7 @@ def test_ctrl_c_has_the_same_exit_code_everywhere(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("leakfrontier.reports.write_report", interrupted)
+    monkeypatch.setattr("leakfrontier.evaluate.commands.report.Store", interrupted)
     code, output, errors = command("report", tmp_path)
     assert (code, output, errors) == (130, "", "Interrupted.\n")
 
@@ -229,7 +229,7 @@ def test_a_report_concludes_as_its_page_does(
     line: str,
 ) -> None:
     make_results(tmp_path, scenarios=SCENARIOS_MADE_UP[:1], **fault)
-    monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("leakfrontier.reports.write_report", lambda *_: Path("report.html"))
     found, output, _ = command("report", tmp_path)
     assert (found, output.splitlines()[-1]) == (code, line)
 
@@ -255,7 +255,7 @@ def test_failed_cells_are_named_and_run_again_on_request(
         return []
 
     monkeypatch.setattr(engine_module, "execute", execute)
-    monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("leakfrontier.reports.write_report", lambda *_: Path("report.html"))
     config = config_file()
     code, output, _ = command("run", config, "--out", out)
     assert code == 1
@@ -298,7 +298,7 @@ def test_a_defense_of_the_users_beside_the_configured_ones(
     assert before["status"].tolist() == ["ok"] * 11
     assert before["strength"].dropna().unique().tolist() == [1.0]
 
-    monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("leakfrontier.reports.write_report", lambda *_: Path("report.html"))
     user_file(DEFENSE.replace("return 1.0", "return 2.0"))
     assert command(*arguments)[0] == 0
     after = Store(out).results().cells.set_index("cell")
@@ -334,7 +334,7 @@ def test_names_are_not_broken_within_words(
 ) -> None:
     results = shared_results(seeds=(0,), observations=4, batch_size=2)
     monkeypatch.setattr(run_command, "run_config", lambda *_, **__: results)
-    monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("leakfrontier.reports.write_report", lambda *_: Path("report.html"))
     _, output, _ = command("run", config_file(), "--out", tmp_path / "out", columns=columns)
     for scenario in SCENARIOS_MADE_UP:
         assert f"{scenario}, attacked after 0 rounds: worst case over the panel" in output
@@ -351,7 +351,7 @@ def test_every_attack_on_every_upload_on_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_module, "execute", lambda *_, **__: [])
-    monkeypatch.setattr("leakfrontier.reports.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("leakfrontier.reports.write_report", lambda *_: Path("report.html"))
     for options, individual in (((), False), (("--individual",), True)):
         assert command("run", config_file(), "--out", tmp_path / "out", *options)[0] == 1
         assert Store(tmp_path / "out").results().config["individual"] is individual
