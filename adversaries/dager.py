@@ -352,6 +352,8 @@ def _search(
         if math.prod(len(column) for column in columns) > combinations:
             tried = _climb(view, probe, columns, tried, observation.batch_size)
         found += tried
+    if not found:
+        raise NotApplicable("no place where a sentence may end shows in the span of the gradient")
     found.sort(key=lambda sentence: sentence.distance)
     distances = torch.tensor([sentence.distance for sentence in found], dtype=torch.float64)
     near = limit.accepts(distances, observation.batch_size).nonzero().flatten().tolist()

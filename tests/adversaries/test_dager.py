@@ -77,6 +77,9 @@ def test_recovers_an_encoders_sentences() -> None:
     assert recovered(guess, tokens) == 1
     few = DAGER(combinations=8).reconstruct(observation, rng())  # climbs from random ones
     assert recovered(few, tokens) >= 0.5
+    endless = replace(observation, space=replace(observation.space, last=1))  # in no sentence
+    with pytest.raises(NotApplicable, match="where a sentence may end"):
+        DAGER().reconstruct(endless, rng())
 
 
 def test_recovers_changes_of_weights() -> None:
