@@ -109,15 +109,21 @@ def make_frontiers(results: Results, draws: int = DRAWS, seed: int = 0) -> list[
                 at(worst, setting.scenario, setting.checkpoint),
                 accuracies[accuracies["scenario"] == setting.scenario],
             ),
-            draws,
-            seed,
+            draws=draws,
+            seed=seed,
         )
         for setting in rows(settings)
     ]
 
 
 def _frontier(
-    results: Results, scenario: str, checkpoint: int, points: pd.DataFrame, count: int, seed: int
+    results: Results,
+    scenario: str,
+    checkpoint: int,
+    points: pd.DataFrame,
+    *,
+    draws: int,
+    seed: int,
 ) -> Frontier:
     victims, given_candidates = (
         victim_matrix(results, scenario, checkpoint, server) for server in ("passive", "candidates")
@@ -130,9 +136,9 @@ def _frontier(
     points["gains"] = points["defense"].isin(order.gains)
     families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
     if len(placed):
-        draws = _resample(victims, tests, placed, count, seed)
-        points = points.join(_probabilities(placed, draws, order))
-        families = _families(placed, draws)
+        resampled = _resample(victims, tests, placed, draws, seed)
+        points = points.join(_probabilities(placed, resampled, order))
+        families = _families(placed, resampled)
     else:
         points = points.assign(pareto=False, p_pareto=nan)
     points["pareto"] = points["pareto"].eq(True)

@@ -73,7 +73,7 @@ class Rerun:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verification:
     """What was found out about a pack.
 
@@ -167,9 +167,17 @@ def verify(
         done = pack.cells["status"] == "ok"
         pool = [number for number in range(len(trials)) if done[number]] if not problems else []
         chosen = choose(pool, cells, seed)
-        reruns = _run(pack, config, trials, chosen, Path(place), workers, engine, console)
+        slots = workers or engine.slots()
+        reruns = _run(
+            pack, trials, chosen, folder=Path(place), workers=slots, engine=engine, console=console
+        )
         return Verification(
-            len(pool), len(chosen), tuple(reruns), tuple(problems), _differences(pack), seed
+            cells=len(pool),
+            chosen=len(chosen),
+            reruns=tuple(reruns),
+            problems=tuple(problems),
+            differences=_differences(pack),
+            seed=seed,
         )
 
 
@@ -269,11 +277,11 @@ def _not_a_cascade(pack: Pack, planned: Sequence[Trial], config: RunConfig) -> l
 
 def _run(
     pack: Pack,
-    config: RunConfig,
     trials: Sequence[Trial],
     chosen: Sequence[int],
+    *,
     folder: Path,
-    workers: int | None,
+    workers: int,
     engine: Engine,
     console: Console,
 ) -> Iterator[Rerun]:
@@ -287,9 +295,8 @@ def _run(
     first = sorted({numbers[key] for key in needed if key in numbers})
     for stage in (first, [number for number in chosen if number not in first]):
         tasks = [(trials[number], folder) for number in stage]
-        slots = workers or engine.slots()
         for done in (
-            engine.execute(run_trial, tasks, workers=slots, time_limit=math.inf) if tasks else ()
+            engine.execute(run_trial, tasks, workers=workers, time_limit=math.inf) if tasks else ()
         ):
             trial = done.task[0]
             number = numbers[trial.cell.key]

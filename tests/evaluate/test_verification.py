@@ -67,7 +67,7 @@ def test_every_cell_is_run_again_and_equal(path: Path) -> None:
 
 @pytest.fixture
 def nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "_run", lambda *_: iter(()))
+    monkeypatch.setattr(verification, "_run", lambda *_, **__: iter(()))
 
 
 def _identified(entries: dict[str, bytes]) -> None:
