@@ -109,9 +109,11 @@ def seconds(_: RunConfig, *packs: str) -> None:
         print(f"{scenario}: {total:.1f}, of which {name} {most:.1f}")
 
 
-def table(_: RunConfig, *packs: str) -> None:
-    """Print the standings of packs, a table of Markdown per setting."""
-    for setting in make_settings([read_pack(Path(pack)) for pack in packs]):
+def table(config: RunConfig, *packs: str) -> None:
+    """Print the standings of packs, a table of Markdown per setting, in the preset's order."""
+    settings = make_settings([read_pack(Path(pack)) for pack in packs])
+    places = {scenario.name: place for place, scenario in enumerate(config.scenarios)}
+    for setting in sorted(settings, key=lambda setting: places[setting.name]):
         evaluation = setting.evaluations[0]
         names = point_names(evaluation.frontier.points)
         print(f"\n**{setting.name}** (attacked: the model of round {setting.checkpoint})\n")
