@@ -24,7 +24,7 @@ import torch
 from leakfrontier.evaluate.cells import TrainTrial, undefended
 from leakfrontier.evaluate.config import RunConfig, load_config
 from leakfrontier.evaluate.labels import percent
-from leakfrontier.evaluate.leaderboard import THREATS, make_settings
+from leakfrontier.evaluate.leaderboard import THREATS, Setting, make_settings
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.pack import read_pack
 from leakfrontier.evaluate.privacy.accounting import calibrate
@@ -110,30 +110,32 @@ def seconds(_: RunConfig, *packs: str) -> None:
 
 
 def table(config: RunConfig, *packs: str) -> None:
-    """Print the standings of packs, a table of Markdown per setting, in the preset's order."""
+    """Print the standings of packs, in the preset's order."""
     settings = make_settings([read_pack(Path(pack)) for pack in packs])
     places = {scenario.name: place for place, scenario in enumerate(config.scenarios)}
     for setting in sorted(settings, key=lambda setting: places[setting.name]):
-        evaluation = setting.evaluations[0]
-        names = point_names(evaluation.frontier.points)
-        print(f"\n**{setting.name}** (attacked: the model of round {setting.checkpoint})\n")
-        print(
-            "| place | defense | accuracy | passive | parameters | architecture | blind | verdict |"
-        )
-        print("|---|---|---|---|---|---|---|---|")
-        standing = setting.table.set_index("defense")
-        blind = evaluation.results.worst_case().set_index("defense")["blind"]
-        for row in setting.table[setting.table["server"] == "passive"].itertuples():
-            found = standing.loc[[row.defense]].set_index("server")["success_text"]
-            rates = [*(found[server] for server in THREATS), percent(blind[row.defense])]
-            verdict = f"dominated by {names[row.dominated]}" if row.dominated else row.verdict
-            fields = (place_text(row), names[row.defense], row.accuracy_text, *rates, verdict)
-            print(f"| {' | '.join(map(str, fields))} |")
-        for defense, share in _originals(evaluation.results).items():
-            print(
-                f"\n{names[defense]}: the private picture itself is identified in {percent(share)}."
-            )
-        print(f"\n{evaluation.conclusion}")
+        print(markdown(setting))
+
+
+def markdown(setting: Setting) -> str:
+    """Return the standings of a setting, and what else is to be said of them."""
+    evaluation = setting.evaluations[0]
+    names = point_names(evaluation.frontier.points)
+    columns = ["place", "defense", "accuracy", *THREATS, "blind", "verdict"]
+    lines = [f"\n**{setting.name}** (attacked: the model of round {setting.checkpoint})\n"]
+    lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    standing = setting.table.set_index("defense")
+    blind = evaluation.results.worst_case().set_index("defense")["blind"]
+    for row in setting.table[setting.table["server"] == "passive"].itertuples():
+        found = standing.loc[[row.defense]].set_index("server")["success_text"]
+        rates = [*(found[server] for server in THREATS), percent(blind[row.defense])]
+        verdict = f"dominated by {names[row.dominated]}" if row.dominated else row.verdict
+        fields = (place_text(row), names[row.defense], row.accuracy_text, *rates, verdict)
+        lines.append(f"| {' | '.join(map(str, fields))} |")
+    for defense, share in _originals(evaluation.results).items():
+        what = "the private picture itself is identified in"
+        lines.append(f"\n{names[defense]}: {what} {percent(share)}.")
+    return "\n".join([*lines, f"\n{evaluation.conclusion}"])
 
 
 def _originals(results: Results) -> pd.Series[float]:
