@@ -70,6 +70,12 @@ def nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "_run", lambda *_, **__: iter(()))
 
 
+def problems_of(path: Path, edit: Edit) -> tuple[str, ...]:
+    """Return what is wrong with a pack that was edited by one who knows how checksums work."""
+    rewritten(path, edit, sums=True)
+    return verify(read_pack(path), seed=0).problems
+
+
 def _identified(entries: dict[str, bytes]) -> None:
     lines = entries["rows/attacks.csv"].split(b"\n")
     place = next(i for i, line in enumerate(lines) if b"scored,,True,True" in line)
@@ -107,17 +113,15 @@ def test_an_altered_row_is_found_by_its_cell(path: Path, rekeyed: bool) -> None:
 
 @pytest.mark.usefixtures("nothing_is_run")
 def test_what_does_not_follow_is_found_without_running(path: Path, packed: bytes) -> None:
-    rewritten(path, _identified, sums=True)
-    found = verify(read_pack(path), seed=0)
-    assert any("does not follow from its rows" in problem for problem in found.problems)
+    problems = problems_of(path, _identified)
+    assert any("does not follow from its rows" in problem for problem in problems)
 
     def relabelled(entries: dict[str, bytes]) -> None:
         entries["cells.csv"] = entries["cells.csv"].replace(b"ratio=0.9", b"ratio=0.5")
 
     path.write_bytes(packed)
-    rewritten(path, relabelled, sums=True)
-    found = verify(read_pack(path), seed=0)
-    assert any("as its configuration has it" in problem for problem in found.problems)
+    problems = problems_of(path, relabelled)
+    assert any("as its configuration has it" in problem for problem in problems)
 
 
 @pytest.mark.usefixtures("nothing_is_run")
@@ -129,9 +133,7 @@ def test_what_has_rows_is_run_again(path: Path, kind: str) -> None:
         was, becomes = f",{kind},ok,".encode(), f",{kind},not needed,".encode()
         entries["cells.csv"] = entries["cells.csv"].replace(was, becomes)
 
-    rewritten(path, edit, sums=True)
-    found = verify(read_pack(path), seed=0)
-    assert "is said to be 'not needed', and has rows" in found.problems[0]
+    assert "is said to be 'not needed', and has rows" in problems_of(path, edit)[0]
 
 
 @pytest.mark.usefixtures("nothing_is_run")
@@ -142,9 +144,7 @@ def test_training_is_always_needed(path: Path) -> None:
             header = entries[f"rows/{table}.csv"].split(b"\n")[0]
             entries[f"rows/{table}.csv"] = header + b"\n"
 
-    rewritten(path, edit, sums=True)
-    found = verify(read_pack(path), seed=0)
-    assert "is said to be not needed, and is no attack" in found.problems[0]
+    assert "is said to be not needed, and is no attack" in problems_of(path, edit)[0]
 
 
 @pytest.mark.usefixtures("nothing_is_run")
@@ -155,9 +155,8 @@ def test_other_attacks_are_not_the_panel(path: Path) -> None:
             f'"custom ({panel})"'.encode(), f'"{panel}"'.encode()
         )
 
-    rewritten(path, edit, sums=True)
-    found = verify(read_pack(path), seed=0)
-    assert any("its configuration is of panel custom" in one for one in found.problems)
+    problems = problems_of(path, edit)
+    assert any("its configuration is of panel custom" in one for one in problems)
 
 
 @pytest.mark.usefixtures("nothing_is_run")
