@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -116,8 +117,7 @@ class DAGER(Adversary):
             self._space(observation, block.projections, place)
             for block, place in ((view.first, "first"), (view.second, "second"))
         )
-        length = view.space.shape[0]
-        pool = find_tokens(view, first, length, most=self.pool)
+        pool = find_tokens(view, first, view.positions, most=self.pool)
         if not sum(len(tokens) for tokens in pool.tokens):
             raise NotApplicable("no token of the vocabulary is in the span of the gradient")
         causal = is_causal(view)
@@ -199,7 +199,7 @@ class Limit:
         Of a decoder's only the last token counts: in a small vocabulary, first tokens are often
         those of a true sentence. Under noise, the nearest first token shows what is near.
         """
-        length = min(_STRANGE, view.space.shape[0])
+        length = min(_STRANGE, view.positions)
         strangers = torch.randint(view.space.vocabulary, (_STRANGERS, length), generator=rng)
         distances = probe.distance(view, strangers.to(view.device))
         high = float((distances[:, -1] if causal else distances.flatten()).quantile(0.02))
@@ -240,7 +240,7 @@ def grow(
     prefixes, totals = view.no_prefix(), torch.zeros(1, dtype=torch.float64, device=view.device)
     found: list[Sentence] = []
     space, accepted = probe.space, 0
-    for position in range(view.space.shape[0]):
+    for position in range(view.positions):
         candidates = pool.at(position)
         if not len(candidates) or (accepted >= space.rank and not limit.noisy):
             break
@@ -426,17 +426,18 @@ def rebuilt(
     """
     sure = {s.tokens: max(0.0, 1 - s.distance / max(limit.high, 1e-12)) for s in found}
     endings = find_endings(view, observation, [*sure]) if is_causal(view) else None
-    guesses: list[tuple[float, tuple[int, ...]]] = []
+    once: list[tuple[float, tuple[int, ...]]] = []
+    again: list[tuple[float, tuple[int, ...]]] = []  # copies leave room for other sentences first
     for ending in endings or []:
         if limit.noisy and not ending.leaf:
             continue  # a beginning's count is a difference of weights, and noise is as large
         nearest = max(sure[s] for s in sure if s[: len(ending.prefix)] == ending.prefix)
-        copies = max(1, round(ending.count))
-        guesses += [(nearest * _trust(ending), sentence_of(view, ending))] * copies
+        once.append((nearest * _trust(ending), sentence_of(view, ending)))
+        again += once[-1:] * (round(ending.count) - 1)
     if endings is None:
-        guesses = [(certainty, tokens) for tokens, certainty in sure.items()]
-    guesses.sort(key=lambda guess: -guess[0])
-    guesses = guesses[: observation.batch_size]
+        once = [(certainty, tokens) for tokens, certainty in sure.items()]
+    ranked = (sorted(part, key=lambda guess: -guess[0]) for part in (once, again))
+    guesses = [*chain(*ranked)][: observation.batch_size]
     gradient = block_gradient(observation, view.second.projections)
     return Reconstruction(
         inputs=view.padded([tokens for _, tokens in guesses]),

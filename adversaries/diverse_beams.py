@@ -77,7 +77,7 @@ def search(
     totals = torch.zeros(1, dtype=torch.float64, device=view.device)
     group = torch.full((1,), -1, device=view.device)
     found: list[Candidate] = []
-    for position in range(view.space.shape[0]):
+    for position in range(view.positions):
         tokens = pool.at(position)
         if not len(tokens):
             break

@@ -64,10 +64,10 @@ class SOMP(Adversary):
       geometry. Where the space is full, scores rank tokens and sentences.
     - Where the size of noise is known, as for changes of weights, stage II is DAGER's: greedy
       prefixes, verified as a whole, and clustered.
-    - Under noise, DAGER's greedy sentences are candidates, too; where it leaves no gap between
-      true vectors and others, whatever is nearer than hardly any other is continued, and every
-      prefix is a candidate: of all three stages, the pursuit suffers least, because its products
-      average over all entries.
+    - DAGER's greedy sentences are candidates, too: under noise, beams lose true ones. Where noise
+      leaves no gap between true vectors and others, whatever is nearer than hardly any other is
+      continued, and every prefix is a candidate: of all three stages, the pursuit suffers least,
+      because its products average over all entries.
     - Informative heads are those with the largest gradients. The tokens for a position are those
       of the pool; position 0 has no query gradient, so that the stacked test's tokens join them.
     - The feed-forward scores compare normalised inputs with parts of its first layer's gradient.
@@ -174,23 +174,22 @@ class SOMP(Adversary):
             near = limit.accepts(new, how.beams) if limit.clear else new < limit.high
             return near | (again & (distances < limit.low) & (not limit.noisy))
 
-        if limit.noisy and limit.clear and not second.saturated:
-            sure = grow(view, probe, pool, limit, observation.batch_size)
-            sure = verified(view, observation, pool, sure, rng)
-            found = sorted((Candidate(*sentence) for sentence in sure), key=_score)
-        else:
-            found = search(view, module, distance, allowed, pool, how)
         greedy: list[Sentence] = []
+        if not second.saturated:
+            greedy = grow(view, probe, pool, limit, observation.batch_size)
+        if limit.noisy and limit.clear and not second.saturated:
+            greedy = verified(view, observation, pool, greedy, rng)
+            found = sorted((Candidate(*sentence) for sentence in greedy), key=_score)
+        else:
+            beams = search(view, module, distance, allowed, pool, how)
+            found = [*(Candidate(*sentence) for sentence in greedy), *beams]
         if second.saturated or (limit.noisy and limit.clear):
             found = self._clusters(found)
-        elif second.noise > 0 or not limit.clear:
-            greedy = grow(view, probe, pool, limit, observation.batch_size)
-            found = [*(Candidate(*sentence) for sentence in greedy), *found]
         return self._choose(
             view,
             observation,
             found,
-            greedy=[sentence.tokens for sentence in greedy],
+            greedy=[] if limit.noisy else [sentence.tokens for sentence in greedy],
             prefixes=not (limit.clear or second.saturated),
             leaves=limit.noisy,
         )
@@ -203,7 +202,7 @@ class SOMP(Adversary):
         self, view: Transformer, observation: Observation, first: Subspace, table: Aggregation
     ) -> TokenPool:
         """Return the pool of stage I."""
-        size, length = self.pool or table.pool, view.space.shape[0]
+        size, length = self.pool or table.pool, view.positions
         sure = None
         if not first.saturated:
             sure = find_tokens(view, first, length, most=size)
@@ -262,10 +261,12 @@ class SOMP(Adversary):
             endings = [ending for ending in endings if ending.leaf]
         place = {tokens: index for index, tokens in enumerate(longest)}
         endings.sort(key=lambda ending: place.get(ending.prefix, len(place)))
-        if greedy:
+        if {*greedy} != {*longest}:
             endings += find_endings(view, observation, greedy) or []
         if prefixes:
             endings += _beginnings(view, longest)
+        once = {(ending.prefix, ending.label): ending for ending in reversed(endings)}
+        endings = [*reversed(once.values())]  # what was read off first counts
         inputs = view.padded([sentence_of(view, ending) for ending in endings])
         labels = torch.tensor([ending.label for ending in endings], device=view.device)
         targets = inputs if view.space.task == "next-token" else labels

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -97,6 +97,7 @@ class Transformer:
         norm: The module whose output the first block's projections read, if it is one.
         final_norm: The module that makes the last hidden states, if it is one.
         absolute: Whether the first block's inputs depend on the position.
+        start: The number of the first position: RoBERTa counts from 2.
         space: What is known of the tokens.
     """
 
@@ -106,6 +107,7 @@ class Transformer:
     norm: nn.Module | None
     final_norm: nn.Module | None
     absolute: bool
+    start: int
     space: TokenSpace
 
     @property
@@ -122,6 +124,11 @@ class Transformer:
     def last(self) -> Block:
         """Return the last block."""
         return self.blocks[2]
+
+    @property
+    def positions(self) -> int:
+        """Return how many places have gradients: under a next-token loss, the last is a label."""
+        return self.space.shape[0] - (self.space.task == "next-token")
 
     @property
     def heads(self) -> int:
@@ -162,7 +169,7 @@ class Transformer:
 
     def at_position(self, tokens: Tensor, position: int, module: nn.Module) -> Tensor:
         """Return what a module is given for single tokens at a position, before any attention."""
-        place = torch.full((1, 1), position, device=tokens.device)
+        place = torch.full((1, 1), self.start + position, device=tokens.device)
         parts = [
             self.read([module], input_ids=part[:, None], position_ids=place)[0][:, 0]
             for part in tokens.split(_TOKENS_AT_ONCE)
@@ -231,7 +238,7 @@ class Transformer:
         vectors = self.read(
             modules,
             input_ids=candidates.expand(count, -1),
-            position_ids=torch.full((1, size), length, device=candidates.device),
+            position_ids=torch.full((1, size), self.start + length, device=candidates.device),
             attention_mask=hidden.to(self.device).expand(count, 1, -1, -1),
             past_key_values=memory,
             use_cache=True,
@@ -323,18 +330,28 @@ def _trace(
             hook.remove()
     picked = [_block(blocks[place], calls, names) for place in (0, 1, -1)]
     inputs = next(call.given for call in calls if call.module is picked[0].module)
-    repeated = torch.zeros(1, 2, dtype=torch.int64, device=device)
-    draft = Transformer(network, whole, (picked[0], picked[1], picked[2]), None, None, False, space)
-    both = draft.read([picked[0].module], input_ids=repeated)[0][0]
-    return Transformer(
-        network,
-        whole,
-        draft.blocks,
-        _maker(calls, lambda call: call.output is inputs and call.given is not inputs),
-        _maker(calls, lambda call: torch.equal(call.output, hidden)),
-        not torch.equal(both[0], both[1]),
-        space,
+    padding = cast(Any, network).config.pad_token_id
+    repeated = torch.full((1, 2), int(padding == 0), device=device)  # padding has no position
+    draft = Transformer(
+        network, whole, (picked[0], picked[1], picked[2]), None, None, False, 0, space
     )
+    both = draft.read([picked[0].module], input_ids=repeated)[0][0]
+    absolute = not torch.equal(both[0], both[1])
+    return replace(
+        draft,
+        norm=_maker(calls, lambda call: call.output is inputs and call.given is not inputs),
+        final_norm=_maker(calls, lambda call: torch.equal(call.output, hidden)),
+        absolute=absolute,
+        start=_start(draft, repeated[0, :1], both[0]) if absolute else 0,
+    )
+
+
+def _start(view: Transformer, token: Tensor, vector: Tensor) -> int:
+    """Return the position at which a token gives the vector that it has as the first of all."""
+    for position in range(4):
+        if torch.equal(view.at_position(token, position, view.first.module)[0], vector):
+            return position
+    raise NotApplicable("the numbers of the model's positions are not known")
 
 
 def _maker(calls: Sequence[_Call], matches: Callable[[_Call], bool]) -> nn.Module | None:

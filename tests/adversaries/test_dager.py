@@ -1,5 +1,6 @@
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -7,7 +8,16 @@ from federated import rng
 from sentences import language_model, recovered, seen_by_server, sentences
 from small_language import observed
 
-from leakfrontier.adversaries import DAGER, SOMP, Adversary, FedAvg, NotApplicable, TokenSpace
+from leakfrontier.adversaries import (
+    DAGER,
+    SOMP,
+    Adversary,
+    FedAvg,
+    NotApplicable,
+    TokenSpace,
+    dager,
+)
+from leakfrontier.adversaries.sentence_ends import Ending
 from leakfrontier.defenses import DPSGD, Batch
 from leakfrontier.evaluate.models import build_model
 
@@ -66,12 +76,13 @@ def test_a_dozen_words_are_enough(attack: Adversary, count: int) -> None:
     assert sum(found) == 3
 
 
-def test_recovers_an_encoders_sentences() -> None:
+@pytest.mark.parametrize("family", ["bert", "roberta"])  # whose positions begin at 0 and at 2
+def test_recovers_an_encoders_sentences(family: str) -> None:
     tokens = sentences([6, 5])
     tokens[:, 0] = 2
     tokens[0, 5] = tokens[1, 4] = 3
     observation = seen_by_server(
-        language_model("bert", "classification"), tokens, "classification", last=3
+        language_model(family, "classification"), tokens, "classification", last=3
     )
     guess = DAGER().reconstruct(observation, rng())
     assert recovered(guess, tokens) == 1
@@ -80,6 +91,21 @@ def test_recovers_an_encoders_sentences() -> None:
     endless = replace(observation, space=replace(observation.space, last=1))  # in no sentence
     with pytest.raises(NotApplicable, match="where a sentence may end"):
         DAGER().reconstruct(endless, rng())
+
+
+def test_copies_leave_room_for_every_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = sentences([9, 9, 6])
+    tokens[1] = tokens[0]
+    observation = seen_by_server(language_model("gpt2"), tokens)
+    endings = dager.find_endings
+
+    def miscounted(*given: Any) -> list[Ending]:  # noqa: ANN401 - as they come
+        return [replace(one, count=3.0 * one.count) for one in endings(*given) or []]
+
+    monkeypatch.setattr(dager, "find_endings", miscounted)
+    guess = DAGER().reconstruct(observation, rng())
+    assert len(guess.inputs) == len(tokens)
+    assert {*map(tuple, guess.inputs.tolist())} == {*map(tuple, tokens.tolist())}
 
 
 def test_recovers_changes_of_weights() -> None:

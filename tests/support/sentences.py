@@ -38,6 +38,7 @@ def language_model(family: str, task: str = "next-token", layers: int = 3) -> La
         "llama": ("Llama", {**llama, "num_key_value_heads": 2, **none}),
         "qwen": ("Qwen3", {**llama, "num_key_value_heads": 2, "head_dim": 16, **none}),
         "bert": ("Bert", llama),
+        "roberta": ("Roberta", {**llama, "pad_token_id": 1}),
     }
     name, options = families[family]
     head = "LMHeadModel" if family == "gpt2" else "ForCausalLM"
