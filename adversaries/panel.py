@@ -49,20 +49,28 @@ class Panel:
         members: The adversaries by name, with budgets for CPUs: on 20 uploads of LeNet, a search
             takes seconds.
         published: The same with the budgets of their papers.
+        alike: Earlier versions whose attacks differ on texts alone: on all else, rates compare.
     """
 
     version: str
     members: Mapping[str, Adversary]
     published: Mapping[str, Adversary]
+    alike: tuple[str, ...] = ()
 
     def succeeded_by(
-        self, version: str, members: Mapping[str, Adversary], published: Mapping[str, Adversary]
+        self,
+        version: str,
+        members: Mapping[str, Adversary],
+        published: Mapping[str, Adversary],
+        *,
+        on_texts_alone: bool = False,
     ) -> Panel:
         """Return the next panel: all members of this one, and those that join."""
         return Panel(
             version,
             MappingProxyType({**self.members, **members}),
             MappingProxyType({**self.published, **published}),
+            (*self.alike, self.version) if on_texts_alone else (),
         )
 
 
@@ -362,5 +370,8 @@ PANEL_2026_7 = PANEL_2026_6.succeeded_by("2026.7", members={}, published={})
 PANEL_2026_8 = PANEL_2026_7.succeeded_by("2026.8", members={}, published={})
 """The same members: SOMP also weighs DAGER's sentences where there is noise."""
 
-PANEL = PANEL_2026_8
+PANEL_2026_9 = PANEL_2026_8.succeeded_by("2026.9", members={}, published={}, on_texts_alone=True)
+"""The same members: DAGER and SOMP find more, attacks on images and sounds are as they were."""
+
+PANEL = PANEL_2026_9
 """The panel in force."""

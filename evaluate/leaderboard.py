@@ -302,7 +302,7 @@ def _identity(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
 def _panel(pack: Pack) -> str:
     """Return whose attacks a pack's are: two panels of one's own differ if their attacks do."""
     attacks = pack.meta["config"].get("adversaries", "panel")
-    return pack.panel if attacks == "panel" else f"{pack.panel}: {json.dumps(attacks)}"
+    return pack.comparable if attacks == "panel" else f"{pack.comparable}: {json.dumps(attacks)}"
 
 
 def _modality(evaluations: Iterable[Evaluation]) -> str:

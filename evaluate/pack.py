@@ -17,6 +17,7 @@ executed by reading it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from leakfrontier.adversaries import PANEL
 
 from .analysis import FINISHED, with_scores
 from .archive import PackError, sha256, unzipped, zipped
@@ -82,6 +85,15 @@ class Pack:
     def panel(self) -> str:
         """Return the version of the panel."""
         return str(self.meta["panel"])
+
+    @cached_property
+    def comparable(self) -> str:
+        """Return the panel whose rates compare: that in force, if it differs on texts alone."""
+        shown = {*self.rows("renderings")["media"]}
+        for version in PANEL.alike if shown and "tokens" not in shown else ():
+            if re.search(rf"(?<![\d.]){re.escape(version)}(?!\d)", self.panel):
+                return self.panel.replace(version, PANEL.version)
+        return self.panel
 
     @property
     def sources(self) -> dict[str, bytes]:

@@ -141,7 +141,7 @@ def verify(
     Raises:
         PackError: If it cannot be verified here.
     """
-    if not pack.panel.removeprefix("custom (").startswith(PANEL.version):
+    if not pack.comparable.removeprefix("custom (").startswith(PANEL.version):
         raise PackError(
             f"{pack.name} was made with panel {pack.panel!r}, this is panel {PANEL.version!r}: "
             f"verify it with leakfrontier {pack.meta['versions'].get('leakfrontier', '?')} as of "
@@ -159,7 +159,7 @@ def verify(
         config = _config(pack, Path(place), data)
         planned = plan(config)
         problems = [*_not_as_planned(pack, planned), *_not_derived(pack)]
-        if config.panel != pack.panel:
+        if config.panel != pack.comparable:
             problems.append(f"its configuration is of panel {config.panel}, not of {pack.panel}")
         trials = narrowed(planned, pack.results)
         if not problems:

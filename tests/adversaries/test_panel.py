@@ -130,7 +130,8 @@ def reconstructed(name: str) -> tuple[float, float, float]:
 
 
 def test_it_is_the_full_suite() -> None:
-    assert PANEL.version == "2026.8"
+    assert PANEL.version == "2026.9"
+    assert PANEL.alike == ("2026.8",)
     assert set(PANEL.members) == set(PANEL.published) == set(ADVERSARIES)
     for name, member in PANEL.members.items():
         assert type(member) is ADVERSARIES[name] is type(PANEL.published[name])

@@ -7,6 +7,7 @@ import pytest
 from packing import make_pack, packed
 from synthetic import SCENARIOS, make_results, write_tiny
 
+from leakfrontier.adversaries import PANEL
 from leakfrontier.evaluate import leaderboard
 from leakfrontier.evaluate.errors import UserError
 from leakfrontier.evaluate.leaderboard import make_settings, part_of
@@ -146,3 +147,26 @@ def test_packs_of_two_panels_do_not_compare(tmp_path: Path) -> None:
         make_settings([one, other])
     with pytest.raises(UserError, match="two packs are called 'one'"):
         make_settings([one, one])
+
+
+def test_panels_that_differ_on_texts_alone_compare_on_all_else(tmp_path: Path) -> None:
+    pack = tiny_pack(tmp_path, "one", [("none", 800, ALL)])
+
+    def of(version: str, media: str | None) -> Pack:
+        header = "number,observation,victim,media,truth,guess\n"
+        shown = header + (f"0,0,0,{media},truth,guess\n" if media else "")
+        entries = {
+            **pack.entries,
+            "rows/renderings.csv": shown.encode(),
+            "truth": b"",
+            "guess": b"",
+        }
+        return Pack(version, {**pack.meta, "panel": version}, entries)
+
+    (earlier,) = PANEL.alike
+    assert len(make_settings([of(one, "image/png") for one in (earlier, PANEL.version)])) == 1
+    for media in ("tokens", None):  # or it is not known what is attacked
+        with pytest.raises(UserError, match="packs must be of one panel"):
+            make_settings([of(one, media) for one in (earlier, PANEL.version)])
+    assert of(f"custom ({earlier})", "image/png").comparable == f"custom ({PANEL.version})"
+    assert of(f"{earlier}1", "image/png").comparable == f"{earlier}1"
