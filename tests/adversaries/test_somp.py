@@ -5,8 +5,8 @@ import torch
 from federated import rng
 from sentences import language_model, recovered, seen_by_server, sentences
 
-from leakfrontier.adversaries import SOMP, FedAvg, NotApplicable
-from leakfrontier.adversaries.diverse_beams import Fluency
+from leakfrontier.adversaries import SOMP, FedAvg, NotApplicable, somp
+from leakfrontier.adversaries.diverse_beams import Candidate, Fluency
 from leakfrontier.adversaries.gradient_atoms import Part, pursue
 from leakfrontier.adversaries.transformer import find_transformer
 from leakfrontier.defenses import Noise
@@ -55,6 +55,13 @@ def test_recovers_a_sentence_under_noise() -> None:
         tokens = sentences([8], seed)
         observation = seen_by_server(model, tokens, defense=Noise(1e-3))
         assert recovered(SOMP().reconstruct(observation, rng()), tokens) == 1
+
+
+def test_what_beams_lose_is_found_by_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(somp, "search", lambda *_: [Candidate((1, 2, 3), 0.0)])
+    tokens = sentences([8, 6])
+    observation = seen_by_server(language_model("gpt2"), tokens)
+    assert recovered(SOMP().reconstruct(observation, rng()), tokens) == 1
 
 
 def test_recovers_changes_of_weights() -> None:
