@@ -21,6 +21,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
 
 from .base import Adversary, Observation, Reconstruction, in_groups
 from .label_inference import infer_targets
@@ -158,7 +159,7 @@ class Matching(Adversary):
     def value(self, observation: Observation, update: Update, inputs: Tensor) -> float:
         """Return the objective of one guess, from its update and its inputs."""
         distance = self.distance(observation)
-        value, _ = distance(_stack([update]), _stack([observation.update]))
+        value, _ = distance(stacked([update]), stacked([observation.update]))
         return float(value + self.prior(observation, inputs.unsqueeze(0)))
 
     def _search(
@@ -175,7 +176,7 @@ class Matching(Adversary):
             name: torch.cat([start[name] for start in starts]).to(self.precision)
             for name in starts[0]
         }
-        updates = _stack([o.update for o in observations for _ in range(self.restarts)])
+        updates = stacked([o.update for o in observations for _ in range(self.restarts)])
         observed = {name: value.to(self.precision) for name, value in updates.items()}
         with _precise(first.models, self.precision):
             best, lowest = self.optimizer().minimise(
@@ -299,7 +300,8 @@ def layerwise_cosine(
             pulls[name] = pull[name].mul_(_each(weight, value))
         else:
             length = vector_norm(value.flatten(1), dim=1)
-            one = 1 - _dot(value, observed[name]) / (length * sizes[name]).clamp(min=_TINY)
+            product = torch.einsum("ij,ij->i", value.flatten(1), observed[name].flatten(1))
+            one = 1 - product / (length * sizes[name]).clamp(min=_TINY)
         values = values + weight * one
     return values, pulls
 
@@ -404,8 +406,9 @@ def batch_norm_statistics(model: nn.Module) -> Callable[[Tensor], Tensor] | None
 def vectorised(function: Callable[..., T], randomness: Randomness = "same") -> Callable[..., T]:
     """Return a function of one guess as one of a stack: at once if its code allows it.
 
-    Arguments and result are tensors, or dictionaries of them. Code that branches on values, or
-    takes them out of tensors, is run for one guess after the other, and a warning says so.
+    Arguments are tensors, or dictionaries of them, and so are results, or tuples of those. Code
+    that branches on values, or takes them out of tensors, is run for one guess after the other, and
+    a warning says so.
 
     Args:
         function: Of one guess.
@@ -427,9 +430,14 @@ def vectorised(function: Callable[..., T], randomness: Randomness = "same") -> C
                 reason = str(error).partition("\n")[0]
                 warnings.warn(f"one guess at a time, which is slow: {reason}", stacklevel=2)
         rows = [function(*(_row(stack, i) for stack in stacks)) for i in range(length)]
-        return cast(T, torch.stack(rows) if isinstance(rows[0], Tensor) else _stack(rows))  # type: ignore[arg-type]
+        return cast(T, tree_map(_joined, *rows))
 
     return call
+
+
+def stacked(updates: Sequence[Update]) -> Update:
+    """Return updates as those of a stack of guesses."""
+    return {name: _joined(*(update[name] for update in updates)) for name in updates[0]}
 
 
 def _row(stack: Tensor | Update, index: int) -> Tensor | Update:
@@ -438,10 +446,8 @@ def _row(stack: Tensor | Update, index: int) -> Tensor | Update:
     return {name: value[index] for name, value in stack.items()}
 
 
-def _stack(updates: Sequence[Update]) -> Update:
-    if len(updates) == 1:  # without a copy
-        return {name: value.unsqueeze(0) for name, value in updates[0].items()}
-    return {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
+def _joined(*values: Tensor) -> Tensor:
+    return values[0].unsqueeze(0) if len(values) == 1 else torch.stack(values)  # one: no copy
 
 
 def _guesses_at_once(observation: Observation) -> int:

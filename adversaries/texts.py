@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -138,6 +138,10 @@ class Texts:
         return language_prior(self.observation)
 
     @cached_property
+    def _settled(self) -> Tensor:
+        return self.embedded(self.known.clamp(min=0))
+
+    @cached_property
     def _directions(self) -> Tensor:
         return normalize(self.table[self.allowed], dim=1)
 
@@ -147,7 +151,7 @@ class Texts:
 
     def settled(self, inputs: Tensor) -> Tensor:
         """Return embeddings with those of known tokens and of padding put in their places."""
-        return torch.where(self.free.unsqueeze(-1), inputs, self.embedded(self.known.clamp(min=0)))
+        return torch.where(self.free.unsqueeze(-1), inputs, self._settled)
 
     def nearest(self, inputs: Tensor) -> Tensor:
         """Return the tokens whose embeddings point the same way as some vectors."""
@@ -170,10 +174,14 @@ class Texts:
             return self.targets
         return self.nearest(inputs)
 
-    def padded(self, tokens: Tensor) -> Tensor:
-        """Return tokens as examples, filled up to their common length."""
-        missing = self.space.shape[0] - tokens.shape[1]
+    def padded(self, tokens: Tensor, length: int | None = None) -> Tensor:
+        """Return tokens filled up to a length: by default, that of all examples."""
+        missing = (length or self.space.shape[0]) - tokens.shape[1]
         return pad(tokens, (0, missing), value=self.space.padding or 0) if missing else tokens
+
+    def behind(self, update: Update) -> Texts:
+        """Return the same texts, sought behind another update of the same client."""
+        return replace(self, observation=replace(self.observation, update=update))
 
     def replay(self, inputs: Tensor, targets: Tensor) -> Update:
         """Return what the client would upload of embeddings, of the parameters compared."""

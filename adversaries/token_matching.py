@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.nn.functional import normalize
+from torch.nn import functional
+from torch.nn.functional import normalize, pad
+from torch.overrides import TorchFunctionMode
 
-from .base import Adversary, Observation, Reconstruction
+from .base import Adversary, Observation, Reconstruction, in_groups
 from .language_prior import draw_sentences, next_token_logits
-from .matching import Distance, Update, evaluation, vectorised
+from .matching import Distance, Update, evaluation, stacked, vectorised
 from .optimizers import Adam, Unknowns
 from .spaces import NotApplicable
 from .texts import Texts
@@ -114,17 +115,52 @@ class TokenMatching(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the nearest tokens of the best embeddings."""
-        texts = Texts.of(
-            observation, rng, self.lengths, use_embedding=self.use_embedding, blocks=self.blocks
+        (result,) = self.reconstruct_all([observation], [rng])
+        if isinstance(result, NotApplicable):
+            raise result
+        return result
+
+    def reconstruct_all(
+        self, observations: Sequence[Observation], rngs: Sequence[Generator]
+    ) -> list[Reconstruction | NotApplicable]:
+        """Search together for what is behind observations that replay the same client."""
+        searches: dict[int, _Search] = {}
+
+        def prepare(index: int) -> tuple[object, ...]:
+            observation, rng = observations[index], rngs[index]
+            texts = Texts.of(
+                observation, rng, self.lengths, use_embedding=self.use_embedding, blocks=self.blocks
+            )
+            texts, inputs = self._start(texts, rng)
+            start = self.unknowns(texts, inputs.unsqueeze(0))
+            searches[index] = _Search(texts, rng, start)
+            others = (value.shape for name, value in start.items() if name != "inputs")
+            return (observation.replay, observation.batch_size, texts.names, *others)
+
+        def attack(group: Sequence[int]) -> list[Reconstruction]:
+            size = _at_once(observations[group[0]])
+            parts = (group[i : i + size] for i in range(0, len(group), size))
+            return [
+                guess for part in parts for guess in self._searched([searches[i] for i in part])
+            ]
+
+        return in_groups(len(observations), prepare, attack)
+
+    def _searched(self, searches: Sequence[_Search]) -> list[Reconstruction]:
+        """Improve the guesses for all observations in one loop."""
+        first = searches[0].texts
+        observed = stacked([search.texts.observation.update for search in searches])
+        compared = {name: observed[name] for name in first.names}
+        best, _ = self.optimizer(first).minimise(
+            evaluation(self._replays(searches, observed), self.distance(), compared),
+            _side_by_side([search.start for search in searches]),
+            self._projection(searches),
+            torch.randn_like,
         )
-        texts, inputs = self._start(texts, rng)
-        best, _ = self.optimizer(texts).minimise(
-            evaluation(partial(self._replay_stack, texts), self.distance(), texts.observed),
-            self.unknowns(texts, inputs.unsqueeze(0)),
-            self._projection(texts, rng),
-            lambda like: torch.randn(like.shape, generator=rng).to(like),
-        )
-        return self.finish(texts, best, rng)
+        return [
+            self.finish(search.texts, row, search.rng)
+            for search, row in zip(searches, _apart(best, searches), strict=True)
+        ]
 
     def finish(self, texts: Texts, best: Unknowns, rng: Generator) -> Reconstruction:
         """Return the nearest tokens."""
@@ -152,35 +188,49 @@ class TokenMatching(Adversary):
     ) -> Tensor:
         """Return the distances of the updates of a stack of guesses from the observed one."""
         replay = vectorised(lambda x, y: self.replay(texts, x, y, others or {})[0])
-        entries = sum(value.numel() for value in texts.observation.update.values())
-        size = max(1, _FLOATS_AT_ONCE // (4 * entries))
-        distance, parts = (
-            self.distance(slopes=False),
-            zip(inputs.split(size), targets.split(size), strict=True),
-        )
+        distance = self.distance(slopes=False)
+        size = 2 * _at_once(texts.observation)  # there is no graph to keep
+        parts = zip(inputs.split(size), targets.split(size), strict=True)
         return torch.cat([distance(replay(*part), texts.observed)[0] for part in parts])
 
-    def _replay_stack(self, texts: Texts, unknowns: Unknowns) -> tuple[Update, Tensor]:
-        """Return the update and the prior of a stack of one guess."""
-        others = {name: value[0] for name, value in unknowns.items() if name != "inputs"}
-        inputs = unknowns["inputs"][0]
-        targets = texts.labels_at(inputs.detach())
-        replayed, unlikely = self.replay(texts, inputs, targets, others)
-        stack = {name: value.unsqueeze(0) for name, value in replayed.items()}
-        return stack, (self.prior(texts, inputs) + unlikely).unsqueeze(0)
+    def _replays(
+        self, searches: Sequence[_Search], observed: Update
+    ) -> Callable[[Unknowns], tuple[Update, Tensor]]:
+        """Return how guesses, one behind each observation, become updates and priors."""
+        every, first = [search.texts for search in searches], searches[0].texts
+        simulate = vectorised(
+            lambda x, y, others, update: self.replay(first.behind(update), x, y, others)
+        )
 
-    def _projection(self, texts: Texts, rng: Generator) -> Callable[[Unknowns], Unknowns]:
+        def replay(unknowns: Unknowns) -> tuple[Update, Tensor]:
+            rows = [row["inputs"][0] for row in _apart(unknowns, searches)]
+            pairs = list(zip(every, rows, strict=True))
+            inputs = unknowns["inputs"]
+            targets = [texts.labels_at(row.detach()) for texts, row in pairs]
+            if first.next_token:
+                targets = [first.padded(tokens, inputs.shape[2]) for tokens in targets]
+            others = {name: value for name, value in unknowns.items() if name != "inputs"}
+            with UnfusedLayerNorm():
+                replayed, unlikely = simulate(inputs, torch.stack(targets), others, observed)
+            prior = torch.stack([self.prior(texts, row) for texts, row in pairs])
+            return replayed, prior + unlikely
+
+        return replay
+
+    def _projection(self, searches: Sequence[_Search]) -> Callable[[Unknowns], Unknowns]:
         """Return what is done after every step: known tokens are put back, or all reordered."""
         iteration = -2  # the start is projected, too
 
+        @torch.no_grad()
         def project(unknowns: Unknowns) -> Unknowns:
             nonlocal iteration
             iteration += 1
-            settled = {**unknowns, "inputs": texts.settled(unknowns["inputs"])}
-            if 10 * iteration >= self.iterations and iteration % self.reorder_every == 1:
-                with torch.no_grad():
-                    return self.reorder(texts, settled, rng)
-            return settled
+            due = 10 * iteration >= self.iterations and iteration % self.reorder_every == 1
+            rows = []
+            for (texts, rng, _), row in zip(searches, _apart(unknowns, searches), strict=True):
+                settled = {**row, "inputs": texts.settled(row["inputs"])}
+                rows.append(self.reorder(texts, settled, rng) if due else settled)
+            return _side_by_side(rows)
 
         return project
 
@@ -228,6 +278,74 @@ class TokenMatching(Adversary):
         """Return the guess of a stack whose update is nearest."""
         targets = torch.stack([texts.labels_at(guess) for guess in inputs])
         return inputs[_lowest(self.distances(texts, inputs, targets))]
+
+
+class UnfusedLayerNorm(TorchFunctionMode):
+    """While it is entered, layer norms apply their weights and biases after the normalisation.
+
+    Of a layer norm that does both, `vmap` takes the mean and the deviation in the gradient of the
+    weight for constants, so that the slope of this gradient, a part of the update, is wrong.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        """Look out for layer norms."""
+        kwargs = kwargs or {}
+        if func is not functional.layer_norm:
+            return func(*args, **kwargs)
+        return self._unfused(*args, **kwargs)
+
+    @staticmethod
+    def _unfused(
+        values: Tensor,
+        shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        normal = functional.layer_norm(values, shape, eps=eps)
+        scaled = normal if weight is None else normal * weight
+        return scaled if bias is None else scaled + bias
+
+
+class _Search(NamedTuple):
+    """The search behind one observation, and where it begins: a stack of one guess."""
+
+    texts: Texts
+    rng: Generator
+    start: Unknowns
+
+
+def _side_by_side(rows: Sequence[Unknowns]) -> Unknowns:
+    """Return stacks of one guess as one, with embeddings filled up to their common length."""
+    width = max(row["inputs"].shape[2] for row in rows)
+    wide = [
+        {**row, "inputs": pad(row["inputs"], (0, 0, 0, width - row["inputs"].shape[2]))}
+        for row in rows
+    ]
+    return {name: torch.cat([row[name] for row in wide]) for name in rows[0]}
+
+
+def _apart(unknowns: Unknowns, searches: Sequence[_Search]) -> list[Unknowns]:
+    """Return a stack as stacks of one guess, each as long as its texts."""
+    rows = [
+        {name: value[i : i + 1] for name, value in unknowns.items()} for i in range(len(searches))
+    ]
+    return [
+        {**row, "inputs": row["inputs"][:, :, : search.texts.known.shape[1]]}
+        for row, search in zip(rows, searches, strict=True)
+    ]
+
+
+def _at_once(observation: Observation) -> int:
+    """Return how many guesses are worth one stack."""
+    entries = sum(value.numel() for value in observation.update.values())
+    return max(1, _FLOATS_AT_ONCE // (4 * entries))
 
 
 def _lowest(values: Tensor) -> int:

@@ -173,6 +173,9 @@ def test_vectorised_code_gives_what_one_guess_after_the_other_gives() -> None:
             vectorised(function)(inputs, options), {"sum": 2 + torch.arange(4.0)}
         )
     assert float(vectorised(torch.sum)(inputs[:1])) == 2
+    pair = vectorised(lambda inputs: (inputs.sum(), {"twice": 2 * inputs}))
+    for part in (inputs, inputs[:1]):
+        torch.testing.assert_close(pair(part), (part.sum(1), {"twice": 2 * part}))
 
 
 def test_the_slope_is_that_of_a_plain_double_backward() -> None:

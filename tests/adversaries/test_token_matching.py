@@ -1,5 +1,6 @@
 """LAMP and GRAB on one observation each: what both have in common."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,20 +8,30 @@ import pytest
 import torch
 from federated import batch, mlp, rng
 from federated import observed as observed_images
-from small_language import PADDING, observed, sentences, space_of, trained
+from small_language import PADDING, Task, loss_of, observed, sentences, space_of, trained
+from torch import Tensor
 
 from leakfrontier.adversaries import (
     GRAB,
     LAMP,
     FedAvg,
+    FedSGD,
     NotApplicable,
     Observation,
     PublicData,
     Reconstruction,
 )
-from leakfrontier.adversaries.token_matching import TokenMatching, stepwise_decay
-from leakfrontier.defenses import Batch, Noise
-from leakfrontier.evaluate.client import ThreatModel
+from leakfrontier.adversaries.matching import evaluation, stacked
+from leakfrontier.adversaries.texts import Texts
+from leakfrontier.adversaries.token_matching import (
+    TokenMatching,
+    _apart,
+    _Search,
+    _side_by_side,
+    stepwise_decay,
+)
+from leakfrontier.defenses import Batch, Defense, Noise
+from leakfrontier.evaluate.client import Client, ThreatModel, observe
 
 SHORT: dict[str, Any] = {"iterations": 6, "starts": 4, "orders": 6, "reorder_every": 2}
 ATTACKS = [LAMP(**SHORT), GRAB(**SHORT, rounds=2)]
@@ -29,6 +40,18 @@ both = pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: type(attack
 
 def next_tokens(truth: Batch, **options: object) -> Observation:
     return observed(trained("next-token"), space_of("next-token"), truth, **options)  # type: ignore[arg-type]
+
+
+def of_one_client(task: Task) -> list[Observation]:
+    """Return what is seen of sentences of six and seven words, which one function replays."""
+    space = space_of(task)
+    model = trained(task) if task == "next-token" else trained(task, steps=10)
+    batches = [sentences(1, seed) for seed in (2, 3, 4)]
+    assert {int((b.inputs != PADDING).sum()) for b in batches} == {6, 7}
+    shares = [Batch(b.inputs, b.inputs if task == "next-token" else b.targets) for b in batches]
+    client = Client(model, loss_of(space), Defense(), FedSGD(), space)
+    uploads = observe(client, shares, ThreatModel(knows_targets=task == "classification"), rng(1))
+    return [upload.observation for upload in uploads]
 
 
 @both
@@ -49,6 +72,43 @@ def test_the_same_generator_gives_the_same_guess(attack: TokenMatching) -> None:
     first, second = (attack.reconstruct(observation, rng(2)) for _ in range(2))
     assert torch.equal(first.inputs, second.inputs)
     assert first.objective == second.objective
+
+
+@both
+@pytest.mark.parametrize("task", ["next-token", "classification"])
+def test_observations_of_one_client_are_attacked_together_as_each_alone(
+    attack: TokenMatching, task: Task
+) -> None:
+    observations = of_one_client(task)
+    rngs = [rng(number) for number in range(len(observations))]
+    for number, guess in enumerate(attack.reconstruct_all(observations, rngs)):
+        alone = attack.reconstruct(observations[number], rng(number))
+        assert isinstance(guess, Reconstruction)
+        assert torch.equal(guess.inputs, alone.inputs)
+        assert guess.objective == pytest.approx(alone.objective, rel=1e-5)
+
+
+@both
+@pytest.mark.parametrize("task", ["next-token", "classification"])
+def test_the_slopes_of_a_stack_are_those_of_each_guess(attack: TokenMatching, task: Task) -> None:
+    searches = [
+        _Search(texts, rng(), {"inputs": texts.settled(noise.unsqueeze(0))})
+        for texts in (
+            Texts.of(observation, rng(), None, use_embedding=False, blocks=None)
+            for observation in of_one_client(task)
+        )
+        for noise in [texts.scale * torch.randn(*texts.known.shape, 48, generator=rng())]
+    ]
+
+    def slopes(part: Sequence[_Search]) -> list[Tensor]:
+        observed = stacked([search.texts.observation.update for search in part])
+        compared = {name: observed[name] for name in part[0].texts.names}
+        evaluate = evaluation(attack._replays(part, observed), attack.distance(), compared)
+        _, found = evaluate(_side_by_side([search.start for search in part]))
+        return [row["inputs"] for row in _apart(found, part)]
+
+    for search, stack in zip(searches, slopes(searches), strict=True):
+        torch.testing.assert_close(stack, *slopes([search]), rtol=1e-3, atol=1e-5)
 
 
 @both
