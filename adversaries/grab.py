@@ -117,14 +117,35 @@ class GRAB(TokenMatching):
         others = {name: value[0] for name, value in unknowns.items() if name != "inputs"}
         inputs = unknowns["inputs"][0]
         near = texts.candidates(inputs, _EXCHANGED)
-        beams, values = self._improved(texts, texts.nearest(inputs)[None], near, others, rng)
+        distances = self._remembering(texts, others)
+        beams, values = self._improved(texts, texts.nearest(inputs)[None], near, distances, rng)
         reached = self.distances(texts, unknowns["inputs"], texts.labels_at(inputs)[None], others)
         if not values[0] < reached:
             return unknowns
         return {**unknowns, "inputs": texts.embedded(beams[:1])}
 
+    def _remembering(self, texts: Texts, others: Unknowns) -> Callable[[Tensor], Tensor]:
+        """Return the distances of guesses of tokens as a function that replays none twice."""
+        known: dict[tuple[int, ...], float] = {}
+
+        def distances(guesses: Tensor) -> Tensor:
+            keys = [tuple(tokens) for tokens in guesses.flatten(1).tolist()]
+            new = {key: row for row, key in enumerate(keys) if key not in known}
+            if new:
+                tried = guesses[[*new.values()]]
+                found = self.distances(texts, texts.embedded(tried), texts.labels(tried), others)
+                known.update(zip(new, found.tolist(), strict=True))
+            return texts.table.new_tensor([known[key] for key in keys])
+
+        return distances
+
     def _improved(
-        self, texts: Texts, beams: Tensor, near: Tensor, others: Unknowns, rng: Generator
+        self,
+        texts: Texts,
+        beams: Tensor,
+        near: Tensor,
+        distances: Callable[[Tensor], Tensor],
+        rng: Generator,
     ) -> tuple[Tensor, Tensor]:
         """Return the best guesses after a change of each sentence, and their distances.
 
@@ -135,7 +156,7 @@ class GRAB(TokenMatching):
             texts: What is searched for.
             beams: Guesses of tokens, stacked.
             near: Tokens near to the embedding at each place, (sentences, length, tokens).
-            others: The other unknowns.
+            distances: From stacked guesses of tokens to their updates' distances.
             rng: Source of all randomness.
         """
         half = (self.orders + 1) // 2
@@ -150,7 +171,7 @@ class GRAB(TokenMatching):
             which = torch.randint(near.shape[-1], (len(rows),), generator=rng)
             moved[rows, sentence, where] = near[sentence, where, which]
             tried = torch.cat([beams, moved]).unique(dim=0)
-            found = self.distances(texts, texts.embedded(tried), texts.labels(tried), others)
+            found = distances(tried)
             best = found.nan_to_num(nan=math.inf).topk(min(self.beams, len(tried)), largest=False)
             beams, values = tried[best.indices], best.values
         return beams, values
@@ -159,9 +180,10 @@ class GRAB(TokenMatching):
         """Return the nearest tokens, changed as long as that brings their update nearer."""
         others = {name: value[0] for name, value in best.items() if name != "inputs"}
         near = texts.candidates(best["inputs"][0], _EXCHANGED)
+        distances = self._remembering(texts, others)
         beams, lowest, failures = texts.nearest(best["inputs"][0])[None], math.inf, 0
         for _ in range(self.rounds):
-            beams, values = self._improved(texts, beams, near, others, rng)
+            beams, values = self._improved(texts, beams, near, distances, rng)
             failures = 0 if float(values[0]) < lowest else failures + 1
             lowest = min(lowest, float(values[0]))
             if failures == _PATIENCE:

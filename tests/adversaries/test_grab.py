@@ -56,12 +56,34 @@ def test_no_round_of_changes_makes_the_update_less_near() -> None:
     noise = torch.randn(*texts.known.shape, texts.table.shape[1], generator=rng())
     near, beams = texts.candidates(noise, 10), texts.nearest(noise)[None]
     lowest = float(attack.distances(texts, texts.embedded(beams), beams))
+    distances = attack._remembering(texts, {})
     for _ in range(3):
-        beams, values = attack._improved(texts, beams, near, {}, rng())
+        beams, values = attack._improved(texts, beams, near, distances, rng())
         assert len(beams) == 3
         assert float(values[0]) <= lowest
         assert values.tolist() == sorted(values.tolist())
         lowest = float(values[0])
+
+
+def test_no_guess_of_tokens_is_replayed_twice() -> None:
+    observation = observed(trained("next-token"), space_of("next-token"), sentences(1, 5))
+    texts = Texts.of(observation, rng(), None, use_embedding=False, blocks=None)
+    replayed: list[int] = []
+
+    class Counting(GRAB):
+        def distances(
+            self, texts: Texts, inputs: Tensor, targets: Tensor, others: Unknowns | None = None
+        ) -> Tensor:
+            replayed.append(len(inputs))
+            return super().distances(texts, inputs, targets, others)
+
+    picks = torch.randint(len(texts.allowed), (5, *texts.known.shape), generator=rng())
+    guesses = texts.allowed[picks]
+    distances = Counting()._remembering(texts, {})
+    found = [distances(part) for part in (guesses[:3], guesses[[4, 1, 3, 1]], guesses[:4])]
+    assert replayed == [3, 2]
+    every = GRAB().distances(texts, texts.embedded(guesses), guesses)
+    torch.testing.assert_close(torch.cat(found), every[[0, 1, 2, 4, 1, 3, 1, 0, 1, 2, 3]])
 
 
 def test_masks_take_the_place_of_dropout() -> None:
