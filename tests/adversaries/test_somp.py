@@ -1,14 +1,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from federated import rng
 from sentences import language_model, recovered, seen_by_server, sentences
 
 from leakfrontier.adversaries import SOMP, FedAvg, NotApplicable, somp
-from leakfrontier.adversaries.diverse_beams import Candidate, Fluency
-from leakfrontier.adversaries.gradient_atoms import Part, pursue
-from leakfrontier.adversaries.transformer import find_transformer
+from leakfrontier.adversaries.diverse_beams import Candidate
 from leakfrontier.defenses import Noise
 
 
@@ -78,35 +75,6 @@ def test_where_the_space_is_full_it_still_answers() -> None:
     assert 1 <= len(guess.inputs) <= 9
     assert guess.objective is not None
     assert guess.objective < 1
-
-
-def test_matching_pursuit_finds_the_atoms_of_a_mixture() -> None:
-    draws = rng(3)
-    atoms = [
-        [Part(torch.randn(5, 8, generator=draws), torch.randn(5, 6, generator=draws))]
-        for _ in range(7)
-    ]
-    built = [part.slopes.T @ part.inputs for (part,) in atoms]
-    mixture = 0.5 * built[2] - 0.25 * built[5]
-    selection = pursue(atoms, [mixture], most=3, ridge=0.0, tolerance=1e-6)
-    assert sorted(selection.chosen) == [2, 5]
-    amounts = dict(zip(selection.chosen, selection.amounts, strict=True))
-    assert amounts[2] == pytest.approx(0.5, rel=1e-4)
-    assert amounts[5] == pytest.approx(-0.25, rel=1e-4)
-    assert selection.residual < 1e-6
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_the_language_model_remembers_beams_that_change_places(family: str) -> None:
-    view = find_transformer(seen_by_server(language_model(family), sentences([6, 5])))
-    beams, tokens, rows = sentences([10] * 4), torch.arange(20), torch.tensor([1, 1, 3])
-    moved = torch.cat([beams[rows, :2], beams[:3, 2:5]], dim=1)
-    fluency = Fluency(view)
-    fluency.scores(beams[:, :2], tokens)
-    fluency.keep(rows)
-    torch.testing.assert_close(
-        fluency.scores(moved, tokens), Fluency(view).scores(moved, tokens), rtol=0, atol=1e-5
-    )
 
 
 def test_says_what_it_cannot_attack() -> None:

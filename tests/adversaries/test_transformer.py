@@ -7,7 +7,6 @@ from sentences import VOCABULARY, language_model, seen_by_server, sentences
 
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.adversaries.subspace import row_space
-from leakfrontier.adversaries.token_pool import vocabulary_energy
 from leakfrontier.adversaries.transformer import block_gradient, find_transformer, is_causal
 
 FAMILIES = [
@@ -50,18 +49,6 @@ def test_prefixes_that_grow_give_the_vectors_of_whole_sentences(family: str) -> 
         torch.testing.assert_close(grown, whole[:, place], rtol=1e-4, atol=1e-5)
         prefixes = extended.keep(rows, torch.arange(2))
         assert torch.equal(prefixes.tokens, tokens[:, : place + 1])
-
-
-@pytest.mark.parametrize(("family", "task"), [FAMILIES[0], FAMILIES[3], FAMILIES[6]])
-def test_the_vocabulary_in_one_product_is_each_token_by_itself(family: str, task: str) -> None:
-    observation = seen_by_server(language_model(family, task), sentences([6, 5]), task)
-    view = find_transformer(observation)
-    space = row_space(block_gradient(observation, view.first.projections))
-    every = torch.arange(VOCABULARY)
-    energy = vocabulary_energy(view, space, 4)
-    for place in range(energy.shape[1]):
-        alone = space.energy(view.at_position(every, place, view.first.module))
-        torch.testing.assert_close(energy[:, place].double(), alone, rtol=0, atol=1e-4)
 
 
 def test_says_why_a_model_cannot_be_read() -> None:
