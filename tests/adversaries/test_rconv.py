@@ -1,69 +1,26 @@
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
+from federated import rng
+from recursive import SHAPE, attacked, seen, smooth
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import (
     RCONV,
-    RGAP,
     FedAvg,
     FedSGD,
     ImageSpace,
     NotApplicable,
     Observation,
-    Protocol,
     WaveSpace,
 )
 from leakfrontier.adversaries.constraints import count
-from leakfrontier.adversaries.layer_chain import chain, trace
-from leakfrontier.adversaries.rgap import rank_analysis
+from leakfrontier.adversaries.layer_chain import chain
 from leakfrontier.defenses import Batch, Defense, Noise
 from leakfrontier.evaluate import metrics
 from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.papers.rconv import logistic
-
-SHAPE = (3, 16, 16)
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def smooth(count: int, seed: int = 0) -> Tensor:
-    """Return images with large structures, in [0, 1]."""
-    small = torch.rand(count, SHAPE[0], 4, 4, generator=rng(seed), dtype=torch.float64)
-    return nn.functional.interpolate(small, SHAPE[1:], mode="bicubic").clamp(0, 1)
-
-
-def seen(
-    name: str = "lenet_x",
-    examples: int = 1,
-    *,
-    precision: torch.dtype = torch.float64,
-    classes: int = 10,
-    defense: Defense | None = None,
-    protocol: Protocol | None = None,
-    model: nn.Module | None = None,
-    **options: str,
-) -> tuple[Observation, Tensor]:
-    space = ImageSpace(SHAPE, classes)
-    if model is None:
-        model = build_model(name, space, rng(1), **options)
-    loss = logistic if classes == 1 else cross_entropy
-    images = smooth(examples).to(precision)
-    labels = torch.arange(examples) % max(classes, 2)
-    client = Client(model.to(precision), loss, defense or Defense(), protocol or FedSGD(), space)
-    (upload,) = observe(client, [Batch(images, labels)], ThreatModel(), rng(2))
-    return upload.observation, images
-
-
-def attacked(observation: Observation, truth: Tensor, attack: RCONV | RGAP | None = None) -> float:
-    guess = (attack or RCONV()).reconstruct(observation, rng(3))
-    return float(metrics.psnr(guess.inputs, truth)[0])
 
 
 @pytest.mark.parametrize(
@@ -71,16 +28,16 @@ def attacked(observation: Observation, truth: Tensor, attack: RCONV | RGAP | Non
 )
 @pytest.mark.parametrize("name", ["lenet_rconv", "lenet_x"])
 def test_one_example_is_recovered_exactly(name: str, activation: str) -> None:
-    assert attacked(*seen(name, activation=activation)) > 120
+    assert attacked(*seen(name, activation=activation), RCONV()) > 120
 
 
 @pytest.mark.parametrize("name", ["cnn6_x", "lenet_relu"])
 def test_relus_are_no_obstacle(name: str) -> None:
-    assert attacked(*seen(name)) > 120
+    assert attacked(*seen(name), RCONV()) > 120
 
 
 def test_single_precision_is_enough() -> None:
-    assert attacked(*seen("lenet_rconv", precision=torch.float32)) > 60
+    assert attacked(*seen("lenet_rconv", precision=torch.float32), RCONV()) > 60
 
 
 def test_one_kind_of_constraints_per_layer_as_published() -> None:
@@ -104,7 +61,7 @@ def test_residuals_say_where_noise_broke_it() -> None:
 
 def test_a_perceptron_gives_its_input_away() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 20), nn.GELU(), nn.Linear(20, 10))
-    assert attacked(*seen(model=model)) > 120
+    assert attacked(*seen(model=model), RCONV()) > 120
 
 
 def test_weights_and_gradients_together_where_neither_is_enough() -> None:
@@ -115,7 +72,7 @@ def test_weights_and_gradients_together_where_neither_is_enough() -> None:
     assert counts.enough
     assert not counts.by_weight
     assert not counts.by_gradient
-    assert attacked(*seen(model=model)) > 60
+    assert attacked(*seen(model=model), RCONV()) > 60
 
 
 def test_sound_is_recovered_too() -> None:
@@ -141,9 +98,9 @@ def test_too_few_constraints_are_counted() -> None:
 
 
 def test_what_does_not_apply_is_said() -> None:
-    def refused(observation: Observation, reason: str, attack: RCONV | RGAP | None = None) -> None:
+    def refused(observation: Observation, reason: str) -> None:
         with pytest.raises(NotApplicable, match=reason):
-            (attack or RCONV()).reconstruct(observation, rng())
+            RCONV().reconstruct(observation, rng())
 
     flat = nn.Sequential(nn.Flatten(), nn.Linear(768, 10, bias=False))
     refused(seen(model=flat)[0], "no bias")
@@ -151,8 +108,6 @@ def test_what_does_not_apply_is_said() -> None:
     refused(seen(protocol=FedAvg(epochs=2))[0], "local steps")
     refused(seen("lenet_x", examples=4)[0], "weight constraints")
     refused(seen("lenet_relu", examples=4)[0], "no inverse")
-    refused(seen("lenet_x", activation="relu")[0], "no inverse", RGAP())
-    refused(seen("lenet_x", examples=2)[0], "batch", RGAP())
 
 
 def test_a_gradient_of_nothing_gives_nothing() -> None:
@@ -170,8 +125,6 @@ def test_options_are_checked() -> None:
         RCONV(constraints="none")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="separation must be"):
         RCONV(separation="none")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="balance must be"):
-        RGAP(balance="none")  # type: ignore[arg-type]
 
 
 def batch_network(
@@ -265,23 +218,3 @@ def test_the_sum_of_clients_is_a_batch() -> None:
     others = replace(halves, models=(observation.model, batch_network(20).double()))
     with pytest.raises(NotApplicable, match="different models"):
         RCONV().reconstruct(others, rng())
-
-
-@pytest.mark.parametrize("balance", ["blocks", "rows"])
-def test_rgap_needs_no_bias(balance: Literal["blocks", "rows"]) -> None:
-    observation, truth = seen("cnn6", classes=1)
-    assert attacked(observation, truth, RGAP(balance=balance)) > 60
-
-
-def test_rgap_solves_the_equation_of_any_loss() -> None:
-    observation, truth = seen("cnn6", classes=5)
-    assert attacked(observation, truth, RGAP()) > 60
-
-
-def test_rank_analysis_finds_the_bottleneck() -> None:
-    space = ImageSpace((3, 32, 32), 1)
-    layers = list(trace(build_model("cnn6", space, rng()), space.shape))
-    ranks = rank_analysis([layer for layer in layers if hasattr(layer, "weight")])
-    assert set(ranks.values()) == {0}
-    narrow = trace(nn.Sequential(nn.Conv2d(3, 4, 3, stride=2)), (3, 32, 32))
-    assert rank_analysis([layer for layer in narrow if hasattr(layer, "weight")])["0"] < 0
