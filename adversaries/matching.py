@@ -27,6 +27,7 @@ from .base import Adversary, Observation, Reconstruction, in_groups
 from .label_inference import infer_targets
 from .optimizers import Evaluate, Optimizer, Progress, Unknowns
 from .spaces import NotApplicable
+from .unfused_norms import unfused_norms
 
 Update = Mapping[str, Tensor]
 """Updates of a stack of guesses, by parameter name."""
@@ -209,7 +210,8 @@ class Matching(Adversary):
 
         def replay(unknowns: Unknowns) -> tuple[Update, Tensor]:
             inputs = self.render(observation, unknowns)
-            replayed = simulate(inputs, unknowns, targets, observed)
+            with unfused_norms(observation.model):
+                replayed = simulate(inputs, unknowns, targets, observed)
             return replayed, self.prior(observation, inputs)
 
         return evaluation(replay, self.distance(observation), observed)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.nn import functional
 from torch.nn.functional import normalize, pad
-from torch.overrides import TorchFunctionMode
 
 from .base import Adversary, Observation, Reconstruction, in_groups
 from .language_prior import draw_sentences, next_token_logits
@@ -25,6 +23,7 @@ from .matching import Distance, Update, evaluation, stacked, vectorised
 from .optimizers import Adam, Unknowns
 from .spaces import NotApplicable
 from .texts import Texts
+from .unfused_norms import unfused_norms
 
 _FLOATS_AT_ONCE = 2**24  # in the updates of a stack of guesses
 
@@ -210,7 +209,7 @@ class TokenMatching(Adversary):
             if first.next_token:
                 targets = [first.padded(tokens, inputs.shape[2]) for tokens in targets]
             others = {name: value for name, value in unknowns.items() if name != "inputs"}
-            with UnfusedLayerNorm():
+            with unfused_norms(first.observation.model):
                 replayed, unlikely = simulate(inputs, torch.stack(targets), others, observed)
             prior = torch.stack([self.prior(texts, row) for texts, row in pairs])
             return replayed, prior + unlikely
@@ -278,39 +277,6 @@ class TokenMatching(Adversary):
         """Return the guess of a stack whose update is nearest."""
         targets = torch.stack([texts.labels_at(guess) for guess in inputs])
         return inputs[_lowest(self.distances(texts, inputs, targets))]
-
-
-class UnfusedLayerNorm(TorchFunctionMode):
-    """While it is entered, layer norms apply their weights and biases after the normalisation.
-
-    Of a layer norm that does both, `vmap` takes the mean and the deviation in the gradient of the
-    weight for constants, so that the slope of this gradient, a part of the update, is wrong.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> object:
-        """Look out for layer norms."""
-        kwargs = kwargs or {}
-        if func is not functional.layer_norm:
-            return func(*args, **kwargs)
-        return self._unfused(*args, **kwargs)
-
-    @staticmethod
-    def _unfused(
-        values: Tensor,
-        shape: Sequence[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        normal = functional.layer_norm(values, shape, eps=eps)
-        scaled = normal if weight is None else normal * weight
-        return scaled if bias is None else scaled + bias
 
 
 class _Search(NamedTuple):
