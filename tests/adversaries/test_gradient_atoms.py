@@ -48,6 +48,12 @@ def test_a_ridge_of_one_halves_the_amount_of_a_single_atom() -> None:
     assert selection.amounts == [pytest.approx(0.5)]
 
 
+def test_no_atom_is_chosen_twice() -> None:
+    atoms, built = drawn(2)
+    selection = pursue(atoms, built[1], most=5, ridge=1.0, tolerance=0.0)  # which leaves a half
+    assert selection.chosen == [1, 0]
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_an_atom_is_the_gradient_of_its_sentence_alone(family: str) -> None:
     model, tokens = language_model(family), sentences([7, 5])

@@ -1,4 +1,3 @@
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,6 @@ import torch
 from torch import nn
 
 from leakfrontier.adversaries import ContinuousSpace, ImageSpace, InputSpace, TokenSpace, WaveSpace
-from leakfrontier.defenses import torchvision_ops
 from leakfrontier.evaluate.models import MODELS, build_model
 from leakfrontier.evaluate.papers.rconv_networks import NETWORKS
 
@@ -272,9 +270,3 @@ def test_torchvision_is_imported_only_when_needed() -> None:
         "sys.exit('torchvision' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_operators_of_torchvision_are_defined_only_if_missing() -> None:
-    assert hasattr(torch.ops.torchvision, "nms")
-    runpy.run_path(torchvision_ops.__file__)  # to define an operator twice is an error
-    assert hasattr(torch.ops.torchvision, "nms")

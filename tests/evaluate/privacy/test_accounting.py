@@ -19,7 +19,6 @@ from leakfrontier.defenses.pld import (
     numerical_error,
     privacy_loss,
 )
-from leakfrontier.defenses.pld import _epsilon as pld_epsilon
 from leakfrontier.evaluate.privacy.accounting import (
     ACCOUNTANTS,
     NOISE_RANGE,
@@ -113,28 +112,6 @@ def test_the_grid_is_fine_enough(q: float, sigma: float, steps: int, width: floa
 def test_defenses_claim_what_is_accounted_for(q: float, sigma: float, steps: int) -> None:
     claimed = DPSGD(sigma).guarantee(Plan(steps, q, 1e-5)).epsilon
     assert claimed == epsilon(q, sigma, steps, 1e-5) <= epsilon(q, sigma, steps, 1e-5, "prv")
-
-
-@pytest.mark.parametrize(
-    ("q", "sigma", "steps", "width"),
-    [(0.01, 1.0, 1, 1e-4), (0.01, 0.6, 1000, 1e-3), (0.999, 1.0, 10, 1e-3), (0.5, 0.05, 3, 1e-2)],
-)
-def test_the_loss_equals_the_librarys(q: float, sigma: float, steps: int, width: float) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leakfrontier.defenses.pld.loss_grid", lambda _: (width, 0.0))
-        ours = privacy_loss.__wrapped__((Segment(q, sigma, steps),))
-    theirs = pld.privacy_loss_distribution.from_gaussian_mechanism(
-        sigma, sampling_prob=q, value_discretization_interval=width
-    ).self_compose(steps)
-    for side in ("_pmf_remove", "_pmf_add"):
-        one, other = getattr(ours, side), getattr(theirs, side).to_dense_pmf()
-        for eps in (-1.0, 0.0, 0.1, 1.0, 5.0):
-            exact = other.get_delta_for_epsilon(eps)
-            assert one.get_delta_for_epsilon(eps) == pytest.approx(exact, rel=1e-5, abs=1e-11)
-    for delta in (1e-3, 1e-6):
-        assert pld_epsilon(ours._pmf_remove, delta) == pytest.approx(
-            theirs._pmf_remove.get_epsilon_for_delta(delta), rel=1e-6
-        )
 
 
 def test_a_single_step_equals_its_closed_form_to_the_least_delta() -> None:
