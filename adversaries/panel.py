@@ -371,7 +371,11 @@ PANEL_2026_8 = PANEL_2026_7.succeeded_by("2026.8", members={}, published={})
 """The same members: SOMP also weighs DAGER's sentences where there is noise."""
 
 PANEL_2026_9 = PANEL_2026_8.succeeded_by("2026.9", members={}, published={}, on_texts_alone=True)
-"""The same members: DAGER and SOMP find more, attacks on images and sounds are as they were."""
+"""The same members: DAGER and SOMP find more, attacks on images and sounds are as they were.
+
+Searches in networks with layer or instance norms, which no standard scenario has, follow slopes that
+were a few percent off before (`unfused_norms`).
+"""
 
 PANEL = PANEL_2026_9
 """The panel in force."""
