@@ -373,8 +373,8 @@ PANEL_2026_8 = PANEL_2026_7.succeeded_by("2026.8", members={}, published={})
 PANEL_2026_9 = PANEL_2026_8.succeeded_by("2026.9", members={}, published={}, on_texts_alone=True)
 """The same members: DAGER and SOMP find more, attacks on images and sounds are as they were.
 
-Searches in networks with layer or instance norms, which no standard scenario has, follow slopes that
-were a few percent off before (`unfused_norms`).
+Searches in networks with layer or instance norms, which no standard scenario has, follow slopes
+that were a few percent off before (`unfused_norms`).
 """
 
 PANEL = PANEL_2026_9
