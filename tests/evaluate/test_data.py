@@ -1,5 +1,4 @@
 import gzip
-import math
 import os
 import shutil
 import time
@@ -11,12 +10,11 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from leakfrontier.adversaries import ImageSpace, TokenSpace
+from leakfrontier.adversaries import ImageSpace
 from leakfrontier.defenses import Batch
 from leakfrontier.evaluate import data
 from leakfrontier.evaluate.data import (
     DATASETS,
-    Dataset,
     fingerprint,
     forget_fingerprints,
     load_dataset,
@@ -293,34 +291,6 @@ def test_unusable_images(tmp_path: Path) -> None:
     deep.save(tmp_path / "deep" / "cat" / "9.png")
     with pytest.raises(ValueError, match=r"9.png has more than 8 bits"):
         load_dataset(str(tmp_path / "deep"))
-
-
-@pytest.mark.parametrize("value", [math.nan, -0.1, 1.1])
-def test_images_outside_the_unit_range(value: float) -> None:
-    good = Batch(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
-    bad = Batch(good.inputs.clone(), good.targets)
-    bad.inputs[1, 0, 1, 1] = value
-    with pytest.raises(ValueError, match=r"test examples of mine must lie in \[0, 1\]"):
-        Dataset("mine", good, bad, ("a", "b"), SPACE)
-
-
-def test_labels_must_match() -> None:
-    batch = Batch(torch.zeros(2, 1, 2, 2), torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match="labels of mine must be from 0 to 1, got 0 to 2"):
-        Dataset("mine", batch, batch, ("a", "b"), SPACE)
-    with pytest.raises(ValueError, match="mine has no classes"):
-        Dataset("mine", batch, batch, (), SPACE)
-
-
-def test_tokens_must_be_in_the_vocabulary() -> None:
-    batch = Batch(torch.tensor([[0, 3]]), torch.tensor([0]))
-    space = TokenSpace((2,), 1, vocabulary=3, padding=0)
-    with pytest.raises(
-        ValueError, match=r"train examples of mine must lie in \[0, 2\], got 0 to 3"
-    ):
-        Dataset("mine", batch, batch, ("a",), space, ("[PAD]", "[UNK]", "a"))
-    with pytest.raises(ValueError, match="vocabulary of mine must hold 3 tokens, got 2"):
-        Dataset("mine", batch, batch, ("a",), space, ("[PAD]", "[UNK]"))
 
 
 def test_a_dataset_is_known_by_its_content(tmp_path: Path) -> None:
