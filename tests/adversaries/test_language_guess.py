@@ -14,11 +14,7 @@ from small_language import (
 )
 
 from leakfrontier.adversaries import LanguageGuess, NotApplicable, PublicData
-from leakfrontier.adversaries.language_prior import (
-    draw_sentences,
-    language_prior,
-    next_token_logits,
-)
+from leakfrontier.adversaries.language_prior import language_prior
 from leakfrontier.defenses import Batch
 from leakfrontier.evaluate.client import ThreatModel
 
@@ -68,43 +64,15 @@ def test_needs_a_language_model() -> None:
     )
     with pytest.raises(NotApplicable, match="encoder"):
         LanguageGuess().reconstruct(encoder, rng())
-    assert language_prior(encoder) is None
 
 
-def test_a_model_that_has_learned_nothing_is_no_prior() -> None:
+def test_a_model_that_has_learned_the_language_knows_its_sentences() -> None:
     threat = ThreatModel(public=PUBLIC)
     truth = sentences(1, 1)
-    random = trained("classification", steps=0)
-    assert (
-        language_prior(observed(random, space_of("classification"), truth, threat=threat)) is None
-    )
     prior = language_prior(observed(trained("next-token"), SPACE, truth, threat=threat))
     assert prior is not None
     likely, unlikely = prior(truth.inputs), prior(truth.inputs.flip(1))
     assert float(likely) < float(unlikely)
-
-
-def test_the_prior_is_the_clients_loss() -> None:
-    truth = sentences(4, 1)
-    observation = observed(trained("next-token"), SPACE, truth)
-    prior = language_prior(observation)
-    assert prior is not None
-    with torch.no_grad():
-        loss = observation.loss(observation.model(truth.inputs), truth.inputs)
-    torch.testing.assert_close(prior(truth.inputs).mean(), loss)
-
-
-def test_drawn_sentences_are_of_allowed_tokens_and_keep_known_ones() -> None:
-    observation = observed(trained("next-token"), SPACE, sentences(1, 1))
-    known = torch.full((40, 6), -1)
-    known[:, 0], known[:, 5] = 4, PADDING
-    allowed = torch.tensor([3, 4, 5, 20, 40])
-    drawn = draw_sentences(next_token_logits(observation), known, allowed, rng())
-    assert (drawn[:, 0] == 4).all()
-    assert (drawn[:, 5] == PADDING).all()
-    assert torch.isin(drawn[:, 1:5], allowed).all()
-    grammatical = (drawn[:, :5] == torch.tensor([4, 5, 20, 40, 3])).float().mean()
-    assert grammatical > 0.8  # the only sentence of these words, but for the determiner
 
 
 def _single(count: int) -> list[Batch]:

@@ -1,7 +1,9 @@
+import pytest
 import torch
 from federated import rng
 from torch import Tensor, nn
 
+from leakfrontier.adversaries import mixed_rows
 from leakfrontier.adversaries.layer_chain import Layer, trace
 from leakfrontier.adversaries.mixed_rows import Group, tell_apart
 
@@ -44,7 +46,11 @@ def test_what_was_not_behind_the_gradient_is_not_found() -> None:
     assert tell_apart(layer, other, [group], 1e-16, rng(3), starts=1) is None
 
 
-def test_nothing_is_sought_where_it_cannot_be_found() -> None:
+def test_nothing_is_sought_where_it_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched(*_: object) -> None:
+        raise AssertionError("a search takes long")
+
+    monkeypatch.setattr(mixed_rows._Mixture, "search", searched)
     layer, gradient, group, _ = mixture(2, nn.LeakyReLU(0.2))
     assert tell_apart(layer, gradient, [], 1e-16, rng()) is None
     for activation in (nn.ReLU(), nn.Tanh(), nn.Identity()):

@@ -55,3 +55,14 @@ def test_where_positions_do_not_matter_one_pool_has_all_tokens() -> None:
     pool = find_tokens(view, space, 6, most=10)
     assert len(pool.tokens) == 1
     assert {*pool.at(3).tolist()} == {*tokens[0, :4].tolist(), *tokens[1, :3].tolist()}
+
+
+@pytest.mark.parametrize(("most", "kept"), [(2, 2), (1, 1)])
+def test_noise_leaves_no_more_tokens_than_are_asked_for(most: int, kept: int) -> None:
+    tokens = sentences([5, 5])
+    observation = seen_by_server(language_model("gpt2"), tokens)
+    view = find_transformer(observation)
+    space = row_space(block_gradient(observation, view.first.projections))
+    found = find_tokens(view, replace(space, noise=1e-6), 1, most=most).at(0)
+    assert len(found) == kept
+    assert {*found.tolist()} <= {*tokens[:, 0].tolist()}

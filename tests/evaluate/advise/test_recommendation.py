@@ -9,25 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 from scipy.stats import norm
 
 from leakfrontier.defenses import ClientDP, Plan
 from leakfrontier.evaluate import engine as engine_module
-from leakfrontier.evaluate.advise import experiment as tuning
 from leakfrontier.evaluate.advise.advice import Advice
-from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting, fitting
+from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting
 from leakfrontier.evaluate.advise.levers import changes
-from leakfrontier.evaluate.advise.measurements import Trained
 from leakfrontier.evaluate.advise.question import Question, Row, proven
 from leakfrontier.evaluate.advise.recommendation import advise, most_private
-from leakfrontier.evaluate.advise.tables import sigma
 from leakfrontier.evaluate.engine import Done, Failure, execute
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.privacy.accounting import ACCOUNTANTS, Segment, Unreachable, epsilon
 from leakfrontier.evaluate.privacy.bounds import Bounds, reconstruction
-from leakfrontier.evaluate.scenario import Scenario, Training, load_world
+from leakfrontier.evaluate.scenario import Scenario
 from leakfrontier.evaluate.statistics import Interval, clopper_pearson
 from leakfrontier.evaluate.store import Store
 
@@ -124,12 +120,6 @@ def test_who_sees_what() -> None:
     assert [point.name for point in alone] == ["local", "central"]
 
 
-def test_the_default_delta_suits_the_number_of_units() -> None:
-    assert ask().used_delta == pytest.approx(60_000**-1.1)
-    assert ask(examples=1000).used_delta == 1e-5
-    assert ask(delta=1e-7).used_delta == 1e-7
-
-
 def test_a_delta_that_is_not_below_one_over_n_warns_and_says_why() -> None:
     (warning,) = (text for text in advise(ask(delta=1e-3)).warnings if "Delta" in text)
     assert "not below 1 / 60000" in warning
@@ -146,44 +136,8 @@ def test_shuffled_epochs_count_one_step_each() -> None:
     assert any("nothing is gained by drawing" in warning for warning in advice.warnings)
 
 
-@pytest.mark.parametrize(("batch_size", "steps"), [(142, 5), (143, 10)])
-def test_shuffled_batches_count_for_the_client_that_has_the_fewest(
-    batch_size: int, steps: int
-) -> None:
-    """Some of ten clients have 143 of 1437 examples, others 144: an epoch of one batch, or two."""
-    question = Question(1437, batch_size, 10, clients=10, poisson_sampling=False, epsilon=4.0)
-    (segment,) = question.schedule(1.0)
-    assert (segment.sample_rate, segment.steps) == (1.0, steps)
-
-
 def test_weak_guarantees_are_called_weak() -> None:
     assert any("Epsilon 20 is above 10" in text for text in advise(ask(epsilon=20.0)).warnings)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"examples": 0}, "examples must be a positive whole number, got 0"),
-        ({"rounds": 1.5}, "rounds must be a positive whole number, got 1.5"),
-        ({"rounds": math.nan}, "rounds must be a positive"),
-        ({"batch_size": 70_000}, r"at most the 60000 examples.*sample rate would be above 1"),
-        ({"batch_size": 256, "clients": 300}, "at most the 200 examples of a client, got 256"),
-        ({"clients": 70_000}, "clients must be at most the 60000 examples"),
-        ({"unit": "user"}, "unit must be record or client, got 'user'"),
-        ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0"),
-        ({"delta": math.nan}, "delta must be in"),
-        ({"candidates": 1}, "candidates must be at least 2, got 1"),
-        ({"epsilon": None}, "exactly one of epsilon, .* must be given, got None"),
-        ({"min_accuracy": 0.5}, "must be given, got epsilon, min_accuracy"),
-        ({"epsilon": 0.0}, r"epsilon must be in \(0, inf\), got 0.0"),
-        ({"epsilon": math.nan}, "epsilon must be in"),
-        ({"epsilon": None, "min_accuracy": 80}, r"min_accuracy must be in \(0, 1\), got 80.0"),
-        ({"epsilon": None, "reconstruction_success": 1.0}, "reconstruction_success must be in"),
-    ],
-)
-def test_rejects_bad_questions(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ask(**change)
 
 
 def test_unreachable_targets_say_the_closest() -> None:
@@ -310,42 +264,6 @@ def test_run_afresh_the_recommended_row_keeps_its_promise(
     assert (afresh.success.value + row.success.value) / 2 <= row.upload_bound
 
 
-class Scripted(Experiment):
-    """Trains nothing: accuracies are given by step size."""
-
-    def train(
-        self, settings: Sequence[Setting], seeds: range, rounds: int | None = None
-    ) -> dict[Setting, Trained]:
-        accuracies = {0.003: 0.89, 0.01: 0.895, 0.03: 0.9, 0.1: 0.5}  # one error: 0.016 of 359
-        return {one: Trained(Interval(accuracies[one.step_size], 0, 1, 1), 1.0) for one in settings}
-
-
-def test_other_noise_gets_the_smallest_step_size_that_is_as_good(tmp_path: Path) -> None:
-    best = Setting(1.0, 0.5, 0.03)
-    experiment = Scripted(ASKED, DIGITS, tmp_path)
-    chosen, rows = experiment.retune(best, (0.0, 1.0, 4.0))
-    assert chosen == [Setting(0.0, 0.5, 0.003), best, Setting(4.0, 0.5, 0.003)]
-    assert len(rows) == 8
-    assert all(row.searched for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("winner", "around"),
-    [
-        ((1.0, 0.01), [(1.0, 0.0032), (1.0, 0.032)]),
-        ((0.25, 0.01), [(0.25, 0.0032), (0.25, 0.032), (0.062, 0.01)]),
-        ((4.0, 0.001), [(4.0, 0.00032), (4.0, 0.0032), (16.0, 0.001)]),
-    ],
-)
-def test_what_a_grid_leaves_out_is_tried_around_its_best(
-    winner: tuple[float, float], around: list[tuple[float, float]]
-) -> None:
-    grid = [Setting(1.0, c, step) for c in (0.25, 1.0, 4.0) for step in (0.001, 0.01, 0.1)]
-    found = tuning._around(Setting(1.0, *winner), grid)
-    assert [(one.max_norm, one.step_size) for one in found] == around
-    assert tuning._around(Setting(1.0, 1.0, 0.1), [Setting(1.0, 1.0, 0.1)]) == []
-
-
 def failing(function: Any, tasks: Sequence[Any], **_: object) -> Iterator[Done[Any, Any]]:  # noqa: ANN401
     """Run cells in this process, but for an attack that crashes."""
     for task in tasks:
@@ -415,42 +333,6 @@ def test_for_clients_the_epsilon_of_a_replacement_is_said_too() -> None:
     assert advice.document()["question"]["adjacency"] == "zero-out"
 
 
-def test_no_more_candidates_than_the_data_has(tmp_path: Path) -> None:
-    few = replace(ASKED, candidates=10_000)
-    experiment = Experiment(few, DIGITS, tmp_path)
-    assert experiment.scenario_for(Setting(1.0, 1.0, 0.1)).candidates == 10_000
-    counts = torch.bincount(load_world(DIGITS).train.targets)
-    assert fitting(few, DIGITS).candidates == int(counts.min())
-
-
-def test_the_step_size_is_the_rate_times_the_norm_under_sgd(tmp_path: Path) -> None:
-    setting = Setting(1.0, 0.5, 0.2)
-    for server, lr in (("adam", 0.2), ("sgd", 0.4)):
-        training = Training(server=server, partition="label-skew")
-        scenario = DIGITS.model_copy(update={"training": training})
-        experiment = Experiment(replace(ASKED, clients=3), scenario, tmp_path)
-        trained = experiment.scenario_for(setting).training
-        assert trained.lr == pytest.approx(lr)
-        assert trained.partition == "label-skew"
-        assert (trained.clients, trained.clients_per_round, trained.rounds) == (3, 3, 15)
-        row = Row(1.0, {}, 0, 0, 0, 15, max_norm=0.5, lr=trained.lr)
-        assert experiment.setting(row) == pytest.approx(setting)
-
-
-def test_the_defense_follows_the_unit(tmp_path: Path) -> None:
-    setting = Setting(1.5, 0.5, 0.2)
-    for change, expected in (
-        ({}, {"noise_multiplier": 1.5, "max_grad_norm": 0.5}),
-        ({"unit": "client"}, {"noise_multiplier": 1.5, "max_update_norm": 0.5}),
-        (
-            {"poisson_sampling": False},
-            {"noise_multiplier": 1.5, "max_grad_norm": 0.5, "poisson_sampling": False},
-        ),
-    ):
-        question = replace(ASKED, **change)  # type: ignore[arg-type]
-        assert Experiment(question, DIGITS, tmp_path).defense(setting).options == expected
-
-
 def rows_of(accuracies: list[tuple[float, float]]) -> list[Row]:
     return [
         Row(sigma, {"pld": 4 / sigma}, 0.1, 0.1, 0.1, 15, 1.0, 0.1, Interval(value, low, 1.0, 5))
@@ -517,14 +399,6 @@ def test_an_accuracy_that_no_noise_keeps() -> None:
     assert advice.observation_points == ()
     assert "Another model may help" in advice.reasons[1]
     assert "The estimate suffices" in accurate(0.78).reasons[1]
-
-
-def test_printed_noise_keeps_the_target() -> None:
-    for target in (0.73, 1.1, 2.5, 7.0):
-        question = ask(epsilon=target, batch_size=60_000, rounds=40)
-        found = question.least_noise()
-        assert question.epsilon_of(float(sigma(found))) <= target
-        assert question.epsilon_of(0.998 * found) > target
 
 
 def test_rounds_of_the_search_are_shown(measured: tuple[Advice, Path]) -> None:

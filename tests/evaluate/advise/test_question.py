@@ -1,0 +1,141 @@
+import math
+from typing import Any
+
+import pytest
+
+from leakfrontier.evaluate.advise.question import (
+    Question,
+    Row,
+    finite,
+    noise_near,
+    proven,
+    rounded_up,
+)
+from leakfrontier.evaluate.advise.tables import sigma
+from leakfrontier.evaluate.errors import UserError
+from leakfrontier.evaluate.privacy.accounting import ACCOUNTANTS, NOISE_RANGE, epsilon
+from leakfrontier.evaluate.privacy.bounds import reconstruction
+from leakfrontier.evaluate.statistics import Interval
+
+SIZES = {"examples": 60_000, "batch_size": 256, "rounds": 1000}
+EVERYBODY = {"examples": 100, "batch_size": 100, "rounds": 4}
+
+
+def ask(**change: Any) -> Question:  # noqa: ANN401
+    return Question(**{**SIZES, "epsilon": 3.0, **change})
+
+
+def test_the_default_delta_suits_the_number_of_units() -> None:
+    assert ask().used_delta == pytest.approx(60_000**-1.1)
+    assert ask(examples=1000).used_delta == 1e-5
+    assert ask(delta=1e-7).used_delta == 1e-7
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(142, 5), (143, 10)])
+def test_shuffled_batches_count_for_the_client_that_has_the_fewest(
+    batch_size: int, steps: int
+) -> None:
+    """Some of ten clients have 143 of 1437 examples, others 144: an epoch of one batch, or two."""
+    question = Question(1437, batch_size, 10, clients=10, poisson_sampling=False, epsilon=4.0)
+    (segment,) = question.schedule(1.0)
+    assert (segment.sample_rate, segment.steps) == (1.0, steps)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"examples": 0}, "examples must be a positive whole number, got 0"),
+        ({"rounds": 1.5}, "rounds must be a positive whole number, got 1.5"),
+        ({"rounds": math.nan}, "rounds must be a positive"),
+        ({"batch_size": 70_000}, r"at most the 60000 examples.*sample rate would be above 1"),
+        ({"batch_size": 256, "clients": 300}, "at most the 200 examples of a client, got 256"),
+        ({"clients": 70_000}, "clients must be at most the 60000 examples"),
+        ({"unit": "user"}, "unit must be record or client, got 'user'"),
+        ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0"),
+        ({"delta": math.nan}, "delta must be in"),
+        ({"candidates": 1}, "candidates must be at least 2, got 1"),
+        ({"epsilon": None}, "exactly one of epsilon, .* must be given, got None"),
+        ({"min_accuracy": 0.5}, "must be given, got epsilon, min_accuracy"),
+        ({"epsilon": 0.0}, r"epsilon must be in \(0, inf\), got 0.0"),
+        ({"epsilon": math.nan}, "epsilon must be in"),
+        ({"epsilon": None, "min_accuracy": 80}, r"min_accuracy must be in \(0, 1\), got 80.0"),
+        ({"epsilon": None, "reconstruction_success": 1.0}, "reconstruction_success must be in"),
+    ],
+)
+def test_rejects_bad_questions(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ask(**change)
+
+
+def test_printed_noise_keeps_the_target() -> None:
+    for target in (0.73, 1.1, 2.5, 7.0):
+        question = ask(epsilon=target, batch_size=60_000, rounds=40)
+        found = question.least_noise()
+        assert question.epsilon_of(float(sigma(found))) <= target
+        assert question.epsilon_of(0.998 * found) > target
+
+
+def test_clients_share_the_examples_and_each_is_a_unit_if_asked_for() -> None:
+    records, clients = ask(clients=10), ask(clients=10, unit="client")
+    assert (records.share, records.units, clients.units) == (6000, 60_000, 10)
+    assert records.sample_rate == 256 / 6000
+    assert clients.sample_rate == 1  # the server sees who takes part
+    assert records.update_noise(2.0) == pytest.approx(2.0 / 256 / math.sqrt(10))
+    assert clients.update_noise(2.0) == pytest.approx(2.0 / math.sqrt(10))
+
+
+def test_noise_that_the_server_does_not_know_is_of_those_who_stay_and_keep_silent() -> None:
+    assert ask(clients=16).noise_makers == 12  # two may be lost, and two collude
+    assert ask(clients=16, dropout=0.0, colluders=0.0).noise_makers == 16
+    assert ask(clients=2, dropout=0.6, colluders=0.6).noise_makers == 0
+
+
+def test_what_is_proven_of_one_noise_multiplier() -> None:
+    question = ask(**EVERYBODY, candidates=10)
+    row = proven(question, 4.0)
+    assert row.epsilon["pld"] == epsilon(1.0, 4.0, 4, question.used_delta)
+    assert row.run_bound == pytest.approx(reconstruction(0.1, 1.0, 4.0, 4))
+    assert row.upload_bound == pytest.approx(reconstruction(0.1, 1.0, 4.0, 1))
+    assert row.bound == pytest.approx(row.run_bound)  # sampling hides nothing here
+    assert row.rounds == 4
+
+
+def test_without_noise_nothing_is_proven() -> None:
+    row = proven(ask(**EVERYBODY), 0.0)
+    assert row.epsilon == dict.fromkeys(ACCOUNTANTS, math.inf)
+    assert (row.run_bound, row.upload_bound, row.bound) == (1, 1, 1)
+
+
+def test_a_reconstruction_target_is_kept_with_the_least_noise() -> None:
+    question = ask(**EVERYBODY, epsilon=None, reconstruction_success=0.2)
+    found = question.least_noise()
+    assert question.bound(found) <= 0.2 < question.bound(0.998 * found)
+    with pytest.raises(UserError, match="give a model"):
+        ask(epsilon=None, min_accuracy=0.5).least_noise()
+
+
+@pytest.mark.parametrize("guess", [0.01, 1.9, 2.0, 2.1, 300.0])
+def test_noise_is_found_from_any_guess(guess: float) -> None:
+    found = noise_near(guess, 0.5, lambda noise: 1 / noise)
+    assert 2.0 <= found <= 2.0 * (1 + 1e-3)
+    assert noise_near(guess, 0.5, lambda _: 0.0) == NOISE_RANGE[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"),
+    [(1.23401, 1.235), (1.234, 1.234), (0.00012341, 0.0001235), (99999.0, 100000.0), (0.0, 0.0)],
+)
+def test_noise_is_rounded_up_to_what_is_printed(value: float, rounded: float) -> None:
+    assert rounded_up(value, 4) == rounded
+    assert rounded_up(math.inf, 4) == math.inf
+
+
+def test_a_row_is_json_without_what_json_cannot_hold() -> None:
+    row = Row(
+        0.0, {"pld": math.inf}, 1.0, 1.0, 1.0, 4, accuracy=Interval(0.5, -math.inf, math.inf, 3)
+    )
+    document = row.document()
+    assert document["epsilon"] == {"pld": None}
+    assert document["accuracy"] == {"value": 0.5, "low": None, "high": None, "n": 3}
+    assert document["success"] is None
+    assert [finite(value) for value in (math.nan, 1.5, "x", None)] == [None, 1.5, "x", None]
