@@ -5,11 +5,8 @@ import math
 import torch
 
 from leakfrontier.adversaries import ImageSpace
-from leakfrontier.adversaries.constraints import count
-from leakfrontier.adversaries.layer_chain import chain
 from leakfrontier.defenses import Batch, SecureAggregation
 from leakfrontier.evaluate.dataset import Dataset
-from leakfrontier.evaluate.papers import rconv_networks
 from leakfrontier.evaluate.papers.rconv import median_interval, single_trial, upload_of
 
 
@@ -20,14 +17,6 @@ def rng(seed: int = 0) -> torch.Generator:
 def images(shape: tuple[int, int, int] = (3, 16, 16)) -> Dataset:
     examples = Batch(torch.rand(12, *shape, generator=rng()), torch.arange(12) % 4)
     return Dataset("noise", examples, examples, tuple("abcd"), ImageSpace(shape, 4))
-
-
-def test_lenet_ex_has_the_fewest_filters_for_weight_constraints() -> None:
-    space = ImageSpace((3, 32, 32), 10)
-    layers = chain(rconv_networks.lenet_ex(space), space)
-    for layer in layers[:-1]:
-        counts = count(layer)
-        assert counts.weight == counts.unknowns
 
 
 def test_images_are_divided_among_clients() -> None:

@@ -33,7 +33,6 @@ from leakfrontier.evaluate.data import DATASETS, Dataset, load_dataset
 from leakfrontier.evaluate.engine import Done, Failure
 from leakfrontier.evaluate.papers import reproduce as reproduce_module
 from leakfrontier.evaluate.papers import table as table_module
-from leakfrontier.evaluate.papers.dlg_ig import image_trial, image_uploads
 from leakfrontier.evaluate.papers.reproduce import Result, document, reproduce
 from leakfrontier.evaluate.papers.spearpp import spearpp_upload
 from leakfrontier.evaluate.papers.table import FOLDERS, Metric, Row, Table, matched_psnr
@@ -296,19 +295,6 @@ def test_quick_takes_the_first_rows(command: Command) -> None:
     check_schema(json.loads(output), SMALL, [2], trials=2)
 
 
-def test_fewer_images_are_the_first_ones_and_fewer_iterations_are_taken() -> None:
-    data = load_dataset("fashion-mini")
-    problem, rng = {"network": "LeNet", "activation": "sigmoid"}, torch.Generator
-    both, one = (
-        image_uploads(problem, data, rng().manual_seed(0), images=images) for images in (2, 1)
-    )
-    assert (len(both), len(one)) == (2, 1)
-    torch.testing.assert_close(both[0].truth.inputs, one[0].truth.inputs)
-    method = {"attack": "DLG", "images": 1, "iterations": 2}
-    scores = image_trial(problem, method, data, rng().manual_seed(0))
-    assert {name: len(values) for name, values in scores.items()} == dict.fromkeys(scores, 1)
-
-
 @pytest.mark.usefixtures("here")
 def test_quick_reduces_what_is_slow_and_says_so(
     command: Command, monkeypatch: pytest.MonkeyPatch
@@ -323,19 +309,6 @@ def test_quick_reduces_what_is_slow_and_says_so(
     assert "reduced" not in json.loads(output)
     assert json.loads(output)["rows"][0]["ours"]["value"]["value"] < 1
     assert "Quick" not in errors
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("2", [1]), ("1,3", [0, 2]), ("2-3,1, 2", [0, 1, 2]), (" 1 - 2", [0, 1])]
-)
-def test_rows_by_number_and_range(text: str, expected: list[int]) -> None:
-    assert SMALL.select(text) == expected
-
-
-@pytest.mark.parametrize("text", ["0", "4", "2-9", "3-1", "", "a", "1;2", "-1", "1.5"])
-def test_rows_that_do_not_exist(text: str) -> None:
-    with pytest.raises(ValueError, match="rows must be numbers from 1 to 3 or ranges"):
-        SMALL.select(text)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from leakfrontier.evaluate.papers.servers import (
     scores,
     shrunk,
 )
-from leakfrontier.evaluate.papers.table import FOLDERS, Setting, find_data
+from leakfrontier.evaluate.papers.table import Setting
 from leakfrontier.evaluate.papers.tables import TABLES
 
 
@@ -146,11 +145,3 @@ def test_the_modules_of_rtf_and_loki(few_photos: Dataset) -> None:
     assert loki.CLIENTS * loki.EXAMPLES == 640
     published = TABLES["loki"].procedures["paper"]
     assert published({"queries": 2}) == {"queries": 2, "readout": "minmax"}
-
-
-def test_data_are_found_under_their_names(tmp_path: Path) -> None:
-    (tmp_path / FOLDERS["ham"] / "train").mkdir(parents=True)
-    (tmp_path / "mnist" / "MNIST").mkdir(parents=True)
-    assert find_data("ham", tmp_path) == (str(tmp_path / FOLDERS["ham"]), None)
-    assert find_data("mnist", tmp_path) == ("mnist", tmp_path / "mnist")
-    assert find_data("cifar10", tmp_path) == ("cifar10", tmp_path)

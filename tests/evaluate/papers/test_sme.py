@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from federated import rng
-from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import DLG, FedAvg, ImageSpace
-from leakfrontier.defenses import Batch, Defense
-from leakfrontier.evaluate.client import Client
+from leakfrontier.adversaries import FedAvg
 from leakfrontier.evaluate.data import Dataset, load_dataset
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.papers import dlg_ig, sme
+from leakfrontier.evaluate.papers import sme
 from leakfrontier.evaluate.papers.sme import FEMNIST, build_attack, peak_memory, sme_upload
-from leakfrontier.evaluate.papers.sme_paths import local_steps, plane_shares
 from leakfrontier.evaluate.papers.table import draw_batch
 from leakfrontier.evaluate.papers.tables import TABLES
 
@@ -114,27 +109,6 @@ def test_local_training_leaves_the_plane_only_slowly(data: dict[str, Dataset]) -
     assert scores["max cos"][0] > scores["cos w_0"][0] > 0.9
 
 
-def test_plane_shares_are_those_of_the_best_plane() -> None:
-    flat = torch.randn(6, 2, generator=rng()) @ torch.randn(2, 50, generator=rng(1))
-    torch.testing.assert_close(plane_shares(flat), torch.ones(6).double(), atol=1e-3, rtol=0)
-    gradients = torch.randn(6, 50, generator=rng(2))
-    plane = torch.linalg.svd(gradients)[2][:2]
-    expected = (gradients @ plane.mT).norm(dim=1) / gradients.norm(dim=1)
-    torch.testing.assert_close(plane_shares(gradients).float(), expected)
-
-
-def test_all_examples_are_looked_at_in_every_step() -> None:
-    space = ImageSpace((1, 8, 8), 3)
-    model = build_model("mlp", space, rng(), width=8)
-    batch = Batch(torch.rand(6, 1, 8, 8, generator=rng()), torch.arange(6) % 3)
-    client = Client(model, cross_entropy, Defense(), FedAvg(2, 2, 1e-6), space)
-    steps = local_steps(client, batch, rng(), points=3)
-    assert steps.plane_shares.shape == (6,)
-    # With hardly any movement, the gradient of all examples is the same everywhere.
-    torch.testing.assert_close(steps.plane_shares, torch.ones(6).double(), atol=1e-3, rtol=0)
-    assert torch.allclose(steps.cosines, steps.cosines[:1], atol=1e-3)
-
-
 def test_peak_memory_counts_what_is_alive_at_once() -> None:
     def alive_one_after_the_other() -> None:
         for _ in range(5):
@@ -157,33 +131,3 @@ def test_the_cost_of_simulation_grows_with_the_steps(data: dict[str, Dataset]) -
     }
     assert memory["SME", 5] == pytest.approx(memory["SME", 1], rel=0.1)
     assert memory["DLFA", 5] > 2 * memory["DLFA", 1]
-
-
-@pytest.mark.parametrize("problem", [row.problem for row in TABLES["ig"].rows[::2]])
-def test_gradients_of_one_image(
-    problem: dict[str, object], data: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    untrained = build_model("lenet", data["cifar100"].space, rng())
-    monkeypatch.setattr(dlg_ig, "_trained_lenet", lambda data: untrained)
-    upload, *others = dlg_ig.image_uploads(problem, data["cifar100"], rng())
-    assert len(others) == (0 if problem["network"] == "ResNet20-4" else 4)
-    assert all(other.observation.replay is upload.observation.replay for other in others)
-    assert upload.observation.batch_size == 1
-    assert torch.equal(upload.observation.targets, upload.truth.targets)  # type: ignore[arg-type]
-
-
-def test_dlg_sees_pixels_and_no_label(data: dict[str, Dataset]) -> None:
-    problem = {"network": "LeNet", "activation": "relu"}
-    upload, *_ = dlg_ig.image_uploads(problem, data["cifar100"], rng())
-    assert upload.observation.targets is None
-    assert 0 <= upload.truth.inputs.min() <= upload.truth.inputs.max() <= 1
-    assert any(isinstance(module, torch.nn.ReLU) for module in upload.observation.model.modules())
-
-
-def test_a_trial_scores_every_image(
-    data: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(dlg_ig.ATTACKS, "DLG", DLG(iterations=3))
-    problem = {"network": "LeNet", "activation": "sigmoid"}
-    scores = dlg_ig.image_trial(problem, {"attack": "DLG"}, data["cifar100"], rng())
-    assert len(scores["psnr"]) == len(scores["broken"]) == 5

@@ -1,4 +1,3 @@
-from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +6,6 @@ from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.evaluate.data import load_dataset
 from leakfrontier.evaluate.methods import Method, build_adversary
 from leakfrontier.evaluate.papers import dager, somp
-from leakfrontier.evaluate.papers.table import find_data
 from leakfrontier.evaluate.scenario import Scenario
 
 ALL = [*somp.TABLES, *dager.TABLES]
@@ -22,14 +20,6 @@ def test_every_row_names_an_attack_that_there_is(table: somp.Table) -> None:
             name = options.pop("attack")
             assert name in ADVERSARIES
             build_adversary(Method(name=name, options=options))
-
-
-def test_texts_are_found_in_a_folder_of_datasets(tmp_path: Path) -> None:
-    folder = tmp_path / "text" / "cola"
-    folder.mkdir(parents=True)
-    (folder / "train.jsonl").touch()
-    assert find_data("cola", tmp_path) == (str(folder), None)
-    assert find_data("cola", None) == ("hub:nyu-mll/glue@cola", None)
 
 
 @pytest.fixture
