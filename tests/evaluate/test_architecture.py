@@ -1,8 +1,6 @@
 """The analysis of architectures agrees with what the attacks do."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -98,25 +96,3 @@ def test_hugging_face_by_kind() -> None:
 def test_what_is_unknown_is_refused() -> None:
     with pytest.raises(UserError, match="--shape must be"):
         space_of((3, 0, 2), 10)
-
-
-def test_the_command(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    drawing = tmp_path / "layers.svg"
-    code, output, _ = command("analyse", "lenet", "--shape", "1,28,28", "--drawing", drawing)
-    assert code == 0
-    assert "does not resist" in output
-    assert "<svg" in drawing.read_text()
-    code, output, _ = command("analyse", "{name: lenet, activation: relu}", "--json")
-    found = json.loads(output)
-    assert code == 0
-    assert found["layers"][0]["gradient"] == 900
-    assert found["resists"]
-    code, _, errors = command("analyse", "lenet", "--shape", "3,x")
-    assert code == 2
-    assert "whole numbers" in errors
-    code, _, errors = command("analyse", "alexnet", "--shape", "3,8,8")
-    assert code == 2
-    assert "another --shape" in errors
-    code, _, errors = command("analyse", "lenet", "--drawing", tmp_path / "layers.txt")
-    assert code == 2
-    assert ".svg or .png" in errors

@@ -11,20 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
-from synthetic import ARMS, make_results, shared_results
+from synthetic import ARMS, shared_results
 from synthetic import SCENARIOS as SCENARIOS_MADE_UP
 
-from leakfrontier.adversaries import ADVERSARIES
-from leakfrontier.defenses import DEFENSES
 from leakfrontier.evaluate import engine as engine_module
 from leakfrontier.evaluate.commands import main as cli
 from leakfrontier.evaluate.commands import run as run_command
-from leakfrontier.evaluate.config import RunConfig
-from leakfrontier.evaluate.data import DATASETS
-from leakfrontier.evaluate.methods import Strict
-from leakfrontier.evaluate.models import MODELS
 from leakfrontier.evaluate.rows import Cell, Outcome
-from leakfrontier.evaluate.scenario import SCENARIOS, Scenario, Training
 from leakfrontier.evaluate.store import FILE_NAME, Store
 
 Config = dict[str, Any]
@@ -83,50 +76,8 @@ def refused(
     return run
 
 
-@pytest.mark.parametrize(
-    ("what", "registry"),
-    [
-        ("defenses", DEFENSES),
-        ("adversaries", ADVERSARIES),
-        ("scenarios", SCENARIOS),
-        ("datasets", DATASETS),
-        ("models", MODELS),
-    ],
-)
-def test_lists_every_name(command: Command, what: str, registry: dict[str, object]) -> None:
-    code, output, _ = command("list", what)
-    listed = {line.strip("│ ").partition(" ")[0] for line in output.splitlines()}
-    assert code == 0
-    assert set(registry) <= listed
-
-
-@pytest.mark.parametrize(
-    ("model", "defaults"),
-    [
-        (RunConfig, {"scenarios": "required", "adversaries": "panel", "time_limit": "600"}),
-        (Scenario, {"title": "", "model": "mlp", "checkpoints": "[0]", "public_data": "true"}),
-        (Training, {"server": "adam", "lr": "0.005", "clients_per_round": "16"}),
-    ],
-)
-def test_lists_every_key_with_its_default_and_meaning(
-    command: Command, model: type[Strict], defaults: dict[str, str]
-) -> None:
-    lines = command("list", "scenarios", columns=300)[1].splitlines()
-    rows = [[part.strip() for part in line.split("│")[1:-1]] for line in lines if "│" in line]
-    for name, field in model.model_fields.items():
-        assert field.description
-        meaning = " ".join(field.description.split())
-        (default,) = (row[1] for row in rows if (row[0], row[2]) == (name, meaning))
-        assert defaults.get(name, default) == default
-
-
 def test_help_says_what_is_run_by_default(command: Command) -> None:
     assert command("run", "--help")[1].count("quick") >= 3  # as a file, as a preset, as a choice
-
-
-def test_lists_options_and_their_defaults(command: Command) -> None:
-    assert "error_feedback=True" in command("list", "defenses")[1]
-    assert "width=200" in command("list", "models")[1]
 
 
 @pytest.mark.skipif(
@@ -193,45 +144,6 @@ def test_ctrl_c_says_how_to_go_on(
     assert code == 130
     assert "The same command continues where it stopped" in output
     assert "Traceback" not in output + errors
-
-
-def test_ctrl_c_has_the_same_exit_code_everywhere(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("leakfrontier.evaluate.commands.report.Store", interrupted)
-    code, output, errors = command("report", tmp_path)
-    assert (code, output, errors) == (130, "", "Interrupted.\n")
-
-
-@pytest.mark.parametrize(
-    ("fault", "code", "line"),
-    [
-        ({}, 0, "Evaluation: YES"),
-        ({"labels_granted": True}, 0, "Evaluation: YES, with caveats (oracle inputs)"),
-        (
-            {"guaranteed": True, "measured": 0.8, "bound": 0.3},
-            1,
-            "Evaluation: NO (proven bound, claimed noise)",
-        ),
-        ({"failed": 1}, 1, "Evaluation: NO (completeness)"),
-    ],
-    ids=str,
-)
-def test_a_report_concludes_as_its_page_does(
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: dict[str, Any],
-    code: int,
-    line: str,
-) -> None:
-    make_results(tmp_path, scenarios=SCENARIOS_MADE_UP[:1], **fault)
-    monkeypatch.setattr("leakfrontier.reports.write_report", lambda *_: Path("report.html"))
-    found, output, _ = command("report", tmp_path)
-    assert (found, output.splitlines()[-1]) == (code, line)
 
 
 @pytest.mark.parametrize("name", [(), ("run",), ("audit",)], ids=str)
@@ -370,3 +282,14 @@ def test_as_a_process_of_its_own(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.startswith(f"Error: cannot read the configuration {absent}: ")
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_has_the_same_exit_code_everywhere(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leakfrontier.evaluate.commands.report.Store", interrupted)
+    code, output, errors = command("report", tmp_path)
+    assert (code, output, errors) == (130, "", "Interrupted.\n")

