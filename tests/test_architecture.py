@@ -1,4 +1,4 @@
-"""Folders import only what they may, and every method is registered."""
+"""Folders import only what they may, every method is registered, and every module is tested."""
 
 import ast
 import re
@@ -32,7 +32,23 @@ MACHINERY = {  # what methods share, none itself
     *("activations", "constraints", "layer_chain", "layer_system", "recursion"),
     *("mixed_rows", "weak_directions", "softmax_head"),
     *("subspace", "transformer", "token_pool", "prefixes", "sentence_ends", "diverse_beams"),
-    *("gradient_atoms", "language_prior", "reordering", "texts", "token_matching"),
+    *("gradient_atoms", "language_prior", "reordering", "texts", "token_matching", "unfused_norms"),
+}
+
+TESTED_ELSEWHERE = {  # where tests of one subject would otherwise be torn apart
+    "evaluate/advise/advice.py": "reports/test_advice.py",
+    "evaluate/commands/leaderboard.py": "evaluate/test_leaderboard.py",
+    "evaluate/commands/pack.py": "evaluate/test_pack.py",
+    "evaluate/commands/reproduce.py": "evaluate/papers/test_reproduce.py",
+    "evaluate/commands/run.py": "evaluate/commands/test_main.py",
+    "evaluate/papers/ares.py": "evaluate/papers/test_servers.py",
+    "evaluate/papers/dager.py": "evaluate/papers/test_somp.py",
+    "evaluate/papers/loki.py": "evaluate/papers/test_servers.py",
+    "evaluate/papers/robbing_the_fed.py": "evaluate/papers/test_servers.py",
+    "evaluate/papers/spearpp.py": "evaluate/papers/test_reproduce.py",
+    "evaluate/papers/tables.py": "evaluate/papers/test_reproduce.py",
+    "reports/architecture.py": "evaluate/commands/test_analyse.py",
+    "reports/captured.py": "evaluate/test_capture_run.py",
 }
 
 
@@ -92,6 +108,19 @@ def test_every_module_is_registered(registry: dict[str, type]) -> None:
     folder = ROOT / next(iter(classes)).__module__.split(".")[1]
     files = {path.stem for path in folder.glob("*.py")} - MACHINERY
     assert files == {cls.__module__.rsplit(".", 1)[1] for cls in classes} - MACHINERY
+
+
+def test_every_module_has_a_test_module_of_its_name() -> None:
+    tests = ROOT / "tests"
+    files = [path for folder in MAY_IMPORT for path in (ROOT / folder).rglob("*.py")]
+    modules = {path.relative_to(ROOT) for path in files if not path.stem.startswith("__")}
+    untested = {
+        str(module)
+        for module in modules
+        if not (tests / module.parent / f"test_{module.name}").is_file()
+    }
+    assert untested == {*TESTED_ELSEWHERE}
+    assert all((tests / name).is_file() for name in TESTED_ELSEWHERE.values())
 
 
 def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:
