@@ -78,10 +78,10 @@ def test_on_its_own_device_a_dataset_is_itself() -> None:
 
 
 def test_a_fifth_of_every_class_is_held_out_and_always_the_same() -> None:
-    targets = torch.tensor([0] * 50 + [1] * 10)[torch.randperm(60)]
+    targets = torch.arange(60) % 12
     whole = Batch(torch.arange(60.0)[:, None], targets)
     train, test = split(whole)
-    assert test.targets.bincount().tolist() == [10, 2]
+    assert test.targets.bincount().tolist() == [1] * 12
     assert sorted(torch.cat([train.inputs, test.inputs]).flatten().tolist()) == [*range(60)]
     torch.manual_seed(1)
     assert torch.equal(split(whole)[1].inputs, test.inputs)

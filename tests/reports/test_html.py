@@ -63,7 +63,10 @@ def test_a_file_appears_whole_or_not_at_all(
     assert path.read_bytes() == b"first"
     assert [*path.parent.iterdir()] == [path]
 
-    def full(_: Path, content: bytes) -> int:
+    real = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        real(path, content[:3])
         raise OSError("no space left")
 
     monkeypatch.setattr(Path, "write_bytes", full)

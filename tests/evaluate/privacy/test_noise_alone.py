@@ -30,6 +30,7 @@ def test_single_uploads_without_noise_are_found(
     silent = {17} if fault else set()
     found = rare_steps(noised(noise=lambda upload: 0.0 if upload in silent else 1.0))
     assert found.violated == fault
+    assert ("an upload has only 0 of the noise" in found.verdict) == fault
 
 
 def test_what_is_not_finite_cannot_be_tested() -> None:
