@@ -53,11 +53,13 @@ def test_victims_are_found_among_the_data_and_others_are_put_there() -> None:
     known = DIGITS.train.at(torch.tensor([5, 3]))
     new = Batch(torch.zeros_like(known.inputs[:1]), known.targets[:1])
     relabelled = Batch(known.inputs[:1], (known.targets[:1] + 1) % 10)
-    captures = [of(known), of(new), of(relabelled), of(None), of(new)]
+    pair = Batch(torch.stack([new.inputs[0] + 1, new.inputs[0] + 2]), known.targets)
+    captures = [of(known), of(new), of(relabelled), of(None), of(new), of(pair)]
     world, victims = world_of(trial().scenario, about(), captures)
     size = len(DIGITS.train.targets)
-    assert [rows.tolist() for rows in victims] == [[5, 3], [size], [size + 1], [], [size]]
-    assert len(world.train.targets) == size + 2
+    found = [rows.tolist() for rows in victims]
+    assert found == [[5, 3], [size], [size + 1], [], [size], [size + 2, size + 3]]
+    assert len(world.train.targets) == size + 4
     for capture, rows in zip(captures, victims, strict=True):
         if capture.truth is not None:
             assert torch.equal(world.train.inputs[rows], capture.truth.inputs)
