@@ -65,7 +65,7 @@ SLOWEST = (
     "test_federation.py",
     "test_store.py",
     "test_engine.py",
-    "test_advise_audit.py",
+    "test_advise.py",
 )
 
 
