@@ -173,6 +173,14 @@ class Reconstruction:
     residuals: Mapping[str, float] | None = None
 
 
+def only(results: Sequence[Reconstruction | NotApplicable]) -> Reconstruction:
+    """Return the result of an attack on a single observation, or raise why there is none."""
+    (result,) = results
+    if isinstance(result, NotApplicable):
+        raise result
+    return result
+
+
 def in_groups(
     count: int,
     alike: Callable[[int], Hashable],

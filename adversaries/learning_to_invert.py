@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.linalg import cholesky
 from torch.nn.functional import one_hot, pad
 
-from .base import Adversary, Observation, PublicData, Reconstruction, in_groups
+from .base import Adversary, Observation, PublicData, Reconstruction, in_groups, only
 from .label_inference import infer_targets
 from .matching import Randomness, vectorised
 from .spaces import NotApplicable
@@ -73,10 +73,7 @@ class LearningToInvert(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Train for this observation alone, and apply the network."""
-        (result,) = self.reconstruct_all([observation], [rng])
-        if isinstance(result, NotApplicable):
-            raise result
-        return result
+        return only(self.reconstruct_all([observation], [rng]))
 
     def reconstruct_all(
         self, observations: Sequence[Observation], rngs: Sequence[Generator]

@@ -23,7 +23,7 @@ from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
-from .base import Adversary, Observation, Reconstruction, in_groups
+from .base import Adversary, Observation, Reconstruction, in_groups, only
 from .label_inference import infer_targets
 from .optimizers import Evaluate, Optimizer, Progress, Unknowns
 from .spaces import NotApplicable
@@ -115,10 +115,7 @@ class Matching(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the best guess of all iterations and restarts, by the attack's objective."""
-        (result,) = self.reconstruct_all([observation], [rng])
-        if isinstance(result, NotApplicable):
-            raise result
-        return result
+        return only(self.reconstruct_all([observation], [rng]))
 
     def reconstruct_all(
         self,

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import normalize, pad
 
-from .base import Adversary, Observation, Reconstruction, in_groups
+from .base import Adversary, Observation, Reconstruction, in_groups, only
 from .language_prior import draw_sentences, next_token_logits
 from .matching import Distance, Update, evaluation, stacked, vectorised
 from .optimizers import Adam, Unknowns
@@ -114,10 +114,7 @@ class TokenMatching(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the nearest tokens of the best embeddings."""
-        (result,) = self.reconstruct_all([observation], [rng])
-        if isinstance(result, NotApplicable):
-            raise result
-        return result
+        return only(self.reconstruct_all([observation], [rng]))
 
     def reconstruct_all(
         self, observations: Sequence[Observation], rngs: Sequence[Generator]
