@@ -7,6 +7,7 @@ the whole vocabulary is measured in one product.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,10 @@ STRIKING = 5.0
 
 LIKELY = 3.0
 """The same where it is known how much noise there is: few others are as near, and none is lost."""
+
+
+_FIRST = 256
+"""Tokens that are measured exactly, beside four for each dimension; more if all are near."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,21 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
     energy = vocabulary_energy(view, space, positions)
     if space.noise > 0:
         return _striking(energy, most, LIKELY if space.noise_is_known else STRIKING)
-    count = min(energy.numel(), 256 + 4 * space.rank)
+    count = min(energy.numel(), _FIRST + 4 * space.rank)
+    token, position, exact = _nearest(view, space, energy, count)
+    while count < energy.numel() and float(exact.max()) < math.sqrt(ROUNDING):  # all are near
+        count = min(energy.numel(), 4 * count)
+        token, position, exact = _nearest(view, space, energy, count)
+    limit = threshold(exact, most=count - 1, floor=ROUNDING)
+    if not limit > 0:
+        return _striking(energy, most, STRIKING)
+    return _by_position(token, position, exact, exact < limit, energy.shape[1])
+
+
+def _nearest(
+    view: Transformer, space: Subspace, energy: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tokens that are nearest, their positions, and their exact distances."""
     nearest = energy.flatten().topk(count).indices
     token, position = nearest // energy.shape[1], nearest % energy.shape[1]
     exact = torch.empty(count, dtype=torch.float64, device=energy.device)
@@ -72,10 +91,7 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
         chosen = position == place
         vectors = view.at_position(token[chosen], place, view.first.module)
         exact[chosen] = space.distance(vectors)
-    limit = threshold(exact, most=count - 1, floor=ROUNDING)
-    if not limit > 0:
-        return _striking(energy, most, STRIKING)
-    return _by_position(token, position, exact, exact < limit, energy.shape[1])
+    return token, position, exact
 
 
 def _striking(energy: Tensor, most: int, least: float) -> TokenPool:

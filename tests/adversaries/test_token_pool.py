@@ -4,6 +4,7 @@ import pytest
 import torch
 from sentences import VOCABULARY, language_model, seen_by_server, sentences
 
+from leakfrontier.adversaries import token_pool
 from leakfrontier.adversaries.subspace import row_space
 from leakfrontier.adversaries.token_pool import TokenPool, find_tokens, vocabulary_energy
 from leakfrontier.adversaries.transformer import block_gradient, find_transformer
@@ -66,3 +67,15 @@ def test_noise_leaves_no_more_tokens_than_are_asked_for(most: int, kept: int) ->
     found = find_tokens(view, replace(space, noise=1e-6), 1, most=most).at(0)
     assert len(found) == kept
     assert {*found.tolist()} <= {*tokens[:, 0].tolist()}
+
+
+def test_looks_further_as_long_as_all_tokens_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeated tokens put others into the span at places where these do not stand."""
+    tokens = sentences([6, 5])
+    observation = seen_by_server(language_model("gpt2"), tokens)
+    view = find_transformer(observation)
+    space = row_space(block_gradient(observation, view.first.projections))
+    monkeypatch.setattr(token_pool, "_FIRST", 4 - 4 * space.rank)  # fewer than there are
+    pool = find_tokens(view, space, view.positions, most=10)
+    for place in range(4):
+        assert torch.isin(tokens[:, place], pool.at(place)).all()
