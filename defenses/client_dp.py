@@ -25,6 +25,7 @@ class ClientDP(Defense):
         noise_multiplier: sigma, the noise's standard deviation in units of `max_update_norm`.
         max_update_norm: C, the L2 norm to which the update is clipped; may be infinite without
             noise.
+        discrete: Whether the noise is drawn exactly, from a discrete Gaussian; see `Noise`.
 
     References:
         [1] McMahan, Ramage, Talwar, Zhang. "Learning Differentially Private Recurrent Language
@@ -33,6 +34,7 @@ class ClientDP(Defense):
 
     noise_multiplier: float
     max_update_norm: float = 1.0
+    discrete: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier < math.inf:
@@ -57,7 +59,8 @@ class ClientDP(Defense):
         """Return the same defense in absolute terms."""
         if self.max_update_norm == math.inf:
             return Noise(0.0)
-        return Noise(self.noise_multiplier * self.max_update_norm, max_norm=self.max_update_norm)
+        scale = self.noise_multiplier * self.max_update_norm
+        return Noise(scale, max_norm=self.max_update_norm, discrete=self.discrete)
 
     def on_update(self, update: Update, rng: Generator) -> Update:
         """Return the clipped update with noise."""

@@ -11,10 +11,13 @@ import torch
 from torch import Generator, Tensor
 
 from .base import Defense, Guarantee, Plan, Update
+from .discrete_gaussian import discrete_gaussian
 from .pld import concentrated_epsilon, gaussian_epsilon
 from .vector import flatten, unflatten
 
 Distribution = Literal["gaussian", "laplace"]
+
+_STEPS = 2**20  # of the grid of discrete noise, to one standard deviation
 
 
 @dataclass
@@ -37,6 +40,10 @@ class Noise(Defense):
         scale: sigma or b; 0 adds nothing.
         distribution: `gaussian` or `laplace`.
         max_norm: C, the L2 norm to which the whole update is clipped first; None does not clip.
+        discrete: Whether the noise is drawn exactly, from a discrete Gaussian on a grid of step
+            sigma / 2^20, to which the update is rounded. Floating-point noise has gaps that
+            can tell updates apart [4]; the claims of this class do not count them. The update is
+            clipped a little below C, so that rounding stays within C.
 
     References:
         [1] Zhu, Liu, Han. "Deep Leakage from Gradients." NeurIPS 2019.
@@ -45,11 +52,14 @@ class Noise(Defense):
             ICLR 2022. https://arxiv.org/abs/2111.04706
         [3] Bun, Steinke. "Concentrated Differential Privacy: Simplifications, Extensions, and
             Lower Bounds." TCC 2016. https://arxiv.org/abs/1605.02065 (Proposition 1.4)
+        [4] Mironov. "On Significance of the Least Significant Bits for Differential Privacy."
+            CCS 2012.
     """
 
     scale: float
     distribution: Distribution = "gaussian"
     max_norm: float | None = None
+    discrete: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale < math.inf:
@@ -60,6 +70,8 @@ class Noise(Defense):
             )
         if self.max_norm is not None and not 0 < self.max_norm < math.inf:
             raise ValueError(f"max_norm must be in (0, inf), or None, got {self.max_norm}")
+        if self.discrete and self.distribution != "gaussian":
+            raise ValueError(f"discrete noise must be 'gaussian', got {self.distribution!r}")
 
     @property
     def stochastic(self) -> bool:
@@ -73,6 +85,8 @@ class Noise(Defense):
 
     def on_update(self, update: Update, rng: Generator) -> Update:
         """Return the update, clipped and with noise."""
+        if self.discrete and self.scale:
+            return self._on_grid(update, rng)
         if self.max_norm is not None:
             update = _clipped(update, self.max_norm)
         if not self.scale:
@@ -113,6 +127,22 @@ class Noise(Defense):
             epsilon, accountant = gaussian_epsilon(self.scale / self.max_norm, everybody), "PLD"
         return Guarantee(epsilon, plan.delta, "client", "zero-out", accountant)
 
+    def _on_grid(self, update: Update, rng: Generator) -> Update:
+        """Return the update as multiples of a step, with integer noise."""
+        step, vector = self.scale / _STEPS, flatten(update)
+        dtype, vector = vector.dtype, vector.double()
+        if self.max_norm is not None:
+            left = self.max_norm - step * math.sqrt(vector.numel())
+            if not left > 0:
+                raise ValueError(
+                    f"scale {self.scale} is too large for discrete noise on {vector.numel()} "
+                    f"entries clipped to {self.max_norm}: rounding alone would exceed the norm"
+                )
+            vector = _clip(vector, left)
+        noise = discrete_gaussian(vector.numel(), _STEPS, rng).to(vector.device)
+        noisy = (vector / step).round().long() + noise
+        return unflatten((noisy * step).to(dtype), like=update)
+
     def _draw(self, like: Tensor, rng: Generator) -> Tensor:
         if self.distribution == "gaussian":
             return torch.empty_like(like).normal_(0, self.scale, generator=rng)
@@ -121,7 +151,10 @@ class Noise(Defense):
 
 
 def _clipped(update: Update, max_norm: float) -> Update:
-    vector = flatten(update)
-    norm = torch.linalg.vector_norm(vector)
+    return unflatten(_clip(flatten(update), max_norm), like=update)
+
+
+def _clip(vector: Tensor, max_norm: float) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(vector)
     factor = (max_norm / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1.0)
-    return unflatten(vector * factor, like=update)
+    return vector * factor

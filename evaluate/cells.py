@@ -50,7 +50,7 @@ from .scenario import (
     options,
 )
 from .scoring import Attempt, Scoring
-from .seeds import generator, global_draws
+from .seeds import generator, global_draws, seed_globally
 from .victims import candidates, cohort, other_cohort, other_examples, victims
 
 EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
@@ -481,7 +481,7 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
     if replace(trial).cell.key != trial.cell.key:
         raise ValueError("a source file has changed since the run began: start the run again")
     # All draws of ours come from generators of their own; this is for dropout in users' models.
-    torch.manual_seed(generator("global", *trial.draws).initial_seed())
+    seed_globally(generator("global", *trial.draws))
     device: Device = getattr(getattr(trial, "scenario", trial), "device", "cpu")
     with warnings.catch_warnings(record=True) as caught, on_device(device):
         outcome = trial.run(folder)

@@ -27,7 +27,7 @@ from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
 
 from .contract import Checked
 from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
-from .seeds import fork, global_draws
+from .seeds import copied, fork, global_draws
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def make_replay(
     """
     models = models or [client.model]
     believed, replay_rng = threat.believed(client.defense), fork(rng)
-    fixed = [fork(replay_rng).initial_seed() for _ in range(AVERAGED)]
+    fixed = [fork(replay_rng) for _ in range(AVERAGED)]
 
     def uploads(
         make: Callable[[], Defense], guess: Batch, rng: Generator, *, by_epoch: bool
@@ -348,7 +348,7 @@ def make_replay(
 
         guess, rngs = Batch(inputs, targets), [replay_rng]
         if mending.draws == "averaged":
-            rngs = [Generator(rng.device).manual_seed(seed) for seed in fixed]
+            rngs = [copied(one) for one in fixed]
         seen = Batch(inputs.detach(), targets) if mending.straight_through else guess
         replayed = mean([uploads(known, seen, one, by_epoch=by_epoch)[0] for one in rngs])
         if mending.straight_through:

@@ -13,6 +13,7 @@ from .engine import cores
 from .identity import ROOT
 from .plugins import digest_of
 from .rows import digest
+from .seeds import SEED_BITS
 
 PACKAGES = (
     *("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas"),
@@ -31,6 +32,7 @@ def environment() -> dict[str, Any]:
     return {
         "versions": {"python": platform.python_version(), **versions()},
         "code": digest([(str(file.relative_to(ROOT)), digest_of(file)) for file in files]),
+        "seed_bits": SEED_BITS,
         "machine": {
             "system": platform.system(),
             "architecture": platform.machine(),

@@ -29,7 +29,7 @@ from .client import Client, ThreatModel, make_replay, release
 from .contract import Checked
 from .mending import AS_GIVEN, DRAWS, Draws, Mending
 from .rows import ReplayRow
-from .seeds import fork
+from .seeds import copied, fork
 
 EXAMINED_ROUNDS = 3
 """Rounds by whose uploads a replay is examined."""
@@ -68,10 +68,10 @@ def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) 
     """
     rounds = [_Round.play(client, shares, rng) for shares in cohorts]
     models = [client.model] * len(cohorts[0])
-    seed = fork(rng).initial_seed()
+    public = fork(rng)
 
     def replay(mending: Mending = AS_GIVEN) -> Replay:
-        again = Generator(rng.device).manual_seed(seed)  # whatever is random is so in the same way
+        again = copied(public)  # whatever is random is so in the same way
         return make_replay(client, ThreatModel(), again, models=models, mending=mending)
 
     def residual(mending: Mending) -> float:

@@ -10,7 +10,6 @@ not is refused, rather than left undefended.
 
 from __future__ import annotations
 
-import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -29,7 +28,8 @@ from leakfrontier.defenses import Batch, Chain, Defense, Loss, Plan, Refused, Up
 from .capture import CaptureError, Description, Truth, check_names, write_capture
 from .client import Client
 from .contract import Checked
-from .seeds import generator
+from .seeds import SystemGenerator, generator
+from .system_draws import SystemDraws
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
@@ -80,7 +80,7 @@ class DefenseMod:
         defense: The defense.
         delta: The delta at which epsilon is stated.
         seed: Makes its noise reproducible, for tests: noise that can be reproduced protects
-            nothing.
+            nothing. By default noise comes from a cryptographic stream (`system_draws`).
 
     Raises:
         ValueError: For a defense of several clients, which a mod of one cannot be.
@@ -131,7 +131,7 @@ class DefenseMod:
 
     def _rng(self, context: Context, rounds: int) -> Generator:
         if self.seed is None:
-            return Generator().manual_seed(secrets.randbits(63))
+            return SystemGenerator()
         return generator("flower", self.seed, context.node_id, rounds)
 
     def _report(self, reply: Message, plan: Plan) -> None:
@@ -167,7 +167,7 @@ def train_locally(
     """
     if protocol.uploads_gradient:
         raise ValueError(f"clients of Flower return weights: use FedAvg, got {protocol}")
-    session = _SESSION.get() or _Session(Defense(), Generator().manual_seed(secrets.randbits(63)))
+    session = _SESSION.get() or _Session(Defense(), SystemGenerator())
     if model not in _AGREED and session.defense.on_model(model) is not model:
         raise ValueError(
             f"{session.defense} changes the architecture: build the model by "
@@ -179,7 +179,9 @@ def train_locally(
         defense = defense.for_space(known.mean, known.std)
     checked = Checked(defense)
     received = checked.on_receive(model, model)
-    update = Client(received, loss, checked, protocol, known).upload(batch, session.rng)
+    client = Client(received, loss, checked, protocol, known)
+    with SystemDraws():
+        update = client.upload(batch, session.rng)
     with torch.no_grad():
         for name, value in trainable(model).items():
             value += update[name]
@@ -232,7 +234,8 @@ def _defend(reply: Message, message: Message, session: _Session) -> None:
         raise ValueError("the app must return the arrays that it was sent, by the same names")
     floating = [name for name, value in returned.items() if value.is_floating_point()]
     update: Update = {name: returned[name] - sent[name] for name in floating}
-    defended = Checked(session.defense).on_update(update, session.rng)
+    with SystemDraws():
+        defended = Checked(session.defense).on_update(update, session.rng)
     weights = {**returned, **{name: sent[name] + defended[name] for name in floating}}
     (key,) = reply.content.array_records
     reply.content[key] = ArrayRecord(weights)

@@ -41,6 +41,7 @@ from .pack import Pack, derived, narrowed
 from .packed_rows import exact, frame_of
 from .rows import Outcome
 from .run import plan
+from .seeds import SEED_BITS, narrow_seeds
 from .statistics import sign_test
 from .store import TABLES
 
@@ -293,10 +294,11 @@ def _run(
         if isinstance(trial, AttackTrial) and trial.checkpoint
     ]
     first = sorted({numbers[key] for key in needed if key in numbers})
+    run = run_trial if pack.meta.get("seed_bits") == SEED_BITS else _run_narrowly
     for stage in (first, [number for number in chosen if number not in first]):
         tasks = [(trials[number], folder) for number in stage]
         for done in (
-            engine.execute(run_trial, tasks, workers=workers, time_limit=math.inf) if tasks else ()
+            engine.execute(run, tasks, workers=workers, time_limit=math.inf) if tasks else ()
         ):
             trial = done.task[0]
             number = numbers[trial.cell.key]
@@ -312,6 +314,12 @@ def _run(
                 soft_wrap=True,
             )
             yield rerun
+
+
+def _run_narrowly(task: tuple[Trial, Path]) -> Outcome:
+    """Run a cell of a pack that was made when seeds had 32 bits."""
+    with narrow_seeds():
+        return run_trial(task)
 
 
 def _compare(pack: Pack, number: int, trial: Trial, outcome: Outcome) -> Rerun:

@@ -24,7 +24,15 @@ COMMAND_LINE = set(
 )  # commands end with a page or a figure
 MACHINERY = {  # what methods share, none itself
     *("__init__", "base", "panel", "protocols", "spaces"),
-    *("ats_search", "per_example", "pld", "torchvision_ops", "transforms", "vector"),
+    *(
+        "ats_search",
+        "discrete_gaussian",
+        "per_example",
+        "pld",
+        "torchvision_ops",
+        "transforms",
+        "vector",
+    ),
     *("secagg_keys", "secagg_masks", "secagg_protocol", "secagg_shamir"),
     *("label_inference", "matching", "optimizers"),
     *("disaggregation", "relu_layer", "sphere"),

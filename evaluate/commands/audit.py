@@ -102,8 +102,16 @@ def audit(
         if claim is not None:
             about = ADJACENCIES.get(claim.adjacency, claim.adjacency)
             typer.echo(f"The claim is for one {claim.unit} ({claim.adjacency}): {about}.")
+        typer.echo(SIMULATED)
     if any(one.worst is not None and one.worst.violated for one in reports):
         raise typer.Exit(1)
+
+
+SIMULATED = (
+    "Simulated noise: reproducible by design, from the seed. An audit says nothing of the "
+    "generator that a deployment draws from, nor of the gaps between floating-point numbers."
+)
+"""What holds for every audit, whatever it finds."""
 
 
 def _plan(steps: int, sample_rate: float, delta: float) -> Plan:

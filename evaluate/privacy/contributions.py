@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Batch, Loss
 
+from ..seeds import copied, fork
 from ..statistics import Floats
 from .canaries import HUGE, Subject, flat
 from .finding import SIGNIFICANCE, Audit, Symptom, judged
@@ -145,19 +146,15 @@ def _worlds(subject: Subject, count: int, stretch: float) -> tuple[Batch, Batch]
 
 def _difference(subject: Subject, worlds: Sequence[Batch], objective: Loss, count: int) -> Tensor:
     """Return by how much the worlds differ under the same draws, in the mean of a few."""
-    seeds = torch.randint(2**62, (PILOTS,), generator=subject.rng).tolist()
+    draws = [fork(subject.rng) for _ in range(PILOTS)]
     sums = []
     for world in worlds:
         uploads = [
-            subject.upload(subject.client(count), world, objective, rng=_seeded(seed))
-            for seed in seeds
+            subject.upload(subject.client(count), world, objective, rng=copied(one))
+            for one in draws
         ]
         sums.append(torch.stack([flat(one) for one in uploads]).mean(dim=0))
     return sums[0] - sums[1]
-
-
-def _seeded(seed: int) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def _uploads(

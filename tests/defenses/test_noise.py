@@ -180,3 +180,40 @@ def test_strength_is_the_scale() -> None:
 def test_rejects_bad_parameters(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Noise(**options)  # type: ignore[arg-type]
+
+
+def test_discrete_noise_is_gaussian_on_a_grid() -> None:
+    given = {"a": torch.randn(20_000, generator=rng()), "b": torch.randn(10, 3, generator=rng(1))}
+    defense = Noise(0.5, discrete=True)
+    noisy = defense.on_update(given, rng(2))
+    assert {name: value.dtype for name, value in noisy.items()} == dict.fromkeys(
+        given, torch.float32
+    )
+    for name, value in given.items():
+        steps = noisy[name].double() / (0.5 / 2**20)
+        torch.testing.assert_close(steps, steps.round(), rtol=2e-7, atol=0)  # as float32 holds it
+        assert noisy[name].shape == value.shape
+    ranks = Normal(0.0, 0.5).cdf((noisy["a"] - given["a"]).sort().values)
+    assert (ranks - torch.arange(1, 20_001) / 20_000).abs().max() < 1.95 / math.sqrt(20_000)
+
+
+def test_discrete_noise_keeps_the_norm_with_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise, what is left is within C even where all entries are rounded up."""
+    module = "leakfrontier.defenses.noise"
+    monkeypatch.setattr(
+        f"{module}.discrete_gaussian", lambda count, *_: torch.zeros(count, dtype=torch.int64)
+    )
+    monkeypatch.setattr(f"{module}._STEPS", 100)  # coarse
+    given = {"w": torch.randn(400, generator=rng())}
+    left = Noise(0.5, max_norm=1.0, discrete=True).on_update(given, rng())
+    assert 0.85 < norm(left) <= 1
+    with pytest.raises(ValueError, match="rounding alone would exceed the norm"):
+        Noise(0.5, max_norm=0.05, discrete=True).on_update(given, rng())
+
+
+def test_discrete_noise_makes_the_same_claim_and_is_gaussian_only() -> None:
+    claims = [Noise(2.0, max_norm=1.0, discrete=on).guarantee(ONCE) for on in (False, True)]
+    assert claims[0] == claims[1] is not None
+    assert Noise(2.0, discrete=True).replay({}) == Noise(0.0, discrete=True)
+    with pytest.raises(ValueError, match="discrete noise must be 'gaussian', got 'laplace'"):
+        Noise(1.0, "laplace", discrete=True)

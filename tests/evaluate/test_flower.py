@@ -149,6 +149,31 @@ def test_a_defense_of_training_is_the_harness_s_own_client(
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("defense", "app"), [(DPSGD(0.5), by_us), (ClientDP(0.5), own_loop)])
+def test_noise_comes_from_the_system_unless_it_is_seeded(
+    batch: Batch,
+    context: Any,  # noqa: ANN401
+    defense: Defense,
+    app: Callable[[Batch], Callable[..., Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mod = flower.DefenseMod(defense)
+    drawn: list[int] = []
+    stream = "leakfrontier.evaluate.system_draws._Stream"
+    normal = pytest.importorskip("leakfrontier.evaluate.system_draws")._Stream.normal
+
+    def counted(self: Any, shape: Any) -> torch.Tensor:  # noqa: ANN401
+        drawn.append(math.prod(shape))
+        return normal(self, shape)
+
+    monkeypatch.setattr(f"{stream}.normal", counted)
+    mod(sent(), context, app(batch))
+    entries = sum(value.numel() for value in model().parameters())
+    assert sum(drawn) in (entries, 4 * entries)  # once, or at each of four local steps
+    flower.DefenseMod(defense, seed=SEED)(sent(), context, app(batch))
+    assert sum(drawn) in (entries, 4 * entries)
+
+
 def test_its_guarantee_grows_with_the_rounds(batch: Batch, context: Any) -> None:  # noqa: ANN401
     mod = flower.DefenseMod(DPSGD(1.0), delta=1e-4)
     replies = [mod(sent(), context, by_us(batch)) for _ in range(2)]
