@@ -1,7 +1,8 @@
-"""The code that a cell runs, as a hash: an edited attack is another attack.
+"""The code that a cell runs, as a hash of what it means: an edited attack is another attack.
 
 A cell's code is that of its methods and of the one path for its kind, with all modules of ours
-that these import. Imports are read, not executed. A name that a package only passes on is
+that these import. Only its `meaning` counts: moving or renaming a module, or rewording a
+docstring, reruns nothing. Imports are read, not executed. A name that a package only passes on is
 followed to the module that defines it, so that an attack does not depend on all others; hence
 what only lists methods, `__init__` and the panel, does not count. Of a user's file, what it
 imports from its own folder counts as well.
@@ -12,12 +13,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from leakfrontier.defenses import Chain
 
+from .meaning import meaning
 from .methods import Method
 from .plugins import PLUGIN, digest_of, load_attribute, local_files, while_unedited
 
@@ -66,7 +69,7 @@ def _modules(methods: Iterable[object]) -> Iterator[str]:
 @cache
 def _source(path: frozenset[str], modules: frozenset[str]) -> str:
     files = {*(ROOT / name for name in path), *(file for name in modules for file in _own(name))}
-    digests = {digest_of(found) for file in files for found in closure(file)}
+    digests = {meaning_of(found) for file in files for found in closure(file)}
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:20]
 
 
@@ -84,6 +87,38 @@ def _own(module: str) -> frozenset[Path]:
 
 
 @while_unedited
+def meaning_of(file: Path) -> str:
+    """Return a hash of what a file means, given what it imports from ours."""
+    return _digest(file, {local: one.meant for local, one in _ours(file).items()})
+
+
+@while_unedited
+def _alone(file: Path) -> str:
+    """Return a hash of what a file means, but for where its imports come from."""
+    return _digest(file, {local: one.name for local, one in _ours(file).items()})
+
+
+def _digest(file: Path, ours: Mapping[str, str]) -> str:
+    try:
+        text = meaning(_parsed(file), ours)
+    except (SyntaxError, ValueError):  # an extension module, or what loading will refuse
+        return digest_of(file)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Import(NamedTuple):
+    """A name of ours that a file imports: what defines it, and its name there."""
+
+    origins: frozenset[Path]
+    name: str
+
+    @property
+    def meant(self) -> str:
+        """Return what the name stands for, whatever the file is called that defines it."""
+        return " ".join([*sorted(map(_alone, self.origins)), self.name])
+
+
+@while_unedited
 def closure(file: Path) -> frozenset[Path]:
     """Return a file and those of ours that it imports, directly or not."""
     found, waiting = {file}, [] if file == ROOT / JOINT else [file]
@@ -94,22 +129,30 @@ def closure(file: Path) -> frozenset[Path]:
     return frozenset(found)
 
 
-@while_unedited
 def imported(file: Path) -> frozenset[Path]:
     """Return the files of ours that define what a file imports."""
-    found: set[Path] = set()
-    if file.suffix != ".py":
-        return frozenset()
-    for node in ast.walk(_parsed(file)):
+    return frozenset().union(*(one.origins for one in _ours(file).values()))
+
+
+@while_unedited
+def _ours(file: Path) -> dict[str, _Import]:
+    """Return what a file imports from ours, by the names that it uses."""
+    found: dict[str, _Import] = {}
+    for node in ast.walk(_parsed(file)) if file.suffix == ".py" else ():
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == PACKAGE:
-                    found.update(_whole(ROOT.joinpath(*alias.name.split(".")[1:])))
-        elif isinstance(node, ast.ImportFrom):
-            module = _module(node, file)
-            if module is not None:
-                found.update(*(_defining(module, alias.name) for alias in node.names))
-    return frozenset(path for path in found if path.name not in LISTS)
+                    whole = _whole(ROOT.joinpath(*alias.name.split(".")[1:]))
+                    found[alias.asname or alias.name] = _import(whole, "module")
+        elif isinstance(node, ast.ImportFrom) and (place := _module(node, file)) is not None:
+            for alias in node.names:
+                name = "module" if [*_whole(place / alias.name)] else alias.name
+                found[alias.asname or alias.name] = _import(_defining(place, alias.name), name)
+    return found
+
+
+def _import(origins: Iterable[Path], name: str) -> _Import:
+    return _Import(frozenset(one for one in origins if one.name not in LISTS), name)
 
 
 def _module(node: ast.ImportFrom, file: Path) -> Path | None:
