@@ -89,6 +89,8 @@ def _own(module: str) -> frozenset[Path]:
 @while_unedited
 def meaning_of(file: Path) -> str:
     """Return a hash of what a file means, given what it imports from ours."""
+    if file == ROOT / JOINT:
+        return _alone(file)
     return _digest(file, {local: one.meant for local, one in _ours(file).items()})
 
 

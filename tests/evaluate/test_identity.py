@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,7 +47,7 @@ before, changed = cells(), {}
 for name in edits:
     path = identity.ROOT / name
     whole = path.read_bytes()
-    path.write_bytes(whole + b"# edited")
+    path.write_bytes(whole + b"\\n_EDITED = 1\\n")
     after = cells()
     path.write_bytes(whole)
     assert {key: cell.identity for key, cell in after.items()} == {
@@ -108,6 +109,82 @@ def test_an_edit_changes_the_keys_of_what_runs_it_and_of_nothing_else(
         "evaluate/run.py": [],
         "adversaries/dlg.py": [],
     }
+
+
+KEYS = """
+import json, sys
+from leakfrontier.evaluate.config import load_config
+from leakfrontier.evaluate.run import plan
+
+print(json.dumps([trial.cell.key for trial in plan(load_config(json.loads(sys.argv[1])))]))
+"""
+
+
+def keys_of(package: Path, config: dict[str, Any]) -> list[str]:
+    """Return the keys of all cells, as a copy of the package has them."""
+    done = subprocess.run(
+        [sys.executable, "-c", KEYS, json.dumps(config)],
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        cwd=package.parent,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def replace_in(folder: Path, pattern: str, by: str) -> int:
+    """Replace what matches a pattern in all modules below a folder, and return how often."""
+    count = 0
+    for path in folder.rglob("*.py"):
+        text, found = re.subn(pattern, by, path.read_text())
+        path.write_text(text)
+        count += found
+    return count
+
+
+def renamed(package: Path) -> None:
+    place = package / "adversaries"
+    (place / "matching.py").rename(place / "gradient_search.py")
+    assert replace_in(place, r"from \.matching import", "from .gradient_search import") > 5
+
+
+def moved(package: Path) -> None:
+    place = package / "adversaries"
+    (place / "room").mkdir()
+    (place / "room" / "__init__.py").write_text('"""A room."""\n')
+    (place / "matching.py").rename(place / "room" / "matching.py")
+    assert replace_in(place / "room", r"from \.(\w+) import", r"from ..\1 import") > 1
+    assert replace_in(place, r"from \.matching import", "from .room.matching import") > 5
+
+
+def reworded(package: Path) -> None:
+    assert replace_in(package / "adversaries", r'(?<=    """)Return', "Give back") > 50
+    assert replace_in(package / "adversaries", r"(?m)  # .*$", "  # Another word.") > 50
+
+
+def constant(package: Path) -> None:
+    path = package / "adversaries" / "matching.py"
+    text, count = re.subn(r"(?m)^(_?[A-Z_]+ = )\d[\d.e-]*", r"\g<1>17", path.read_text(), count=1)
+    assert count == 1
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("edit", "same"), [(renamed, True), (moved, True), (reworded, True), (constant, False)]
+)
+def test_what_code_means_counts_and_neither_its_place_nor_its_words(
+    edit: Callable[[Path], None], same: bool, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    tiny["adversaries"] = ["LinearLeakage", "InvertingGradients"]
+    package = copy_of_the_package(tmp_path)
+    before = keys_of(package, tiny)
+    edit(package)
+    after = keys_of(package, tiny)
+    assert len(before) == len(after) > 2
+    changed = [old != new for old, new in zip(before, after, strict=True)]
+    assert changed == [False] * (len(before) - 1) + [not same]
 
 
 def test_the_paths_name_all_that_cells_are_made_of() -> None:
