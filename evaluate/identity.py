@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -86,23 +86,19 @@ def _own(module: str) -> frozenset[Path]:
     return local_files(Path(place), top.parents[1] if packaged else top.parent)
 
 
-@while_unedited
 def meaning_of(file: Path) -> str:
-    """Return a hash of what a file means, given what it imports from ours."""
+    """Return what a file means, given what it imports from ours, as a hash."""
     if file == ROOT / JOINT:
         return _alone(file)
-    return _digest(file, {local: one.meant for local, one in _ours(file).items()})
+    meant = sorted(one.meant for one in _ours(file).values())
+    return hashlib.sha256("\n".join([_alone(file), *meant]).encode()).hexdigest()
 
 
 @while_unedited
 def _alone(file: Path) -> str:
-    """Return a hash of what a file means, but for where its imports come from."""
-    return _digest(file, {local: one.name for local, one in _ours(file).items()})
-
-
-def _digest(file: Path, ours: Mapping[str, str]) -> str:
+    """Return what a file means, but for where its imports come from, as a hash."""
     try:
-        text = meaning(_parsed(file), ours)
+        text = meaning(_parsed(file), {local: one.name for local, one in _ours(file).items()})
     except (SyntaxError, ValueError):  # an extension module, or what loading will refuse
         return digest_of(file)
     return hashlib.sha256(text.encode()).hexdigest()
