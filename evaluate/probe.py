@@ -18,22 +18,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from leakfrontier.defenses import DPSGD, Batch, Chain, Defense, Plan, Refused, trainable
+from leakfrontier.adversaries import Threat
+from leakfrontier.defenses import DPSGD, Batch, Chain, Defense, Plan, Refused
 
+from . import soundness
 from .cells import AttackTrial
 from .client import Client, observe, release
 from .config import ConfigError, RunConfig
 from .contract import Checked, check_guarantee
 from .engine import Failure, cores, execute
 from .errors import UserError
-from .methods import Method, own_code
+from .methods import Method, build_adversary, own_code
 from .plugins import file_of
 from .scenario import Scenario, World, label, load_world
 from .seeds import generator
+from .soundness import EXAMPLES, Work
 from .victims import candidate_count, check_sizes
-
-EXAMPLES = 2
-"""Private examples of each client."""
 
 ROUNDS = 3
 """Uploads of one client, by which a defense that changes nothing is told."""
@@ -47,11 +47,13 @@ class Trying:
         scenario: The scenario.
         kind: What is tried.
         method: The defense or adversary; the model of a scenario.
+        work: What the run asks of a cell, by which its time is estimated.
     """
 
     scenario: Scenario
     kind: Literal["scenario", "defense", "adversary"]
     method: Method
+    work: Work | None = None
 
     @property
     def is_own(self) -> bool:
@@ -136,8 +138,9 @@ def _reason(failure: Failure, time_limit: float) -> str:
 
 
 def _tasks(config: RunConfig) -> list[Trying]:
+    work = _work(config)
     return [
-        *(Trying(scenario, "scenario", scenario.model) for scenario in config.scenarios),
+        *(Trying(scenario, "scenario", scenario.model, work) for scenario in config.scenarios),
         *(
             Trying(scenario, "defense", defense)
             for scenario in config.scenarios
@@ -150,6 +153,18 @@ def _tasks(config: RunConfig) -> list[Trying]:
             if own_code(adversary)
         ),
     ]
+
+
+def _work(config: RunConfig) -> Work:
+    """Return what the longest search by gradients asks of a cell."""
+    replays = {"": 0}
+    for method in config.members():
+        adversary = build_adversary(method)
+        if adversary.simulates and adversary.threat is Threat.PASSIVE:
+            steps = getattr(adversary, "iterations", 0) * getattr(adversary, "restarts", 0)
+            replays[method.name] = steps
+    search = max(replays, key=lambda name: replays[name])
+    return Work(config.observations, search, replays[search], config.time_limit)
 
 
 def _different(defenses: Sequence[Method]) -> list[Method]:
@@ -191,7 +206,7 @@ def _try(task: Trying) -> list[str]:
     world = load_world(task.scenario)
     if task.kind == "scenario":
         candidate_count(world)
-        return [*_unused(world)]
+        return [*soundness.notes(world, task.work)]
     if task.kind == "adversary":
         _try_adversary(task)
         return []
@@ -225,20 +240,6 @@ def _overrides(defense: Defense, *hooks: str) -> bool:
         for link in _links(defense)
         for hook in hooks
     )
-
-
-def _unused(world: World) -> Iterator[str]:
-    """Yield a warning if the loss does not depend on all of a model's parameters."""
-    model, batch = world.model(Defense(), seed=0), world.train.at(slice(EXAMPLES))
-    parameters = trainable(model)
-    loss = world.modality.loss(model(batch.inputs), batch.targets)
-    slopes = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
-    names = [name for name, slope in zip(parameters, slopes, strict=True) if slope is None]
-    if names:
-        yield (
-            f"{label(world.scenario.model)}: the loss does not depend on {', '.join(names)}, of "
-            "which zeros are uploaded; freeze them by requires_grad_(False)"
-        )
 
 
 def _try_adversary(task: Trying) -> None:

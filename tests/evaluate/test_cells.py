@@ -307,7 +307,7 @@ def test_what_a_client_drops_does_not_depend_on_who_attacked_before(
     tmp_path: Path, user_file: Callable[..., Path]
 ) -> None:
     model = Method(name=f"{user_file(DROPPING)}:build")
-    dropping = {"scenario": TINY.model_copy(update={"model": model})}
+    dropping = {"scenario": TINY.model_copy(update={"model": model, "mode": "train"})}
     search = Method(name="InvertingGradients", options={"iterations": 2})
     defended = Method(name="TopK", options={"ratio": 0.5})
     found = []

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from vision_transformer import VISION_TRANSFORMER
 
 from leakfrontier.adversaries import PANEL, Threat
 from leakfrontier.evaluate.cells import AttackTrial, TrainTrial, run_trial
 from leakfrontier.evaluate.math_attention import math_attention
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.scenario import Scenario, Training
-from vision_transformer import VISION_TRANSFORMER
 
 UserFile = Callable[..., Path]
 
