@@ -28,6 +28,7 @@ from .config import ConfigError, RunConfig
 from .contract import Checked, check_guarantee
 from .engine import Failure, cores, execute
 from .errors import UserError
+from .math_attention import math_attention
 from .methods import Method, build_adversary, own_code
 from .plugins import file_of
 from .scenario import Scenario, World, label, load_world
@@ -103,12 +104,13 @@ def probe(config: RunConfig, workers: int | None = None) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def check_scenario(scenario: Scenario) -> None:
-    """Raise what would make every cell of a scenario fail."""
+def check_scenario(scenario: Scenario) -> list[str]:
+    """Return what to warn of in a scenario; raise what would make every cell of it fail."""
     task = Trying(scenario, "scenario", scenario.model)
     result = _tried(task)
     if isinstance(result, Failure):
         raise ConfigError(f"{task.name}: {result.message}")
+    return result
 
 
 def check_defense(scenario: Scenario, method: Method) -> None:
@@ -185,7 +187,8 @@ def _alike(method: Method) -> str:
 def _tried(task: Trying) -> list[str] | Failure:
     """Try one thing: what to warn of, or why it cannot be used."""
     try:
-        return _try(task)
+        with math_attention():  # as in cells
+            return _try(task)
     except Exception as error:  # users' code
         return Failure("error", _explained(error, task))
 

@@ -70,8 +70,7 @@ def run(
             with given_by_user():
                 resolved(scenario.device)
     notes = probe(config, workers)
-    for note in [*notes, *_replaced(out, config)]:
-        console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
+    warn(console, [*notes, *_replaced(out, config)])
     return run_trials(
         plan(config),
         out,
@@ -85,6 +84,12 @@ def run(
         retry_failed=retry_failed,
         console=console,
     )
+
+
+def warn(console: Console, notes: Iterable[str]) -> None:
+    """Print what to warn of."""
+    for note in notes:
+        console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
 
 
 def _replaced(out: Path, config: RunConfig) -> Iterator[str]:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from leakfrontier.adversaries import TokenSpace
+from leakfrontier.adversaries import InputSpace, TokenSpace
 from leakfrontier.defenses import Batch, Defense, Loss, batch_gradient, trainable
 
 from .data import load_dataset
 from .math_attention import math_attention
 from .methods import own_code
-from .models import dropping, some_inputs, training_differs
+from .models import Mode, dropping, some_inputs, training_differs
 from .scenario import World, label
 
 EXAMPLES = 2
@@ -75,7 +75,8 @@ def notes(world: World, work: Work | None = None) -> Iterator[str]:
         check_twice_differentiable(label(scenario.model), model, loss, batch)
     if work is not None and world.space.continuous:
         yield from _too_slow(model, world, work)
-    yield from _mode(model, world)  # last: buffers may change
+    # Last, because buffers may change.
+    yield from mode_notes(label(scenario.model), model, world.space, scenario.mode)
 
 
 def check_classes(world: World) -> None:
@@ -221,13 +222,20 @@ def _probabilities(model: nn.Module, world: World) -> Iterator[str]:
         )
 
 
-def _mode(model: nn.Module, world: World) -> Iterator[str]:
-    """Yield whether dropout and other randomness of training is switched off, or on."""
-    name, kinds = label(world.scenario.model), dropping(model)
-    if not training_differs(model, world.space):
+def mode_notes(name: str, model: nn.Module, space: InputSpace, mode: Mode) -> Iterator[str]:
+    """Yield whether dropout and other randomness of training is switched off, or on.
+
+    Args:
+        name: What a message calls the model.
+        model: The model; it is left in evaluation mode, and its buffers may change.
+        space: Its inputs.
+        mode: In which mode clients train.
+    """
+    if not training_differs(model, space):
         return
+    kinds = dropping(model)
     what = f"dropout ({', '.join(kinds)})" if kinds else "what it does in training mode alone"
-    if world.scenario.mode == "train":
+    if mode == "train":
         yield (
             f"{name}: clients train in training mode, with {what}; the adversary's replay draws "
             "masks of its own"
@@ -235,7 +243,7 @@ def _mode(model: nn.Module, world: World) -> Iterator[str]:
     else:
         yield (
             f"{name}: {what} is switched off, because clients train in evaluation mode; set mode: "
-            "train in the scenario to let them draw it"
+            "train to let them draw it"
         )
 
 
