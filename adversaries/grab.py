@@ -38,8 +38,8 @@ class GRAB(TokenMatching):
     as sigmoids, with a prior that draws their mean to the share that is kept and each entry to 0
     or 1; orders by random changes; that a token is also exchanged for the next nearest ones; and
     that tokens take the place of their embeddings where their update is nearer. Labels and lengths
-    are dealt with as in LAMP. Without dropout, as in the harness's language models, the masks fall
-    away.
+    are dealt with as in LAMP. Masks fall away where the client's model drops nothing, as in
+    evaluation mode.
 
     Attributes:
         iterations: Steps of Adam.

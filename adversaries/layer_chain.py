@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from .activations import ACTIVATIONS, Activation
 from .spaces import InputSpace, NotApplicable
+from .transformer import in_evaluation
 
 _KEEPS_VALUES = {
     *("flatten", "view", "reshape", "ravel", "unflatten", "squeeze", "unsqueeze", "contiguous"),
@@ -114,12 +115,9 @@ def trace(model: nn.Module, shape: Sequence[int]) -> Path:
         raise NotApplicable("the model has no parameters")
     example = torch.zeros(1, *shape, dtype=some.dtype, device=some.device)
     names = {id(value): name for name, value in model.named_parameters()}
-    tracer, training = _Tracer(names, example), model.training
-    try:
-        with torch.no_grad(), tracer:
-            model.eval()(example)
-    finally:
-        model.train(training)
+    tracer = _Tracer(names, example, training=model.training)
+    with in_evaluation(model), torch.no_grad(), tracer:
+        model(example)
     return tuple(tracer.path)
 
 
@@ -158,9 +156,9 @@ def passable(path: Iterable[Layer | Obstacle]) -> tuple[Layer, ...]:
 class _Tracer(TorchFunctionMode):
     """Follows an example through the functions that are applied to it."""
 
-    def __init__(self, names: Mapping[int, str], example: Tensor) -> None:
+    def __init__(self, names: Mapping[int, str], example: Tensor, *, training: bool) -> None:
         super().__init__()
-        self.names = names
+        self.names, self.training = names, training
         self.path: list[Layer | Obstacle] = []
         self.seen: dict[int, Tensor] = {id(example): example}  # kept alive, or ids are used again
 
@@ -199,7 +197,7 @@ class _Tracer(TorchFunctionMode):
         name = name.rstrip("_") if not name.startswith("__") else name
         if name in _KEEPS_VALUES or (name == "adaptive_avg_pool2d" and shape == output):
             return
-        if "dropout" in name and not kwargs.get("p", args[1] if len(args) > 1 else 0.5):
+        if "dropout" in name and not self._drops(*args, **kwargs):
             return
         last = self.path[-1] if self.path else None
         if name in ACTIVATIONS and isinstance(last, Layer) and last.activation is None:
@@ -216,6 +214,12 @@ class _Tracer(TorchFunctionMode):
                     return  # the way is barred already
                 reason = "an activation of what no layer gives"
             self.path.append(Obstacle(name, reason))
+
+    def _drops(
+        self, values: Tensor, p: float = 0.5, training: bool = True, *_: object, **__: object
+    ) -> bool:
+        """Return whether a dropout acts where the client trains; here it is switched off."""
+        return p > 0 and (training or self.training)
 
     def _linear(
         self, args: Sequence[Any], kwargs: dict[str, Any], *shapes: tuple[int, ...]

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from .base import Observation
 from .spaces import InputSpace, NotApplicable
+from .transformer import in_evaluation
 
 RELUS = (torch.relu, torch.relu_, functional.relu, Tensor.relu, Tensor.relu_)
 """The functions that are a ReLU."""
@@ -136,13 +137,9 @@ def linear_calls(model: nn.Module, space: InputSpace) -> list[_Call]:
     some = next(value for value in model.parameters() if value.is_floating_point())
     example = torch.linspace(0, 1, math.prod(space.shape), dtype=some.dtype, device=some.device)
     example = example.view(1, *space.shape)
-    training = model.training
     tracer = _Tracer(names, example)
-    try:
-        with torch.no_grad(), tracer:
-            model.eval()(example)
-    finally:
-        model.train(training)
+    with in_evaluation(model), torch.no_grad(), tracer:
+        model(example)
     return tracer.calls
 
 

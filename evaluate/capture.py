@@ -30,7 +30,7 @@ from leakfrontier.defenses import Batch, Defense, Update, trainable
 from .data import DATASETS
 from .errors import UserError
 from .methods import Method, Strict, Whole, build_defense, build_protocol, own_code
-from .models import build_model
+from .models import Mode, build_model, training_differs
 from .plugins import file_of, local_files
 from .seeds import generator
 
@@ -73,6 +73,9 @@ class Description(Strict):
     """The private labels, if the adversary is told them."""
     dataset: str | None = None
     """A dataset by name that the examples are of the kind of: look-alikes and public data."""
+    mode: Mode = "eval"
+    """In which mode the client trained: `train` if it drew dropout masks. `capture` tells by the
+    model unless you set it."""
     round: Whole = Field(default=0, ge=0)
     """Rounds of training before the update."""
     client: str = ""
@@ -135,7 +138,7 @@ class Description(Strict):
         options: dict[str, Any] = dict(self.model.options)
         rng = generator("captured model")
         model = build_model(self.model.name, self.inputs, rng, **options)
-        return self.known_defense.on_model(model)
+        return self.known_defense.on_model(model).train(self.mode == "train")
 
 
 def _space(value: Mapping[str, Any]) -> InputSpace:
@@ -182,7 +185,11 @@ def capture(
             there is no update.
     """
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    check_weights(about.build(), weights, "the model")
+    built = about.build()
+    check_weights(built, weights, "the model")
+    drops = model.training and training_differs(built, about.inputs)
+    if drops and "mode" not in about.model_fields_set:
+        about = about.model_copy(update={"mode": "train"})
     gradient = about.training.uploads_gradient
     if gradient and any(p.grad is not None and p.grad.any() for p in model.parameters()):
         raise CaptureError("the model has gradients of an earlier step: call model.zero_grad()")

@@ -107,6 +107,7 @@ class CaptureTrial:
             public_data=about.dataset is not None,
             candidates=self.candidates,
             device=self.device,
+            mode=about.mode,
         )
         return scenario.model_copy(update={"dataset": self.dataset_name})
 

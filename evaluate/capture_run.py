@@ -22,7 +22,9 @@ from .engine import LOCAL, Engine
 from .errors import given_by_user
 from .methods import Method, build_adversary, placed
 from .results import Results
-from .run import run_trials
+from .run import run_trials, warn
+from .scenario import label
+from .soundness import mode_notes
 from .victims import candidate_count
 
 TIME_LIMIT = 3600.0
@@ -82,12 +84,15 @@ def attack_captures(
         for trial in _plan(captures, _members(adversaries), scored)
     ]
     _check_worlds(trials, captures)
+    notes = [*dict.fromkeys(note for one in _kinds(captures) for note in _modes(one))]
+    warn(console or Console(), notes)
     return (
         run_trials(
             trials,
             out,
             panel=f"custom ({PANEL.version})" if adversaries else PANEL.version,
             config=_config(folder, captures),
+            notes=notes,
             time_limit=TIME_LIMIT,
             workers=workers,
             engine=engine,
@@ -142,6 +147,17 @@ def _knowledge(method: Method, about: Description, control: bool) -> tuple[bool,
     if about.defense is None:
         return (False,)
     return (True, False) if build_adversary(method).simulates else (True,)
+
+
+def _kinds(captures: Iterable[Capture]) -> Iterable[Capture]:
+    """Return one capture of each model and mode."""
+    return {(repr(one.about.model), one.about.mode): one for one in captures}.values()
+
+
+def _modes(one: Capture) -> Iterator[str]:
+    """Yield whether the client of a capture is taken to have trained with dropout."""
+    about = one.about
+    return mode_notes(label(about.model), about.build(), about.inputs, about.mode)
 
 
 def _check_worlds(trials: Iterable[CaptureTrial], captures: Sequence[Capture]) -> None:

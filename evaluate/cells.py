@@ -35,6 +35,7 @@ from .devices import Device, on_device
 from .examination import EXAMINED_ROUNDS, examine, mending_of
 from .federation import Federation
 from .identity import ATTACK, REPLAY, TRAINING, factories, source
+from .math_attention import math_attention
 from .mending import AS_GIVEN, Mending
 from .methods import Method, build_adversary, build_defense
 from .partition import partition
@@ -483,7 +484,7 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
     # All draws of ours come from generators of their own; this is for dropout in users' models.
     seed_globally(generator("global", *trial.draws))
     device: Device = getattr(getattr(trial, "scenario", trial), "device", "cpu")
-    with warnings.catch_warnings(record=True) as caught, on_device(device):
+    with warnings.catch_warnings(record=True) as caught, on_device(device), math_attention():
         outcome = trial.run(folder)
     notes = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
     return replace(outcome, note="; ".join(notes))

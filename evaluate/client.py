@@ -26,6 +26,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
 
 from .contract import Checked
+from .math_attention import math_attention
 from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
 from .seeds import copied, fork, global_draws
 
@@ -68,9 +69,10 @@ class Client:
             batches = partial(self._in_order, examples, by_epoch=by_epoch)
         else:
             batches = partial(self._drawn, examples, fork(rng))
-        update = self.protocol.train(
-            start, examples, batches, lambda weights, part: step.gradient(weights, part, rng)
-        )
+        with math_attention():
+            update = self.protocol.train(
+                start, examples, batches, lambda weights, part: step.gradient(weights, part, rng)
+            )
         return self.defense.on_update(dict(update), rng)
 
     def _drawn(

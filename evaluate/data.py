@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 
@@ -234,28 +235,29 @@ def _class_folders(folder: Path) -> Dataset:
     classes = _class_names(parts[0])
     files = [_labelled_files(part, classes) for part in parts]
     paths = [path for part in files for path, _ in part]
-    inputs, space = _read_media(folder, paths)
+    inputs, space, notes = _read_media(folder, paths)
     everything = Batch(inputs, torch.tensor([label for part in files for _, label in part]))
     cut = len(files[0])
     if len(parts) == 1:
         splits = split(everything)
     else:  # read together, because sizes must agree
         splits = everything.at(slice(cut)), everything.at(slice(cut, None))
-    return _measured(str(folder), *splits, classes, space)
+    return replace(_measured(str(folder), *splits, classes, space), notes=notes)
 
 
 def _read_media(
     folder: Path, paths: Sequence[Path]
-) -> tuple[Tensor, Callable[..., ContinuousSpace]]:
-    """Return images or sounds, and the space that they are in."""
+) -> tuple[Tensor, Callable[..., ContinuousSpace], tuple[str, ...]]:
+    """Return images or sounds, the space that they are in, and what to warn of."""
     is_sound = {path.suffix.lower() in WAVE_SUFFIXES: path for path in paths}
     if len(is_sound) == 2:
         both = f"{is_sound[False]} and {is_sound[True]}"
         raise ValueError(f"{folder} must hold images or sounds, got both: {both}")
     if False in is_sound:
-        return _read_images(paths), ImageSpace
+        images = [_read_image(path) for path in paths]
+        return _same_size(paths, images), ImageSpace, _mixed(folder, images)
     inputs, rate = read_waves(paths)
-    return inputs, partial(WaveSpace, rate=rate)
+    return inputs, partial(WaveSpace, rate=rate), ()
 
 
 def _held_out(folder: Path) -> Path | None:
@@ -292,8 +294,19 @@ def _labelled_files(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, 
     return files
 
 
-def _read_images(paths: Sequence[Path]) -> Tensor:
-    images = [_read_image(path) for path in paths]
+def _mixed(folder: Path, images: Sequence[NDArray[np.uint8]]) -> tuple[str, ...]:
+    """Return a warning if some images are grey and others are not."""
+    grey = sum(image.shape[2] == 1 for image in images)
+    if grey in (0, len(images)):
+        return ()
+    return (
+        f"{folder.name}: {grey} of {len(images)} pictures are grey, the others have colours. The "
+        "grey ones are read with three equal channels, by which models and attacks can tell them "
+        "apart: convert all to one kind if that is not meant",
+    )
+
+
+def _same_size(paths: Sequence[Path], images: Sequence[NDArray[np.uint8]]) -> Tensor:
     for path, image in zip(paths, images, strict=True):
         if image.shape[:2] != images[0].shape[:2]:
             raise ValueError(

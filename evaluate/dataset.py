@@ -26,6 +26,7 @@ class Dataset:
         classes: Name of each label.
         space: What an adversary knows of the inputs.
         vocabulary: The text of every token; empty if these are no tokens.
+        notes: What to warn of.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Dataset:
     classes: tuple[str, ...]
     space: InputSpace
     vocabulary: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.classes:

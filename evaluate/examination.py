@@ -28,6 +28,7 @@ from leakfrontier.defenses import Batch, Chain, Defense, Update
 from .client import Client, ThreatModel, make_replay, release
 from .contract import Checked
 from .mending import AS_GIVEN, DRAWS, Draws, Mending
+from .modality import evaluating
 from .rows import ReplayRow
 from .seeds import copied, fork
 
@@ -61,11 +62,18 @@ _TINY = 1e-30
 def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) -> ReplayRow:
     """Return what the replay of a client's defense is like, and what is done about it.
 
+    The model is in evaluation mode: its dropout is none of the defense's draws.
+
     Args:
         client: What all the clients are alike in.
         cohorts: Some rounds' clients, by their examples.
         rng: Source of all randomness.
     """
+    with evaluating(client.model):
+        return _examined(client, cohorts, rng)
+
+
+def _examined(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) -> ReplayRow:
     rounds = [_Round.play(client, shares, rng) for shares in cohorts]
     models = [client.model] * len(cohorts[0])
     public = fork(rng)

@@ -24,7 +24,7 @@ class LanguageModel(nn.Module):
 
     Padding changes nothing: it is on the right, where no causal model looks; encoders get a mask,
     and a decoder's label is read off the last token before the padding. Attention is computed
-    eagerly and there is no dropout, so that gradients can be differentiated and vectorised.
+    eagerly, so that gradients can be differentiated and vectorised. It starts in evaluation mode.
 
     Attributes:
         model: The transformers model.
@@ -47,10 +47,10 @@ class LanguageModel(nn.Module):
                 f"{type(model).__name__} is an encoder, whose tokens see those after them: it can "
                 "only be trained with task: classification"
             )
-        without_dropout(model)
         model.set_attn_implementation("eager")  # type: ignore[operator]
         body = cast(nn.Module, model.base_model) if task == "classification" else model
         self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
+        self.eval()
 
     @classmethod
     def for_space(cls, model: nn.Module, space: TokenSpace) -> LanguageModel:
@@ -98,12 +98,6 @@ class LanguageModel(nn.Module):
         chosen = place[:, None] == torch.arange(real.shape[1], device=real.device)
         return (scores * chosen[..., None]).sum(1)
 
-    def train(self, mode: bool = True) -> LanguageModel:
-        """Set only the wrapper's mode: the model itself stays without dropout."""
-        self.training = mode
-        self.model.eval()
-        return self
-
 
 @dataclass(frozen=True)
 class NextTokenLoss:
@@ -139,14 +133,3 @@ def is_encoder(model: nn.Module) -> bool:
     config = model.config
     kind = getattr(config, "model_type", "")
     return kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
-
-
-def without_dropout(model: nn.Module) -> None:
-    """Switch dropout off for good, in layers and where attention applies it itself."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout", "dropout_prob"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-    model.eval()

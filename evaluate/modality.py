@@ -342,6 +342,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch a model to evaluation, and then every part of it back to what it was in."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
-    yield
-    for part, mode in modes:
-        part.training = mode
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -28,6 +28,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 """The activations that `lenet` can have."""
 
+Mode = Literal["eval", "train"]
+"""In which mode clients train: without or with dropout and other randomness of training."""
+
 
 def build_model(
     name: str,
@@ -37,7 +40,7 @@ def build_model(
     replace_batch_norm: bool = False,
     **options: object,
 ) -> nn.Module:
-    """Return a new model, initialised from `rng` alone.
+    """Return a new model in evaluation mode, initialised from `rng` alone.
 
     Args:
         name: One of `MODELS`, or a factory of your own as `package.module:factory` or
@@ -56,10 +59,54 @@ def build_model(
         # Unlike torch.manual_seed, this leaves the generators of other devices alone.
         torch.default_generator.manual_seed(seed)
         model = factory(space, **options)
-        if replace_batch_norm and isinstance(model, nn.Module):
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+        if replace_batch_norm:
             model = _with_group_norm(model)
+        model.eval()
         _check_model(name, model, space)
     return model
+
+
+def some_inputs(space: InputSpace, count: int) -> Tensor:
+    """Return inputs of a space, drawn from torch's global generator."""
+    if isinstance(space, TokenSpace):
+        return torch.randint(space.vocabulary, (count, *space.shape))
+    return torch.randn((count, *space.shape), dtype=space.dtype)
+
+
+@torch.no_grad()
+def training_differs(model: nn.Module, space: InputSpace) -> bool:
+    """Return whether a model gives something else in training mode, as dropout does.
+
+    Args:
+        model: The model; it is left in evaluation mode, and its buffers may change.
+        space: Its inputs.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        inputs = some_inputs(space, 1).to(next(model.parameters()).device)
+        expected = model.eval()(inputs)
+        found = [model.train()(inputs) for _ in range(2)]
+        model.eval()
+    return not all(
+        isinstance(one, Tensor) and one.shape == expected.shape and torch.allclose(one, expected)
+        for one in found
+    )
+
+
+def dropping(model: nn.Module) -> list[str]:
+    """Return the kinds of modules in a model that drop something in training."""
+    kinds = {
+        type(module).__name__: None
+        for module in model.modules()
+        if any(
+            isinstance(value, float) and value > 0
+            for name, value in vars(module).items()
+            if "drop" in name.lower() or (name == "p" and "drop" in type(module).__name__.lower())
+        )
+    }
+    return [*kinds]
 
 
 def mlp(space: InputSpace, width: int = 200) -> nn.Module:
@@ -258,6 +305,15 @@ def _find_factory(name: str) -> Callable[..., nn.Module]:
             f"package.module:factory or path/to/file.py:factory, got {name!r}"
         )
     factory = load_attribute(name)
+    if isinstance(factory, nn.Module):
+        function = name.rpartition(":")[2]
+        raise ValueError(
+            f"{name} is a model, not a function that makes one, so that its weights would be the "
+            f"same for every seed and every client. Write\n"
+            f"    def build(space):\n"
+            f"        return {type(factory).__name__}(...)  # the code that made {function}\n"
+            "and name build instead"
+        )
     if not callable(factory):
         raise ValueError(f"{name} must be a function that returns a model, got {factory!r}")
     return cast(Callable[..., nn.Module], factory)
@@ -278,9 +334,7 @@ def _check_options(
         ) from error
 
 
-def _check_model(name: str, model: object, space: InputSpace) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+def _check_model(name: str, model: nn.Module, space: InputSpace) -> None:
     for path, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             raise ValueError(

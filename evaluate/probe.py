@@ -18,22 +18,23 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from leakfrontier.defenses import DPSGD, Batch, Chain, Defense, Plan, Refused, trainable
+from leakfrontier.adversaries import Threat
+from leakfrontier.defenses import DPSGD, Batch, Chain, Defense, Plan, Refused
 
+from . import soundness
 from .cells import AttackTrial
 from .client import Client, observe, release
 from .config import ConfigError, RunConfig
 from .contract import Checked, check_guarantee
 from .engine import Failure, cores, execute
 from .errors import UserError
-from .methods import Method, own_code
+from .math_attention import math_attention
+from .methods import Method, build_adversary, own_code
 from .plugins import file_of
 from .scenario import Scenario, World, label, load_world
 from .seeds import generator
+from .soundness import EXAMPLES, Work
 from .victims import candidate_count, check_sizes
-
-EXAMPLES = 2
-"""Private examples of each client."""
 
 ROUNDS = 3
 """Uploads of one client, by which a defense that changes nothing is told."""
@@ -47,11 +48,13 @@ class Trying:
         scenario: The scenario.
         kind: What is tried.
         method: The defense or adversary; the model of a scenario.
+        work: What the run asks of a cell, by which its time is estimated.
     """
 
     scenario: Scenario
     kind: Literal["scenario", "defense", "adversary"]
     method: Method
+    work: Work | None = None
 
     @property
     def is_own(self) -> bool:
@@ -101,12 +104,13 @@ def probe(config: RunConfig, workers: int | None = None) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def check_scenario(scenario: Scenario) -> None:
-    """Raise what would make every cell of a scenario fail."""
+def check_scenario(scenario: Scenario) -> list[str]:
+    """Return what to warn of in a scenario; raise what would make every cell of it fail."""
     task = Trying(scenario, "scenario", scenario.model)
     result = _tried(task)
     if isinstance(result, Failure):
         raise ConfigError(f"{task.name}: {result.message}")
+    return result
 
 
 def check_defense(scenario: Scenario, method: Method) -> None:
@@ -136,8 +140,9 @@ def _reason(failure: Failure, time_limit: float) -> str:
 
 
 def _tasks(config: RunConfig) -> list[Trying]:
+    work = _work(config)
     return [
-        *(Trying(scenario, "scenario", scenario.model) for scenario in config.scenarios),
+        *(Trying(scenario, "scenario", scenario.model, work) for scenario in config.scenarios),
         *(
             Trying(scenario, "defense", defense)
             for scenario in config.scenarios
@@ -150,6 +155,18 @@ def _tasks(config: RunConfig) -> list[Trying]:
             if own_code(adversary)
         ),
     ]
+
+
+def _work(config: RunConfig) -> Work:
+    """Return what the longest search by gradients asks of a cell."""
+    replays = {"": 0}
+    for method in config.members():
+        adversary = build_adversary(method)
+        if adversary.simulates and adversary.threat is Threat.PASSIVE:
+            steps = getattr(adversary, "iterations", 0) * getattr(adversary, "restarts", 0)
+            replays[method.name] = steps
+    search = max(replays, key=lambda name: replays[name])
+    return Work(config.observations, search, replays[search], config.time_limit)
 
 
 def _different(defenses: Sequence[Method]) -> list[Method]:
@@ -170,7 +187,8 @@ def _alike(method: Method) -> str:
 def _tried(task: Trying) -> list[str] | Failure:
     """Try one thing: what to warn of, or why it cannot be used."""
     try:
-        return _try(task)
+        with math_attention():  # as in cells
+            return _try(task)
     except Exception as error:  # users' code
         return Failure("error", _explained(error, task))
 
@@ -191,7 +209,7 @@ def _try(task: Trying) -> list[str]:
     world = load_world(task.scenario)
     if task.kind == "scenario":
         candidate_count(world)
-        return [*_unused(world)]
+        return [*soundness.notes(world, task.work)]
     if task.kind == "adversary":
         _try_adversary(task)
         return []
@@ -225,20 +243,6 @@ def _overrides(defense: Defense, *hooks: str) -> bool:
         for link in _links(defense)
         for hook in hooks
     )
-
-
-def _unused(world: World) -> Iterator[str]:
-    """Yield a warning if the loss does not depend on all of a model's parameters."""
-    model, batch = world.model(Defense(), seed=0), world.train.at(slice(EXAMPLES))
-    parameters = trainable(model)
-    loss = world.modality.loss(model(batch.inputs), batch.targets)
-    slopes = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
-    names = [name for name, slope in zip(parameters, slopes, strict=True) if slope is None]
-    if names:
-        yield (
-            f"{label(world.scenario.model)}: the loss does not depend on {', '.join(names)}, of "
-            "which zeros are uploaded; freeze them by requires_grad_(False)"
-        )
 
 
 def _try_adversary(task: Trying) -> None:

@@ -24,7 +24,7 @@ from .progress import Progress
 from .results import Results
 from .rows import Outcome
 from .scenario import Scenario
-from .store import Store
+from .store import Store, other_configuration
 
 __all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials"]
 
@@ -70,8 +70,7 @@ def run(
             with given_by_user():
                 resolved(scenario.device)
     notes = probe(config, workers)
-    for note in notes:
-        console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
+    warn(console, [*notes, *_replaced(out, config)])
     return run_trials(
         plan(config),
         out,
@@ -85,6 +84,23 @@ def run(
         retry_failed=retry_failed,
         console=console,
     )
+
+
+def warn(console: Console, notes: Iterable[str]) -> None:
+    """Print what to warn of."""
+    for note in notes:
+        console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
+
+
+def _replaced(out: Path, config: RunConfig) -> Iterator[str]:
+    """Yield what becomes of the results of another configuration in the same folder."""
+    names = other_configuration(out, config.model_dump(mode="json"))
+    if names := [name for name in names if name != "time_limit"]:
+        yield (
+            f"{out} holds results of another configuration: {', '.join(names)} differ. report.html "
+            "will show this configuration alone. Rows of the other one stay in the folder and are "
+            "shown again when it is run there again; choose another --out folder to keep both pages"
+        )
 
 
 def run_trials(

@@ -37,7 +37,7 @@ from .methods import (
     placed,
 )
 from .modality import Modality
-from .models import build_model
+from .models import Mode, build_model
 from .pretrained import Task
 from .pretrained import fingerprint as model_fingerprint
 from .seeds import generator
@@ -116,6 +116,9 @@ class Scenario(Strict):
     128."""
     replace_batch_norm: bool = False
     """Whether a model's BatchNorm becomes GroupNorm, under every defense."""
+    mode: Mode = "eval"
+    """In which mode clients train: `eval` without dropout and other randomness of training, `train`
+    with it. An adversary's replay draws masks of its own."""
     protocol: Method = Method(name="FedSGD")
     """`FedSGD`, `FedAvg` or `FedBuff`, and its options."""
     batch_size: Whole = Field(default=1, ge=1)
@@ -212,6 +215,8 @@ class Scenario(Strict):
             parts.append(f"batch {self.batch_size}")
         if self.knows_targets:
             parts.append("labels known")
+        if self.mode != "eval":
+            parts.append("training mode")
         return "/".join(parts)
 
     @property
@@ -228,7 +233,7 @@ class Scenario(Strict):
         """Return all that a result depends on, as plain JSON values."""
         shown = {"title", "device", "defenses"}
         config = self.model_dump(mode="json", exclude=shown) | {"data_folder": None}
-        for key in ("threat", "task", "tokenizer", "length"):
+        for key in ("threat", "task", "tokenizer", "length", "mode"):
             if getattr(self, key) == type(self).model_fields[key].default:
                 del config[key]  # cells are those of before there was such a key
         if not self.training.defense_lr:
@@ -362,7 +367,7 @@ class World:
                 **method.options,
             )
             model = defense.on_model(model)
-        return model.to(self.device)
+        return model.train(scenario.mode == "train").to(self.device)
 
     def client(self, defense: Defense, model: nn.Module) -> Client:
         """Return a client of the scenario."""

@@ -305,6 +305,17 @@ class Store:
         return {name: json.loads(value) for name, value in database.execute("SELECT * FROM meta")}
 
 
+def other_configuration(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    """Return which keys of a configuration differ from that of the results in a folder."""
+    if not (folder / FILE_NAME).exists():
+        return []
+    store = Store(folder, create=True)
+    with store._connect() as database:
+        before: Mapping[str, Any] = store._meta(database).get("config", {})
+    now = json.loads(json.dumps(config)) if before else {}
+    return [name for name in {**now, **before} if now.get(name) != before.get(name)]
+
+
 def _planned(cell: Cell, place: int) -> tuple[str, str, str, str, int]:
     return cell.key, cell.kind, json.dumps(cell.config), json.dumps(cell.labels), place
 

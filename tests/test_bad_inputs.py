@@ -103,6 +103,8 @@ def wide(space):
 
 def constant(space):
     return nn.Flatten()
+
+instance = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 """,
     "broken.jsonl": '{"text": "a", "label": "b"}\n{"text": \n',
     "unlabelled.jsonl": '{"text": "a"}\n',
@@ -291,6 +293,8 @@ CASES: list[tuple[str, Config, str]] = [
     (RUN, scenario(model="models.py:number"), "models.py:number"),
     (RUN, scenario(model="models.py:crashes"), "no luck"),
     (RUN, scenario(model="models.py:normalised"), "BatchNorm"),
+    (RUN, scenario(model="models.py:instance"), "models.py:instance is a model, not a function"),
+    (RUN, scenario(mode="training"), "scenarios.0.mode: Input should be 'eval' or 'train'"),
     (RUN, scenario(model="models.py:narrow"), "models.py:narrow"),
     (RUN, scenario(model="models.py:wide"), "models.py:wide"),
     (RUN, scenario(model="models.py:constant"), "models.py:constant"),

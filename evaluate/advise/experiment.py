@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 
 from leakfrontier.defenses import Defense
 
@@ -117,7 +118,8 @@ class Experiment:
 
     def search(self, noise_multiplier: float) -> tuple[Setting, list[Row]]:
         """Return the best setting at one noise multiplier, and the rows of all."""
-        check_scenario(self.scenario)
+        for note in check_scenario(self.scenario):
+            self._say(f"[yellow]warning[/yellow] {escape(note)}")
         everything = self.settings(noise_multiplier)
         short = max(1, math.ceil(self.question.rounds / self.effort.shortening))
         begun = self.train(everything, self.searched, rounds=short)

@@ -3,7 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,8 +17,10 @@ from leakfrontier.adversaries.grab import DropoutMasks
 from leakfrontier.adversaries.matching import Update, evaluation
 from leakfrontier.adversaries.optimizers import Unknowns
 from leakfrontier.adversaries.texts import Texts
-from leakfrontier.defenses import Batch
-from leakfrontier.evaluate.client import ThreatModel
+from leakfrontier.defenses import Batch, Defense
+from leakfrontier.evaluate.client import ThreatModel, observe
+from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.scenario import Scenario, load_world
 
 BUDGET: dict[str, Any] = {"iterations": 30, "starts": 150, "orders": 100, "reorder_every": 10}
 THREAT = ThreatModel(public=PublicData(*sentences(200, 7)))
@@ -141,6 +143,19 @@ def test_learned_masks_bring_the_update_nearer_than_their_mean() -> None:
         for part in (start, found)
     )
     assert after < before / 3
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_masks_act_in_scenarios_in_training_mode(mode: Literal["eval", "train"]) -> None:
+    model = Method(name="gpt2", options={"layers": 2, "width": 8, "heads": 2})
+    scenario = Scenario(dataset="messages", model=model, mode=mode, length=6, knows_targets=True)
+    world = load_world(scenario)
+    client = world.client(Defense(), world.model(Defense(), seed=0))
+    truth = world.train.at(slice(1))
+    (upload,) = observe(client, [truth], world.threat(knows_defense=True), rng())
+    texts = Texts.of(upload.observation, rng(), None, use_embedding=False, blocks=None)
+    unknowns = GRAB().unknowns(texts, texts.embedded(truth.inputs).unsqueeze(0))
+    assert ("masks" in unknowns) is (mode == "train")
 
 
 def test_without_dropout_there_are_no_masks() -> None:

@@ -79,5 +79,13 @@ def test_sound_and_the_meta_device() -> None:
 
 def test_a_model_is_left_in_its_mode() -> None:
     model = network(nn.Dropout(0.5)).train()
+    model[0].eval()
+    modes = [module.training for module in model.modules()]
     assert any(isinstance(step, Obstacle) for step in trace(model, SPACE.shape))
-    assert model.training
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_dropout_that_is_switched_off_is_no_obstacle() -> None:
+    model = network(nn.Dropout(0.5)).eval()
+    assert not any(isinstance(step, Obstacle) for step in trace(model, SPACE.shape))
+    assert len(chain(model, SPACE)) == 2

@@ -53,6 +53,39 @@ def test_a_gradient_is_captured_in_three_lines(tmp_path: Path, batch: Batch) -> 
         assert torch.equal(found.model.state_dict()[name], value)
 
 
+DROPPING = """
+from torch import nn
+
+def build(space):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, space.classes))
+"""
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_is_captured_where_it_matters(
+    tmp_path: Path, batch: Batch, user_file: Callable[..., Path], training: bool
+) -> None:
+    dropping, usual = described(model=f"{user_file(DROPPING)}:build"), described()
+    expected = [(dropping, "train" if training else "eval"), (usual, "eval")]
+    for number, (about, mode) in enumerate(expected):
+        model = about.build().train(training)
+        with capture(model, tmp_path / str(number), about):
+            cross_entropy(model(batch.inputs), batch.targets).backward()
+        found = load_capture(tmp_path / str(number), trust_code=True)
+        assert found.about.mode == mode
+        assert found.model.training is (mode == "train")
+
+
+def test_a_mode_that_is_stated_is_kept(
+    tmp_path: Path, batch: Batch, user_file: Callable[..., Path]
+) -> None:
+    about = described(model=f"{user_file(DROPPING)}:build", mode="eval")
+    model = about.build().train()
+    with capture(model, tmp_path / "one", about):
+        cross_entropy(model(batch.inputs), batch.targets).backward()
+    assert load_capture(tmp_path / "one", trust_code=True).about.mode == "eval"
+
+
 def test_weights_that_change_are_captured_as_their_change(tmp_path: Path, batch: Batch) -> None:
     about = described(protocol={"name": "FedAvg", "epochs": 2, "batch_size": 2, "lr": 0.5})
     model = about.build()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from leakfrontier.adversaries import ImageSpace
 from leakfrontier.evaluate.capture import Description, write_capture
 from leakfrontier.evaluate.capture_run import attack_captures
 from leakfrontier.evaluate.cells import AttackTrial, _Server
@@ -120,6 +121,31 @@ def test_the_control_is_an_undefended_upload_of_the_same_examples(
     results, _ = of_captures
     rates = results.rates().set_index(["defense", "adversary"])["rate"]
     assert rates["none", "LinearLeakage"] == 1.0
+
+
+DROPPING = """
+from torch import nn
+
+def build(space):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, space.classes))
+"""
+
+
+def test_it_is_said_whether_clients_dropped_anything(
+    tmp_path: Path, user_file: Callable[..., Path]
+) -> None:
+    for mode in ("eval", "train"):
+        model = Method(name=f"{user_file(DROPPING)}:build")
+        about = Description(model=model, space=ImageSpace((1, 8, 8), 10), batch_size=1, mode=mode)
+        weights = about.build().state_dict()
+        write_capture(tmp_path / "in" / mode, about, weights=weights, update=weights)
+    linear = [Method(name="LinearLeakage")]
+    results, _ = attack_captures(
+        tmp_path / "in", tmp_path / "out", adversaries=linear, trust_code=True, workers=1
+    )
+    assert set(results.cells["status"]) == {"ok"}
+    assert ["is switched off" in note for note in results.notes] == [True, False]
+    assert "clients train in training mode" in results.notes[1]
 
 
 @pytest.mark.usefixtures("undrawn")

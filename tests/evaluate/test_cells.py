@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +8,18 @@ import pytest
 import torch
 import watching
 from safetensors.torch import load_model
+from torch import Tensor
 
 from leakfrontier.adversaries import FedAvg, FedBuff, Observation
 from leakfrontier.defenses import Defense
 from leakfrontier.evaluate import cells, client
-from leakfrontier.evaluate.cells import AttackTrial, TrainTrial, attackable, run_trial
+from leakfrontier.evaluate.cells import (
+    AttackTrial,
+    ReplayTrial,
+    TrainTrial,
+    attackable,
+    run_trial,
+)
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.rows import AttackRow
 from leakfrontier.evaluate.scenario import Scenario, Training, load_world
@@ -307,7 +314,7 @@ def test_what_a_client_drops_does_not_depend_on_who_attacked_before(
     tmp_path: Path, user_file: Callable[..., Path]
 ) -> None:
     model = Method(name=f"{user_file(DROPPING)}:build")
-    dropping = {"scenario": TINY.model_copy(update={"model": model})}
+    dropping = {"scenario": TINY.model_copy(update={"model": model, "mode": "train"})}
     search = Method(name="InvertingGradients", options={"iterations": 2})
     defended = Method(name="TopK", options={"ratio": 0.5})
     found = []
@@ -318,6 +325,61 @@ def test_what_a_client_drops_does_not_depend_on_who_attacked_before(
             run_trial((trial(before, **dropping, defense=defended), tmp_path))
         found.append(run_trial((trial(search, **dropping, defense=defended), tmp_path)).scores)
     assert found[0] == found[1] == found[2]
+
+
+def dropping(user_file: Callable[..., Path], mode: str) -> Scenario:
+    model = Method(name=f"{user_file(DROPPING)}:build")
+    return TINY.model_copy(update={"model": model, "mode": mode})
+
+
+def apart(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    return max(float((value - right[name]).abs().max()) for name, value in left.items())
+
+
+@pytest.mark.parametrize("defense", ["none", "DPSGD"])
+def test_masks_are_drawn_in_training_mode_alone(
+    tmp_path: Path, user_file: Callable[..., Path], defense: str
+) -> None:
+    options = {"DPSGD": {"noise_multiplier": 0.0, "max_grad_norm": 1e6}}.get(defense, {})
+    method = Method(name=defense, options=dict(options))
+    found = {}
+    for mode in ("eval", "train"):
+        one = trial(WATCHING, scenario=dropping(user_file, mode), defense=method)
+        first, again = watched(one, tmp_path), watched(one, tmp_path)
+        assert [apart(a.update, b.update) for a, b in zip(first, again, strict=True)] == [0.0] * 5
+        found[mode] = first[0]
+    assert apart(found["eval"].update, found["train"].update) > 1e-2
+    assert not found["eval"].model.training
+    assert found["train"].model.training
+
+
+def test_a_replay_draws_masks_of_its_own(tmp_path: Path, user_file: Callable[..., Path]) -> None:
+    for mode, different in (("eval", False), ("train", True)):
+        where = dropping(user_file, mode)
+        world = load_world(where)
+        (seen, *_) = watched(trial(WATCHING, scenario=where), tmp_path)
+        truth = world.train.at(cells.victims(world, 0, 0))
+        replays = [seen.simulate(*truth) for _ in range(8)]
+        distances = [apart(seen.update, one) for one in replays]
+        assert all((distance > 1e-3) is different for distance in distances)
+        assert (apart(replays[0], replays[1]) > 1e-3) is different
+
+
+def test_accuracy_is_without_masks(tmp_path: Path, user_file: Callable[..., Path]) -> None:
+    one = TrainTrial(dropping(user_file, "train"), NONE, 0)
+    losses = [row.loss for row in run_trial((one, tmp_path)).utility]
+    other = TrainTrial(dropping(user_file, "eval"), NONE, 0)
+    expected = [row.loss for row in run_trial((other, tmp_path)).utility]
+    assert losses[0] == expected[0]  # the same weights
+    assert losses[-1] != expected[-1]
+
+
+def test_a_defense_is_examined_without_masks(user_file: Callable[..., Path]) -> None:
+    for mode in ("eval", "train"):
+        half = Method(name="TopK", options={"ratio": 0.5})
+        row = ReplayTrial(dropping(user_file, mode), half).examined()
+        assert not row.random
+        assert not row.uploads_differ
 
 
 def test_who_refuses_all_models_claims_nothing(

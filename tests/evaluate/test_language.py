@@ -184,10 +184,15 @@ def test_tied_weights_appear_once() -> None:
     assert copy.deepcopy(model).model.lm_head.weight.shape == (VOCABULARY, WIDTH)
 
 
-def test_no_dropout_whatever_the_mode() -> None:
-    model, (tokens, _) = build("gpt2", "next-token"), batch("next-token")
-    model.train()
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_dropout_acts_in_training_mode_alone(family: str) -> None:
+    model, (tokens, _) = (
+        copy.deepcopy(build(family, "classification")),
+        batch("classification"),
+    )
     assert torch.equal(model(tokens), model(tokens))
+    model.train()
+    assert not torch.equal(model(tokens), model(tokens))
 
 
 def test_an_encoder_does_not_predict_next_tokens() -> None:

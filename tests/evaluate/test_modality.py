@@ -173,6 +173,17 @@ def test_utility_is_accuracy_and_loss(modality: Modality) -> None:
     assert not model.training
 
 
+def test_a_model_that_fails_is_switched_back() -> None:
+    class Failing(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            raise RuntimeError("no luck")
+
+    model = Failing()
+    with pytest.raises(RuntimeError, match="no luck"):
+        IMAGES.evaluate(model, Batch(values(IMAGES, 2), torch.tensor([0, 1])))
+    assert model.training
+
+
 def test_look_alikes_of_texts_are_of_like_length() -> None:
     space = TokenSpace((12,), 10, vocabulary=10, padding=0, task="next-token")
     text = Text(space, VOCABULARY)

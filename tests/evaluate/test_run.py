@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import multiprocessing
 import random
 import signal
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from leakfrontier.defenses import Batch, Defense
 from leakfrontier.evaluate import engine
@@ -21,7 +23,7 @@ from leakfrontier.evaluate.config import ConfigError, RunConfig, load_config
 from leakfrontier.evaluate.contract import Checked
 from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.rows import AttackRow, Outcome
-from leakfrontier.evaluate.run import plan, run, run_trials
+from leakfrontier.evaluate.run import _replaced, plan, run, run_trials
 from leakfrontier.evaluate.store import Store, StoreError
 
 Config = dict[str, Any]
@@ -437,6 +439,34 @@ def test_a_buffer_larger_than_the_clients(tmp_path: Path, tiny: Config) -> None:
     tiny["scenarios"][0]["protocol"] = {"name": "FedBuff", "buffer": 5}
     with pytest.raises(ConfigError, match=r"training.clients must be at least 5, .* got 4"):
         run(load_config(tiny), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"time_limit": 300}, ""),
+        ({"observations": 2}, "observations differ"),
+        ({"seeds": 2, "observations": 2}, "seeds, observations differ"),
+    ],
+)
+def test_another_configuration_in_the_folder_is_said(
+    tmp_path: Path, tiny: Config, change: Config, said: str
+) -> None:
+    before, now = load_config(tiny), load_config(tiny | change)
+    Store(tmp_path, create=True).begin(before.panel, before.model_dump(mode="json"), [])
+    assert [said in note for note in _replaced(tmp_path, now)] == [True] * bool(said)
+    assert [*_replaced(tmp_path / "new", now)] == []
+
+
+def test_what_becomes_of_an_older_report_is_said_first(tmp_path: Path, tiny: Config) -> None:
+    before, console = load_config(tiny | {"seeds": 2}), Console(file=io.StringIO(), width=1000)
+    Store(tmp_path, create=True).begin(before.panel, before.model_dump(mode="json"), [])
+    run(load_config(tiny), tmp_path, workers=1, console=console)
+    said, _, progress = console.file.getvalue().partition("\n")  # type: ignore[attr-defined]
+    assert "report.html will show this configuration alone" in said
+    assert "choose another --out folder to keep both pages" in said
+    assert "cells" in progress
 
 
 def test_results_of_another_panel_are_not_continued(tmp_path: Path, tiny: Config) -> None:
