@@ -28,11 +28,11 @@ class SecureAggregation(Defense):
     """Release only the sum of a round's updates, computed under masks that cancel in it.
 
     Every entry is rounded at random to a level, of which there are 2^`bits` - 1 within
-    `clipping_range`, so that the sum is unbiased, and masked. The protocol of [1] is played for real, with key
-    agreement, secret sharing and lost clients, on the neighbours of [2] where `neighbours` is
-    given; see `secagg_protocol`. The sum is exact in the ring of integers modulo 2^32, or modulo
-    2^64 where the sum of levels does not fit (by default from 1025 clients on). Its mean is
-    within one level of the mean of the updates: 3.8e-6 by default.
+    `clipping_range`, so that the sum is unbiased, and masked. The protocol of [1] is played for
+    real, with key agreement, secret sharing and lost clients, on the neighbours of [2] where
+    `neighbours` is given; see `secagg_protocol`. The sum is exact in the ring of integers modulo
+    2^32, or modulo 2^64 where the sum of levels does not fit (by default from 1025 clients on).
+    Its mean is within one level of the mean of the updates: 3.8e-6 by default.
 
     Clients refuse a round, as a result of its own, that has fewer of them than the threshold, and
     one alone has nothing to hide in. The threshold is that of `clients`; in larger rounds it grows

@@ -312,7 +312,9 @@ def test_a_single_other_model_stops_the_round(neighbours: int | None, threshold:
     digests = [b"same" * 8] * CLIENTS
     digests[3] = b"else" * 8
     with pytest.raises(OtherModel, match=r"clients \d and \d were sent different models"):
-        aggregate(vectors(CLIENTS), circular_graph(range(CLIENTS), neighbours), threshold, digests=digests)
+        aggregate(
+            vectors(CLIENTS), circular_graph(range(CLIENTS), neighbours), threshold, digests=digests
+        )
 
 
 def test_the_server_learns_no_digest_and_cannot_change_it() -> None:

@@ -38,7 +38,9 @@ def batch() -> Batch:
 
 def test_a_sum_is_of_as_many_clients_as_the_protocol() -> None:
     summed = {"name": "SecureAggregation", "clients": 4}
-    assert described(defense=summed, protocol={"name": "FedSGD", "clients": 4}).training.clients == 4
+    assert (
+        described(defense=summed, protocol={"name": "FedSGD", "clients": 4}).training.clients == 4
+    )
     for clients in (1, 3):
         protocol = {"name": "FedSGD", "clients": clients}
         with pytest.raises(ValueError, match=f"sum of 4 clients, but the protocol is of {clients}"):
