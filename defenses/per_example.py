@@ -207,7 +207,8 @@ def _slopes(model: nn.Module, loss: Loss, inputs: Tensor, target: Tensor) -> lis
 def _gradients_alone(model: nn.Module, loss: Loss, batch: Batch) -> Update:
     """Return every example's gradient, one by one if `torch.func` cannot, as for some layers."""
     try:
-        return example_gradients(model, loss, batch)
+        gradients = example_gradients(model, loss, batch)
+        return {name: gradient.detach() for name, gradient in gradients.items()}
     except (RuntimeError, NotImplementedError):
         rows = torch.arange(len(batch.inputs)).split(1)
         ones = [_slopes(model, loss, *batch.at(row)) for row in rows]
