@@ -100,7 +100,9 @@ class Description(Strict):
 
     @field_validator("defense")
     @classmethod
-    def _defense_of_as_many_clients(cls, value: Method | None, info: ValidationInfo) -> Method | None:
+    def _defense_of_as_many_clients(
+        cls, value: Method | None, info: ValidationInfo
+    ) -> Method | None:
         if value is not None and not own_code(value):
             cohort, protocol = build_defense(value).cohort, info.data.get("protocol")
             clients = build_protocol(protocol).clients if protocol is not None else cohort
