@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,7 +16,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update, trainable
-from .per_example import ClippedGradient, check_apart
+from .per_example import ClippedGradient, check_alone, check_apart
 from .pld import gaussian_epsilon
 
 _SMALL = 2**20  # entries of all per-example gradients up to which to compute them is faster
@@ -38,7 +39,10 @@ class DPSGD(Defense):
     with a fixed number of local steps (`FedAvg(steps=...)`) leaves of this the sample rate alone.
 
     Models and losses that mix the examples of a batch are refused by what they do: no clipping of
-    one example's gradient bounds what the example does to those of others.
+    one example's gradient bounds what the example does to those of others. A model is looked at
+    whenever it sees a batch of a new size, and at its 1st, 2nd, 4th, 8th ... step: `check_apart`,
+    and `check_alone` on the step's own sum unless the model draws random numbers. A model that
+    mixes at other steps only, or beside certain examples only, may get through.
 
     Attributes:
         noise_multiplier: sigma, the noise's standard deviation in units of `max_grad_norm`.
@@ -139,13 +143,17 @@ class DPSGD(Defense):
         size = self._batch_size or len(batch.inputs)
         if not len(batch.inputs):  # on which not every model can be called
             return _FunctionalClient(self).gradient(model, loss, batch, size, rng)
+        looked_at = _is_due(model, loss, len(batch.inputs))
+        if looked_at:
+            check_apart(_replica(model), loss, batch)
         if self._client is None:
-            replica = _replica(model)
-            check_apart(replica, loss, batch)
-            suited = _suits_opacus(replica, loss, batch)
+            suited = _suits_opacus(_replica(model), loss, batch)
             ghost = self._ghost(model, size)
             self._client = _OpacusClient(model, self, ghost) if suited else _FunctionalClient(self)
-        return self._client.gradient(model, loss, batch, size, rng)
+        gradient = self._client.gradient(model, loss, batch, size, rng)
+        if looked_at and isinstance(self._client, _OpacusClient) and not self._client.drew:
+            check_alone(_replica(model), loss, batch, self._client.total, self._clipped)
+        return gradient
 
     def _ghost(self, model: nn.Module, batch_size: int) -> bool:
         if self.per_example != "auto":
@@ -190,8 +198,45 @@ def _mixing_layer(model: nn.Module) -> str | None:
     return None
 
 
+class _Looks:
+    """How often a model was trained on, and in which circumstances it was looked at."""
+
+    def __init__(self) -> None:
+        self.steps, self.circumstances = 0, set[tuple[str, int, bool]]()
+
+
+_LOOKS: WeakKeyDictionary[nn.Module, _Looks] = WeakKeyDictionary()
+
+
+def _is_due(model: nn.Module, loss: Loss, size: int) -> bool:
+    """Return whether a model is to be looked at: at a new size, or at a step of a power of 2.
+
+    Clients that train the same model share what was found, which no result depends on.
+    """
+    looks = _LOOKS.setdefault(model, _Looks())
+    looks.steps += 1
+    name = getattr(loss, "__qualname__", type(loss).__qualname__)  # what it holds may be the model
+    new = (name, size, model.training) not in looks.circumstances
+    looks.circumstances.add((name, size, model.training))
+    return new or looks.steps & (looks.steps - 1) == 0
+
+
+def _draws(batch: Batch) -> Tensor:
+    """Return the state of torch's generators, which changes where a model draws from them."""
+    state = torch.get_rng_state()
+    if batch.inputs.is_cuda:
+        state = torch.cat([state, torch.cuda.get_rng_state(batch.inputs.device)])
+    return state
+
+
 class _OpacusClient:
-    """A replica of the model under Opacus's hooks, with the optimizer that makes it private."""
+    """A replica of the model under Opacus's hooks, with the optimizer that makes it private.
+
+    Attributes:
+        drew: Whether the last step drew random numbers, but for its noise.
+    """
+
+    drew = False
 
     def __init__(self, model: nn.Module, defense: DPSGD, ghost: bool) -> None:
         replica, self.ghost = _replica(model), ghost
@@ -210,10 +255,18 @@ class _OpacusClient:
         self.optimizer.zero_grad()
         self.optimizer.expected_batch_size = size
         self.optimizer.generator = rng
+        state = _draws(batch)
         self._backward(loss, batch)
+        self.drew = not torch.equal(state, _draws(batch))
         self.optimizer.pre_step()
         parameters: dict[str, Any] = trainable(replica)
         return {name: value.grad.clone() for name, value in parameters.items()}
+
+    @property
+    def total(self) -> Update:
+        """Return the last sum of clipped gradients, without noise."""
+        parameters: dict[str, Any] = trainable(self.module._module)
+        return {name: value.summed_grad.view_as(value) for name, value in parameters.items()}
 
     def _backward(self, loss: Loss, batch: Batch) -> None:
         with warnings.catch_warnings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -63,13 +64,29 @@ def example_gradients(model: nn.Module, loss: Loss, batch: Batch) -> Update:
 
 
 MIXED = 1e-3
-"""Relative change of one example's output, or of a loss, from which on it is no rounding."""
+"""Relative change of one example's output, gradient or loss from which on it is no rounding."""
+
+ALONE = 1e-2
+"""The same for a sum of clipped gradients, whose parts are computed in another way."""
+
+_AT_ONCE = 2**24  # entries of gradients that are compared at a time
+
+_MODEL_MIXES = (
+    "the model mixes the examples of a batch: {} (statistics over the batch or over groups of it, "
+    "attention along the wrong axis, ...), so that clipping each example's gradient bounds "
+    "nothing. Use layers that treat examples apart, such as GroupNorm, or batch_first=True"
+)
 
 
 def check_apart(model: nn.Module, loss: Loss, batch: Batch) -> None:
-    """Raise if an example's output, or its share of the loss, depends on other examples.
+    """Raise if an example's output, gradient or share of the loss depends on other examples.
 
-    By what they do: an example is looked at beside itself and beside another one.
+    By what they do, in a pair and in a batch of this size: an example, at the first place and at
+    the last, is looked at beside others: those of the batch, zeros, and large values. Draws from
+    torch's generator, as of dropout, are the same each time, so that they make no difference.
+
+    Not covered is what these inputs do not set off: a model that mixes at another size, in a later
+    call, or beside certain examples alone. See `check_alone`, and call both at every new size.
 
     Args:
         model: A copy, whose buffers may change.
@@ -79,32 +96,126 @@ def check_apart(model: nn.Module, loss: Loss, batch: Batch) -> None:
     Raises:
         ValueError: If they do; it says which.
     """
-    inputs, targets = (values[:1] for values in batch)
-    other = torch.zeros_like(inputs) if inputs.any() else torch.ones_like(inputs)
-    last = batch.targets[-1:]
-    pairs = [torch.cat([inputs, one]) for one in (inputs, other)]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        state = torch.get_rng_state()
-        outputs = []
-        for pair in pairs:
-            torch.set_rng_state(state)  # the same dropout
-            outputs.append(model(pair))
-        alone = torch.stack(
-            [loss(outputs[1][i : i + 1], y) for i, y in enumerate((targets, last))]
-        ).mean()
-        together = loss(outputs[1], torch.cat([targets, last]))
-    beside_itself, beside_another = (one[0] for one in outputs)
-    change = (beside_itself - beside_another).abs().max()
-    if not change <= MIXED * beside_itself.abs().max().clamp(min=1e-6):
+    for size in sorted({2, len(batch.inputs)} - {1}):
+        rows = torch.arange(size) % len(batch.inputs)
+        _check_outputs(model, batch.inputs[rows])
+        _check_gradients(model, loss, batch.at(rows))
+        _check_loss(model, loss, batch.at(rows))
+
+
+def check_alone(
+    model: nn.Module, loss: Loss, batch: Batch, total: Update, clipped: ClippedGradient
+) -> None:
+    """Raise if a sum of clipped gradients is not that of the examples, each of them alone.
+
+    This holds the very sum that is about to be noised to what clipping promises, whatever happened
+    on the way: forward, in the loss, or in a backward pass that is not the derivative.
+
+    Args:
+        model: A copy, whose buffers may change. It must not draw random numbers.
+        loss: Mean loss of a batch.
+        batch: At least one example.
+        total: The sum of their clipped gradients.
+        clipped: How they are clipped.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    entries = sum(value.numel() for value in total.values())
+    missing, squares = dict(total), 0.0
+    with _same_draws(batch.inputs):
+        for rows in torch.arange(len(batch.inputs)).split(max(1, _AT_ONCE // max(1, entries))):
+            gradients = _gradients_alone(model, loss, batch.at(rows))
+            norms = {name: g.flatten(1).norm(dim=1) for name, g in gradients.items()}
+            for name, factors in clipped._factors(norms).items():
+                missing[name] = missing[name] - torch.einsum(
+                    "i,i...->...", factors, gradients[name]
+                )
+                squares += float((factors * norms[name]).square().sum())
+    gap = math.sqrt(sum(float(value.square().sum()) for value in missing.values()))
+    if math.isfinite(squares) and not gap <= ALONE * max(math.sqrt(squares), 1e-6):
         raise ValueError(
-            "the model mixes the examples of a batch: one's output changes with another's input "
-            "(statistics over the batch, attention along the wrong axis, ...), so that clipping "
-            "each example's gradient bounds nothing. Use layers that treat examples apart, such as "
-            "GroupNorm, or batch_first=True"
+            _MODEL_MIXES.format("its gradients in a batch are not those of each example alone")
         )
+
+
+def _check_outputs(model: nn.Module, inputs: Tensor) -> None:
+    """Raise if the output of the first example changes with others."""
+    for place in (0, -1):
+        outputs = []
+        for others in _companions(inputs):
+            others[place] = inputs[0]
+            with torch.no_grad(), _same_draws(others):
+                outputs.append(model(others)[place])
+        beside_its_own = outputs[0].abs().max().clamp(min=1e-6)
+        for other in outputs[1:]:
+            if not (other - outputs[0]).abs().max() <= MIXED * beside_its_own:
+                raise ValueError(_MODEL_MIXES.format("one's output changes with another's input"))
+
+
+def _check_gradients(model: nn.Module, loss: Loss, batch: Batch) -> None:
+    """Raise if the gradient of the first example's loss changes with others."""
+    if not trainable(model):
+        return
+    found = []
+    for others in _companions(batch.inputs):
+        others[0] = batch.inputs[0]
+        with _same_draws(others):
+            found.append(_slopes(model, loss, others, batch.targets[:1]))
+    size = _norm(found[0])
+    for other in found[1:]:
+        if not _norm([a - b for a, b in zip(other, found[0], strict=True)]) <= MIXED * size:
+            raise ValueError(_MODEL_MIXES.format("one's gradient changes with another's input"))
+
+
+def _check_loss(model: nn.Module, loss: Loss, batch: Batch) -> None:
+    """Raise if the loss of a batch is not the mean of those of its examples."""
+    with torch.no_grad(), _same_draws(batch.inputs):
+        outputs = model(batch.inputs)
+        rows = torch.arange(len(outputs)).split(1)
+        alone = torch.stack([loss(outputs[i], batch.targets[i]) for i in rows]).mean()
+        together = loss(outputs, batch.targets)
     if not (together - alone).abs() <= MIXED * alone.abs().clamp(min=1e-6):
         raise ValueError(
             "the loss mixes the examples of a batch: it is not the mean of the losses of each "
             "(weights normalised over the batch, contrastive losses, ...), so that clipping each "
             "example's gradient bounds nothing"
         )
+
+
+def _companions(inputs: Tensor) -> list[Tensor]:
+    """Return batches to put an example into."""
+    blank = torch.zeros_like(inputs) if inputs[0].any() else torch.ones_like(inputs)
+    large = [8 * inputs.flip(0)] if inputs.is_floating_point() else []
+    return [inputs.clone(), blank, *large]
+
+
+def _same_draws(inputs: Tensor) -> AbstractContextManager[None]:
+    """Leave torch's generators as they were, so that they draw the same again."""
+    return torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else [])
+
+
+def _slopes(model: nn.Module, loss: Loss, inputs: Tensor, target: Tensor) -> list[Tensor]:
+    """Return the gradient of the first example's loss, by its backward pass in this batch."""
+    parameters = [*trainable(model).values()]
+    with torch.enable_grad():
+        own = loss(model(inputs)[:1], target)
+        slopes = torch.autograd.grad(own, parameters, allow_unused=True, materialize_grads=True)
+    return [slope.detach() for slope in slopes]
+
+
+def _gradients_alone(model: nn.Module, loss: Loss, batch: Batch) -> Update:
+    """Return every example's gradient, one by one if `torch.func` cannot, as for some layers."""
+    try:
+        gradients = example_gradients(model, loss, batch)
+        return {name: gradient.detach() for name, gradient in gradients.items()}
+    except (RuntimeError, NotImplementedError):
+        rows = torch.arange(len(batch.inputs)).split(1)
+        ones = [_slopes(model, loss, *batch.at(row)) for row in rows]
+        return {
+            name: torch.stack(slopes) for name, *slopes in zip(trainable(model), *ones, strict=True)
+        }
+
+
+def _norm(values: list[Tensor]) -> float:
+    return math.sqrt(sum(float(value.square().sum()) for value in values))

@@ -3,7 +3,8 @@
 One round, of clients `u` with vectors `x_u` of integers modulo R, as in [1] without its steps
 against an active adversary:
 
-0. Every client advertises two public keys: one for encryption, one for masks.
+0. Every client advertises two public keys, one for encryption, one for masks, and commitments to
+   the two secrets that it is going to share.
 1. Every client shares its mask key and a seed `b_u` among its neighbours (Shamir), encrypted. With
    the shares goes a digest of the model that it was sent, where clients compare: one whose
    neighbour has another refuses to go on, before it has uploaded anything.
@@ -11,7 +12,12 @@ against an active adversary:
    where `u` and `v` agree on `s_uv`.
 3. The server names those whose upload arrived. Clients send it their shares of the survivors'
    seeds and of the lost clients' mask keys, and never both of one client: with both, a vector
-   that arrives late could be unmasked. The server removes the masks from the sum.
+   that arrives late could be unmasked. The server checks what it recovers against the
+   commitments, so that an altered share is detected, and removes the masks from the sum.
+
+A server may tell some clients that `u` survived, and others that it is lost. It then gets both
+secrets of `u` if each has enough shares among the holders, so that the threshold must exceed half
+of them: clients refuse to share below that.
 
 In [1] every two clients are neighbours; in [2] each has only a few, so that the cost grows with
 their number rather than with that of clients.
@@ -45,7 +51,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from .secagg_keys import agree, mask_key, pairwise_keys, public
 from .secagg_masks import KEY_BYTES, Vector, add_masks
-from .secagg_shamir import RandomBytes, Share, combine, share_bytes, split
+from .secagg_shamir import RandomBytes, Share, combine, commitment, share_bytes, split
 
 Graph = Mapping[int, frozenset[int]]
 """Each client's neighbours: those with whom it shares masks and keys."""
@@ -77,10 +83,14 @@ class PublicKeys(NamedTuple):
     Attributes:
         encryption: For encrypting shares to it.
         masks: For agreeing on pairwise masks with it.
+        self_seed: Commitment to its self-mask seed.
+        mask_seed: Commitment to the seed of its mask key.
     """
 
     encryption: bytes
     masks: bytes
+    self_seed: bytes
+    mask_seed: bytes
 
 
 class Request(NamedTuple):
@@ -147,12 +157,28 @@ class Client:
     @property
     def public_keys(self) -> PublicKeys:
         """Return what it advertises."""
-        return PublicKeys(public(self._encryption_key), public(mask_key(self._mask_seed)))
+        return PublicKeys(
+            public(self._encryption_key),
+            public(mask_key(self._mask_seed)),
+            commitment(self._self_seed),
+            commitment(self._mask_seed),
+        )
 
     def share(self, peers: Mapping[int, PublicKeys]) -> dict[int, bytes]:
-        """Return shares of its two secrets for each neighbour, encrypted; it keeps one itself."""
+        """Return shares of its two secrets for each neighbour, encrypted; it keeps one itself.
+
+        Raises:
+            Refused: If the threshold is at most half of those who hold shares.
+            TooFewClients: If they are fewer than the threshold.
+        """
         holders = sorted({*peers, self.index})
         _check_enough(len(holders), self.threshold, f"share the keys of client {self.index}")
+        if not 2 * self.threshold > len(holders):
+            raise Refused(
+                f"a threshold of {self.threshold} must be above half of the {len(holders)} holders "
+                "of shares: a server that tells them different lists of survivors could get both "
+                "secrets of a client"
+            )
         self._peers = dict(peers)
         self._channels = {peer: self._channel(keys) for peer, keys in peers.items()}
         of_both = (
@@ -277,6 +303,7 @@ class Server:
 
         Raises:
             TooFewClients: If a secret has fewer shares than the threshold; none is recovered then.
+            AlteredShares: If shares do not recover what their owner committed itself to.
         """
         survivors = self.masked.keys()
         _check_enough(len(survivors), self.threshold, "unmask the sum")
@@ -288,11 +315,13 @@ class Server:
         total = first.copy()
         for masked in others:
             total += masked
-        add_masks(total, [], [combine(shares) for shares in self_shares.values()], threads)
-        for v, shares in mask_shares.items():
+        self_seeds = [combine(s, self._keys[u].self_seed) for u, s in self_shares.items()]
+        mask_seeds = {v: combine(s, self._keys[v].mask_seed) for v, s in mask_shares.items()}
+        add_masks(total, [], self_seeds, threads)
+        for v, seed in mask_seeds.items():
             # What the lost client would have added cancels what its neighbours did add.
             peers = {u: self._keys[u].masks for u in self.graph[v] & survivors}
-            add_masks(total, *pairwise_keys(v, combine(shares), peers), threads)
+            add_masks(total, *pairwise_keys(v, seed, peers), threads)
         return total
 
     def _gather(
@@ -344,6 +373,7 @@ def aggregate(
 
     Raises:
         OtherModel: If neighbours were sent different models; the round is given up.
+        Refused: If the threshold is at most half of a client's neighbours and itself.
         TooFewClients: If more clients are lost than the threshold allows.
     """
     server = Server(graph, threshold)

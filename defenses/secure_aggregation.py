@@ -14,33 +14,41 @@ from torch import Generator, Tensor, nn
 
 from .base import Defense, Refused, Update
 from .secagg_masks import Vector
-from .secagg_protocol import OtherModel, ServerView, aggregate, circular_graph
+from .secagg_protocol import OtherModel, ServerView, TooFewClients, aggregate, circular_graph
 from .secagg_shamir import RandomBytes
 from .vector import flatten, unflatten
+
+
+class BeyondRange(ValueError):
+    """An update has an entry that is too large for the ring."""
 
 
 @dataclass
 class SecureAggregation(Defense):
     """Release only the sum of a round's updates, computed under masks that cancel in it.
 
-    Every update is clipped to `clipping_range`, rounded at random to one of 2^`bits` - 1 levels,
-    so that the sum is unbiased, and masked. The protocol of [1] is played for real, with key
-    agreement, secret sharing and lost clients, on the neighbours of [2] where `neighbours` is
-    given; see `secagg_protocol`. The sum is exact in the ring of integers modulo 2^32, or modulo
-    2^64 where the sum of levels does not fit (by default from 1025 clients on). Its mean is
-    within one level of the mean of the clipped updates: 3.8e-6 by default.
+    Every entry is rounded at random to a level, of which there are 2^`bits` - 1 within
+    `clipping_range`, so that the sum is unbiased, and masked. The protocol of [1] is played for
+    real, with key agreement, secret sharing and lost clients, on the neighbours of [2] where
+    `neighbours` is given; see `secagg_protocol`. The sum is exact in the ring of integers modulo
+    2^32, or modulo 2^64 where the sum of levels does not fit (by default from 1025 clients on).
+    Its mean is within one level of the mean of the updates: 3.8e-6 by default.
 
-    A round has as many clients as take part, whatever `clients`; the threshold keeps its ratio.
-    Where clients are lost, the sum of the survivors is scaled up to estimate that of all, by
-    which the server divides. One client alone has nothing to hide in: with `clients` = 1, or in
-    a round of one, updates are released as they are, neither rounded nor masked.
+    Clients refuse a round, as a result of its own, that has fewer of them than the threshold, and
+    one alone has nothing to hide in. The threshold is that of `clients`; in larger rounds it grows
+    in proportion. Where clients are lost, the sum of the survivors is scaled up to estimate that
+    of all, by which the server divides. With `clients` = 1 there is no aggregation: updates are
+    released as they are, neither rounded nor masked.
+
+    Nothing is cut off, which would bias the sum and take away noise that was added before. The ring
+    has room for entries beyond the range, the more the fewer clients add up: by default up to
+    4096 for 2 clients, 8.2 for 1000. An entry for which there is none is refused.
 
     It is no differential privacy, and makes no claim of it: the sum itself may reveal a record,
     the more so the fewer clients add to it. It does not hold against a server that sends
     different models to different clients, so that all but the victim's update vanish [3], unless
     they `compare_models`; that makes up most of the clients; or that compares the sums of rounds
     that share clients.
-    Entries beyond the clipping range are cut off silently, so the range must fit the updates.
 
     In this simulation all secrets are drawn from `rng`, so that a round can be repeated. `rng` is
     not cryptographic: to protect real data, use `secagg_protocol` with its default, the operating
@@ -49,12 +57,14 @@ class SecureAggregation(Defense):
     Attributes:
         clients: Clients whose updates are added up. 1 defends nothing.
         threshold: Shares that recover a client's secret, and clients below which nothing is
-            unmasked; by default more than two thirds of a client's neighbours and itself. Above
-            one half, no server can get both of a client's secrets by lying about who is lost.
+            unmasked; by default more than two thirds of a client's neighbours and itself. It must
+            be above one half: then no server can get both of a client's secrets by lying about
+            who is lost.
         dropout: Share of clients, rounded down, that are lost before their masked update
             arrives. Below one third, it never falls below the default threshold; with
-            `neighbours` it may, and the round then raises `TooFewClients`.
-        clipping_range: Largest magnitude of an entry.
+            `neighbours` it may, and the round is then refused.
+        clipping_range: Magnitude up to which every round has room for entries. With `bits` it says
+            how fine levels are.
         bits: Levels of rounding are 2^bits - 1, zero among them.
         neighbours: Clients with whom each client shares masks, an even number; None is all. The
             server also learns the sum of any group whose neighbours outside are all lost.
@@ -88,8 +98,12 @@ class SecureAggregation(Defense):
         if self.neighbours is not None and not (self.neighbours >= 2 and self.neighbours % 2 == 0):
             raise ValueError(f"neighbours must be even and at least 2, got {self.neighbours}")
         holders = self._holders(self.clients)
-        if self.threshold is not None and not 2 <= self.threshold <= holders:
-            raise ValueError(f"threshold must be in [2, {holders}], got {self.threshold}")
+        least = max(2, holders // 2 + 1)
+        if self.threshold is not None and not least <= self.threshold <= holders:
+            raise ValueError(
+                f"threshold must be in [{least}, {holders}], got {self.threshold}: shares of at "
+                "most half would let a server that lies about who is lost unmask a client"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         left = self.clients - self._lost(self.clients)
@@ -132,16 +146,22 @@ class SecureAggregation(Defense):
             self._digests = [digests[model] for model in models]
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
-        """Return the sum of the updates alone, or the updates if each client is on its own."""
-        if self.clients == 1 or len(updates) == 1:
+        """Return the sum of the updates alone; the updates if `clients` is 1.
+
+        Raises:
+            Refused: If too few clients take part or are left, if the ring has no room for an entry,
+                or if clients compare and were sent different models.
+        """
+        if self.clients == 1:
             return list(updates)
         try:
             view = self.server_view(updates, rng)
-        except OtherModel as found:
-            raise Refused(str(found)) from None
+        except (OtherModel, TooFewClients, BeyondRange) as reason:
+            raise Refused(str(reason)) from None
         survivors = len(view.masked)
-        levels = torch.from_numpy(view.total.astype(np.float64))
-        mean = (levels - survivors * (self._top_level // 2)) * (self.step / survivors)
+        offset = view.total.dtype.type(survivors * (self._top_level // 2))
+        levels = (view.total - offset).view(f"i{view.total.itemsize}")  # below zero, it wrapped
+        mean = torch.from_numpy(levels.astype(np.float64)) * (self.step / survivors)
         released = (mean * len(updates)).to(flatten(updates[0]))
         return [unflatten(released, like=updates[0])]
 
@@ -150,9 +170,10 @@ class SecureAggregation(Defense):
         count = len(updates)
         order = torch.randperm(count, generator=rng, device=rng.device).tolist()
         fits = count * self._top_level < 2**32
-        ring = np.uint32 if fits else np.uint64
+        ring = np.dtype(np.uint32 if fits else np.uint64)
+        room = min(2 ** (8 * ring.itemsize - 1) - 1, 2**53) // count  # exact as real numbers
         return aggregate(
-            (self._quantise(update, ring, rng) for update in updates),
+            (self._quantise(update, ring, room, rng) for update in updates),
             circular_graph(order, self.neighbours),
             self._threshold(count),
             lost_before_masking=self._draw_lost(count, rng),
@@ -175,9 +196,13 @@ class SecureAggregation(Defense):
 
     def _threshold(self, count: int) -> int:
         holders = self._holders(count)
+        configured = self._holders(self.clients)
+        usual = 2 * configured // 3 + 1 if self.threshold is None else self.threshold
+        if holders <= configured:  # a smaller round is no reason to reveal the sum of fewer
+            return usual
         if self.threshold is None:
             return 2 * holders // 3 + 1
-        return max(2, math.ceil(self.threshold * holders / self._holders(self.clients)))
+        return math.ceil(usual * holders / configured)
 
     def _lost(self, count: int) -> int:
         return int(self.dropout * count)
@@ -187,23 +212,31 @@ class SecureAggregation(Defense):
         lost: list[int] = drawn[: self._lost(count)].tolist()
         return lost
 
-    def _quantise(self, update: Update, ring: DTypeLike, rng: Generator) -> Vector:
+    def _quantise(self, update: Update, ring: DTypeLike, room: int, rng: Generator) -> Vector:
         """Return the level of every entry, rounded up or down at random without bias.
+
+        Raises:
+            BeyondRange: If an entry is more than `room` levels away from zero.
 
         In NumPy, and in place: PyTorch's threads would wait busily where masks are made next.
         """
         levels = np.concatenate([_entries(value) for value in update.values()])
         if not (np.isfinite(levels.min(initial=0)) and np.isfinite(levels.max(initial=0))):
             raise ValueError("the update has NaN or infinite values, which cannot be quantised")
-        np.clip(levels, -self.clipping_range, self.clipping_range, out=levels)
+        largest = max(levels.max(initial=0), -levels.min(initial=0))
+        if not largest <= (room - 1) * self.step:  # rounding may add a level
+            raise BeyondRange(
+                f"an entry of {largest:.3g} does not fit the ring, which has room up to "
+                f"{(room - 1) * self.step:.3g} for each client of this round: give a larger "
+                "clipping_range, or fewer bits"
+            )
         levels /= self.step
         levels += self._top_level // 2
         levels += torch.rand(
             levels.shape, generator=rng, device=rng.device, dtype=torch.float64
         ).numpy(force=True)
         np.floor(levels, out=levels)
-        np.clip(levels, 0, self._top_level, out=levels)  # the ends may be just outside of it
-        vector: Vector = levels.astype(ring)
+        vector: Vector = levels.astype(np.int64).astype(ring)  # what is below zero wraps around
         return vector
 
 

@@ -103,9 +103,17 @@ class Description(Strict):
 
     @field_validator("defense")
     @classmethod
-    def _single_client_defense(cls, value: Method | None, info: ValidationInfo) -> Method | None:
+    def _defense_of_as_many_clients(
+        cls, value: Method | None, info: ValidationInfo
+    ) -> Method | None:
         if value is not None and not own_code(value):
-            build_defense(value)
+            cohort, protocol = build_defense(value).cohort, info.data.get("protocol")
+            clients = build_protocol(protocol).clients if protocol is not None else cohort
+            if cohort not in (1, clients):
+                raise ValueError(
+                    f"the defense shows the sum of {cohort} clients, but the protocol is of "
+                    f"{clients}: give both as many clients as are behind the update"
+                )
         return value
 
     @field_validator("labels")

@@ -300,7 +300,8 @@ class _Server:
         if trial.about.dataset is not None:
             return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
         rng = generator("examination", *trial.draws)
-        rounds = [[self._noise(rng)] for _ in range(EXAMINED_ROUNDS)]
+        clients = self.defense.cohort
+        rounds = [[self._noise(rng) for _ in range(clients)] for _ in range(EXAMINED_ROUNDS)]
         return mending_of(examine(client, rounds, rng))
 
     def _noise(self, rng: Generator) -> Batch:

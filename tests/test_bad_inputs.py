@@ -347,7 +347,7 @@ CASES: list[tuple[str, Config, str]] = [
     ("reproduce dlg --out text.txt", {}, "cannot write to the folder text.txt"),
     ("reproduce dlg --out corrupt", {}, "corrupt/results.sqlite cannot be used"),
     # DP parameters.
-    ("advise --epsilon 3", {}, "give --examples, --batch and --rounds"),
+    ("advise --epsilon 3", {}, "give --examples (or --examples-per-client), --batch and --rounds"),
     (f"{ADVISE} --min-accuracy 0.5", {}, "got epsilon, min_accuracy"),
     (f"{ADVISE} --epsilon -1", {}, "epsilon must be in (0, inf), got -1"),
     (f"{ADVISE} --epsilon nan", {}, "epsilon must be in (0, inf), got nan"),

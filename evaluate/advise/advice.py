@@ -11,7 +11,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -99,6 +99,10 @@ class Advice:
         return {
             "question": {
                 **vars(question),
+                "summary": question.summary,
+                "steps_per_round": question.steps_per_round,
+                "steps": question.steps,
+                "participations": question.participations,
                 "delta": question.used_delta,
                 "sample_rate": question.sample_rate,
                 "adjacency": "zero-out",
@@ -145,17 +149,28 @@ def proven_reasons(question: Question, row: Row) -> Iterator[str]:
         f"with probability {question.sample_rate:.3g} each. All accountants are upper bounds; "
         "PLD is the tightest."
     )
+    several = question.unit == "record" and question.steps_per_round > 1
+    known = "a local step that the victim is in" if several else "that the victim is in it"
     yield (
         f"Among {question.candidates} candidates, where a blind guess is right in "
         f"{_percent(question.prior)} of cases, no attack that sees all uploads of the run is right "
-        f"in more than {bounded(row.run_bound)}, none that sees one upload, and knows that the "
-        f"victim is in it, in more than {bounded(row.upload_bound)}, and none that does both in "
-        f"more than {bounded(row.bound)}."
+        f"in more than {bounded(row.run_bound)}, none that sees one upload, and knows "
+        f"{known}, in more than {bounded(row.upload_bound)}, and none that does both in more than "
+        f"{bounded(row.bound)}."
     )
 
 
 def _warnings(advice: Advice) -> Iterator[str]:
     question, row = advice.question, advice.recommended
+    if question.may_be_misread:
+        yield _of_local_epochs(question, row)
+    if question.taking_part < question.clients and question.max_participations is None:
+        yield (
+            f"Clients are chosen for {question.taking_part} places in a round, and any of them may "
+            f"be chosen in all {question.rounds} rounds: that is what counts. To be chosen at "
+            "random gains nothing against a server, which sees who takes part. If a limit is "
+            "enforced, give it by --max-participations: less noise will do."
+        )
     yield (
         "Tuning on private data costs privacy that no epsilon here counts: every setting tried is "
         "one more release. Choose C and the learning rate on public or proxy data, or account for "
@@ -169,7 +184,7 @@ def _warnings(advice: Advice) -> Iterator[str]:
     else:
         yield (
             "The unit is a client with all that it has. A server sees who takes part: every round "
-            "counts in full."
+            "that a client is in counts in full."
         )
         if row is not None:
             replaced = question.epsilon_of(row.noise_multiplier / 2)
@@ -205,6 +220,26 @@ def _warnings(advice: Advice) -> Iterator[str]:
         )
         return
     yield from _measured_warnings(advice)
+
+
+def _of_local_epochs(question: Question, row: Row | None) -> str:
+    """Return what the noise is worth if a round is a local epoch."""
+    longer = replace(question, local_epochs=1)
+    text = (
+        "A round counts as one step with one batch. If clients train for an epoch in every round, "
+        f"as is usual with Flower and FedAvg, they take {longer.steps:,} steps, not "
+        f"{question.steps:,}"
+    )
+    if row is not None and row.noise_multiplier:
+        try:
+            epsilon = f"is {number(longer.epsilon_of(row.noise_multiplier))}"
+        except ValueError:  # of more steps than are accounted for
+            epsilon = "is far larger"
+        text += (
+            f": with noise multiplier {sigma(row.noise_multiplier)} epsilon then {epsilon}, not "
+            f"{number(row.epsilon['pld'])}"
+        )
+    return f"{text}. Say which by --local-epochs or --local-steps."
 
 
 def _measured_warnings(advice: Advice) -> Iterator[str]:

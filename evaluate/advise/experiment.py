@@ -264,7 +264,7 @@ class Experiment:
         plan = {
             "rounds": rounds or question.rounds,
             "clients": question.clients,
-            "clients_per_round": question.clients,
+            "clients_per_round": question.taking_part,
             "batch_size": question.batch_size,
             "lr": setting.step_size / self._scale(setting),
         }

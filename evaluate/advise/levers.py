@@ -49,7 +49,7 @@ class Lever:
 
     def document(self) -> dict[str, Any]:
         """Return the lever as JSON values."""
-        sizes = ("examples", "batch_size", "rounds", "clients")
+        sizes = ("examples", "batch_size", "rounds", "clients", "steps")
         return {
             **{name: value for name, value in vars(self).items() if name != "question"},
             **{name: getattr(self.question, name) for name in sizes},

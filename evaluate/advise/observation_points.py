@@ -55,7 +55,7 @@ def observation_points(question: Question, row: Row) -> Iterator[ObservationPoin
         row.epsilon["pld"],
         row.bound,
     )
-    if question.clients > 1 and sigma:
+    if question.taking_part > 1 and sigma:
         yield from _distributed(question, row)
     yield ObservationPoint(
         "central",
@@ -68,7 +68,7 @@ def observation_points(question: Question, row: Row) -> Iterator[ObservationPoin
 
 
 def _distributed(question: Question, row: Row) -> Iterator[ObservationPoint]:
-    sigma, clients, makers = row.noise_multiplier, question.clients, question.noise_makers
+    sigma, clients, makers = row.noise_multiplier, question.taking_part, question.noise_makers
     gone = f"{question.dropout:.0%} of them are lost and {question.colluders:.0%} tell their noise"
     if makers:
         part = sigma / math.sqrt(makers)

@@ -2,8 +2,8 @@
 
 Three bounds on reconstruction stand beside each epsilon, because they answer three questions. Over
 the *run*, the attacker sees every upload and does not know which of them the victim is in: secret
-sampling protects it. Of *one upload* the attacker knows that the victim is in it, as one who
-inverts a gradient does: sampling is of no help, and there is one step. Either may be the larger.
+sampling protects it. Of *one upload* the attacker knows a step that the victim is in, as one who
+inverts a gradient does: there sampling is of no help. Either may be the larger.
 *Both* at once, one known upload and all others, is what no attacker exceeds; measured success is
 about one upload.
 """
@@ -19,11 +19,14 @@ from typing import Any
 
 from scipy.optimize import brentq
 
+from leakfrontier.defenses.pld import shuffled_passes
+
 from ..errors import UserError
 from ..privacy.accounting import (
     ACCOUNTANTS,
     NOISE_RANGE,
     Schedule,
+    Segment,
     Unit,
     Unreachable,
     client_segment,
@@ -34,7 +37,7 @@ from ..privacy.accounting import (
     rough_epsilon,
     schedule_epsilon,
 )
-from ..privacy.bounds import Bounds, reconstruction
+from ..privacy.bounds import Bounds
 from ..statistics import Interval
 
 TARGETS = ("epsilon", "reconstruction_success", "min_accuracy")
@@ -46,19 +49,28 @@ TOLERANCE = 2e-4
 DIGITS = 4
 """Digits of a noise multiplier, rounded up: what is printed keeps the target, too."""
 
+_OPTIONAL_SIZES = ("local_epochs", "local_steps", "clients_per_round", "max_participations")
+
 
 @dataclass(frozen=True)
 class Question:
     """A training run, and what its noise is to achieve.
 
-    Every client takes part in every round, so that the count of its steps is exact. Each round it
-    draws a batch of its own examples.
+    In each round that it takes part in, a client takes one local step or several, each with a batch
+    of its own examples. All steps that it may take count: the server sees who takes part, so that
+    being chosen at random gains nothing.
 
     Attributes:
         examples: Training examples of all clients together.
         batch_size: Examples that one client expects in a batch.
-        rounds: Rounds, each of which is one step.
+        rounds: Rounds of all clients.
         clients: Clients that share the examples evenly.
+        local_epochs: Passes over a client's examples in one round; of them and `local_steps` one
+            may be given. Without either, a round is one step.
+        local_steps: Steps of a client in one round.
+        clients_per_round: Clients that take part in a round; None for all.
+        max_participations: Rounds that a client takes part in at most, which has to be enforced;
+            None for all rounds.
         unit: What is protected: one `record` (DP-SGD), or all that a `client` has.
         delta: Failure probability; None for a default that suits the number of units.
         candidates: N, among how many an attacker has to find the right one: a blind guess
@@ -78,6 +90,10 @@ class Question:
     batch_size: int
     rounds: int
     clients: int = 1
+    local_epochs: int | None = None
+    local_steps: int | None = None
+    clients_per_round: int | None = None
+    max_participations: int | None = None
     unit: Unit = "record"
     delta: float | None = None
     candidates: int = 100
@@ -89,11 +105,19 @@ class Question:
     min_accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("examples", "batch_size", "rounds", "clients"):
-            if not (getattr(self, name) >= 1 and getattr(self, name) % 1 == 0):
-                raise ValueError(
-                    f"{name} must be a positive whole number, got {getattr(self, name)}"
-                )
+        for name in ("examples", "batch_size", "rounds", "clients", *_OPTIONAL_SIZES):
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL_SIZES:
+                continue
+            if not (value >= 1 and value % 1 == 0):
+                raise ValueError(f"{name} must be a positive whole number, got {value}")
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ValueError("give local_epochs or local_steps, not both")
+        if not self.taking_part <= self.clients:
+            raise ValueError(
+                f"clients_per_round must be at most the {self.clients} clients, got "
+                f"{self.clients_per_round}"
+            )
         if not self.clients <= self.examples:
             raise ValueError(f"clients must be at most the {self.examples} examples")
         if not self.batch_size <= self.share:
@@ -135,10 +159,67 @@ class Question:
         return self.examples // self.clients
 
     @property
+    def taking_part(self) -> int:
+        """Return how many clients take part in a round."""
+        return self.clients if self.clients_per_round is None else self.clients_per_round
+
+    @property
+    def participations(self) -> int:
+        """Return how many rounds a client takes part in at most."""
+        most = self.rounds if self.max_participations is None else self.max_participations
+        return min(self.rounds, most)
+
+    @property
+    def epoch_steps(self) -> int:
+        """Return the steps of a pass over a client's examples; of one with more, if any has."""
+        largest_share = -(-self.examples // self.clients)
+        return -(-largest_share // self.batch_size)
+
+    @property
+    def steps_per_round(self) -> int:
+        """Return how many steps a client takes in a round."""
+        if self.local_epochs is not None:
+            return self.local_epochs * self.epoch_steps
+        return self.local_steps or 1
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps a client takes at most."""
+        return self.participations * self.steps_per_round
+
+    @property
+    def may_be_misread(self) -> bool:
+        """Return whether a round was perhaps meant to be a local epoch, and not one step."""
+        said = self.local_epochs is not None or self.local_steps is not None
+        return self.unit == "record" and self.clients > 1 and not said and self.epoch_steps > 1
+
+    @property
+    def summary(self) -> str:
+        """Return what the run is, with the products that sizes could be mistaken for."""
+        about = "" if self.examples % self.clients == 0 else "about "
+        text = (
+            f"{_counted(self.clients, 'client')} x {about}{_counted(self.share, 'example')} = "
+            f"{_counted(self.examples, 'example')} in all; "
+        )
+        if self.taking_part < self.clients:
+            mean = self.rounds * self.taking_part / self.clients
+            text += (
+                f"{self.taking_part:,} of the clients in each of {_counted(self.rounds, 'round')}: "
+                f"a client is in {mean:.3g} on average, and in at most {self.participations:,}, "
+                "which count; "
+            )
+        return text + (
+            f"{_counted(self.participations, 'round')} x "
+            f"{_counted(self.steps_per_round, 'local step')} = "
+            f"{_counted(self.steps, 'step')} of a client"
+        )
+
+    @property
     def noise_makers(self) -> int:
         """Return how many clients add noise that the server does not know, at the least."""
-        gone = math.ceil(self.dropout * self.clients) + math.ceil(self.colluders * self.clients)
-        return max(0, self.clients - gone)
+        count = self.taking_part
+        gone = math.ceil(self.dropout * count) + math.ceil(self.colluders * count)
+        return max(0, count - gone)
 
     @property
     def units(self) -> int:
@@ -163,28 +244,44 @@ class Question:
     def schedule(self, noise_multiplier: float) -> Schedule:
         """Return the run with this noise, as its accountants see it."""
         if self.unit == "client":
-            return (client_segment(noise_multiplier, self.rounds),)
-        return (
-            record_segment(
-                self.share,
-                self.batch_size,
-                noise_multiplier,
-                self.rounds,
-                poisson_sampling=self.poisson_sampling,
-            ),
+            return (client_segment(noise_multiplier, self.participations),)
+        segment = record_segment(
+            self.share,
+            self.batch_size,
+            noise_multiplier,
+            self.steps,
+            poisson_sampling=self.poisson_sampling,
         )
+        if not self.poisson_sampling and self.steps_per_round > 1:  # epochs begin with the round
+            passes = self.local_epochs or shuffled_passes(
+                self.share, self.batch_size, self.steps_per_round
+            )
+            segment = replace(segment, steps=min(self.steps, self.participations * passes))
+        return (segment,)
 
     def update_noise(self, noise_multiplier: float) -> float:
         """Return the noise of a round's mean update, as a standard deviation over C.
 
-        Every client noises the sum of its batch, or its whole update; the server takes the mean.
+        Every client noises the sum of each batch, or its whole update; the mean is over local steps
+        and clients.
         """
-        parts = self.batch_size if self.unit == "record" else 1
-        return noise_multiplier / parts / math.sqrt(self.clients)
+        if self.unit == "client":
+            return noise_multiplier / math.sqrt(self.taking_part)
+        return (
+            noise_multiplier / self.batch_size / math.sqrt(self.taking_part * self.steps_per_round)
+        )
 
     def bound(self, noise_multiplier: float) -> float:
-        """Return the largest success of an attack on the run, one upload of the victim known."""
+        """Return the largest success of an attack on the run, one step of the victim known."""
         (segment,) = self.schedule(noise_multiplier)
+        return self._known_step(segment)
+
+    def upload_bound(self, noise_multiplier: float) -> float:
+        """Return the largest success of an attack on one upload, a step of the victim known."""
+        (segment,) = replace(self, rounds=1, max_participations=None).schedule(noise_multiplier)
+        return self._known_step(segment)
+
+    def _known_step(self, segment: Segment) -> float:
         known = replace(segment, sample_rate=1.0, steps=1)
         others = (replace(segment, steps=segment.steps - 1),) if segment.steps > 1 else ()
         return Bounds((known, *others)).reconstruction(self.prior)
@@ -275,6 +372,10 @@ class Row:
         }
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
 @lru_cache(maxsize=64)
 def proven(question: Question, noise_multiplier: float) -> Row:
     """Return what is proven of a noise multiplier."""
@@ -285,7 +386,7 @@ def proven(question: Question, noise_multiplier: float) -> Row:
         if noise_multiplier
         else dict.fromkeys(ACCOUNTANTS, math.inf),
         run_bound=Bounds(schedule).reconstruction(question.prior),
-        upload_bound=reconstruction(question.prior, 1.0, noise_multiplier, 1),
+        upload_bound=question.upload_bound(noise_multiplier),
         bound=question.bound(noise_multiplier),
         rounds=question.rounds,
     )

@@ -99,7 +99,13 @@ def advise(
 
 
 def check_sizes(question: Question, scenario: Scenario) -> None:
-    """Raise if a scenario has too few examples for a question's clients and batches."""
+    """Raise if a scenario cannot be trained as a question says: its clients, batches and steps."""
+    if question.steps_per_round > 1:
+        raise UserError(
+            f"what is measured takes one local step in a round, not {question.steps_per_round}: "
+            "leave out --dataset and --model for the noise of several, and measure it by `run` "
+            "with the protocol FedAvg"
+        )
     found = len(load_world(scenario).train.targets)
     if not question.batch_size <= found // question.clients:
         raise UserError(

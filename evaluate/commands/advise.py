@@ -60,14 +60,36 @@ def advise(
         float | None, typer.Option(help="Target: the least test accuracy, as in 0.8; needs data.")
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(help="Training examples of all clients; the dataset's by default.")
+        int | None,
+        typer.Option(help="Training examples of all clients together; the dataset's by default."),
+    ] = None,
+    examples_per_client: Annotated[
+        int | None, typer.Option(help="Instead of --examples: training examples of one client.")
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Examples of a client in one batch.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds: steps of each client.")] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Instead of rounds: passes over a client's examples.")
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Rounds. One step each, unless --local-epochs or --local-steps say."),
     ] = None,
-    clients: Annotated[int, typer.Option(help="Clients; all take part in every round.")] = 1,
+    epochs: Annotated[
+        float | None,
+        typer.Option(help="Instead of --rounds: all passes over a client's examples."),
+    ] = None,
+    local_epochs: Annotated[
+        int | None,
+        typer.Option(help="Passes over a client's examples in one round, as in Flower."),
+    ] = None,
+    local_steps: Annotated[
+        int | None, typer.Option(help="Instead of --local-epochs: steps in one round.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Clients in all.")] = 1,
+    clients_per_round: Annotated[
+        int | None, typer.Option(help="Clients that take part in a round; all by default.")
+    ] = None,
+    max_participations: Annotated[
+        int | None,
+        typer.Option(help="Enforced limit of the rounds that a client takes part in."),
+    ] = None,
     unit: Annotated[ProtectedUnit, typer.Option(help="What is protected.")] = ProtectedUnit.record,
     delta: Annotated[
         float | None, typer.Option(help="By default the smaller of 1e-5 and n^-1.1.")
@@ -112,8 +134,16 @@ def advise(
     if scenario is not None:
         scenario = scenario.model_copy(update={"device": device_from(device, engine)})
     with given_by_user():
+        if examples_per_client is not None:
+            if examples is not None:
+                raise UserError("give --examples or --examples-per-client, not both")
+            examples = clients * examples_per_client
         if examples is None and scenario is not None:
             examples = len(load_world(scenario).train.targets)
+        if epochs is not None:
+            if local_epochs is not None or local_steps not in (None, 1):
+                raise UserError("give --rounds with --local-epochs or --local-steps, not --epochs")
+            local_steps = 1  # as many rounds as there are steps
         examples, batch, rounds = _sizes(
             examples=examples,
             batch=batch,
@@ -127,6 +157,10 @@ def advise(
             batch_size=batch,
             rounds=rounds,
             clients=clients,
+            local_epochs=local_epochs,
+            local_steps=local_steps,
+            clients_per_round=clients_per_round,
+            max_participations=max_participations,
             unit=unit.value,
             delta=delta,
             candidates=candidates,
@@ -210,7 +244,8 @@ def _sizes(
     steps = rounds if epochs is None else epochs
     if not measured and None in (examples, batch, steps):
         raise UserError(
-            "give --examples, --batch and --rounds (or --epochs), or a --dataset to measure on"
+            "give --examples (or --examples-per-client), --batch and --rounds (or --epochs), or a "
+            "--dataset to measure on"
         )
     total = 0 if examples is None else examples
     if not 1 <= clients <= total:
@@ -224,7 +259,8 @@ def _sizes(
 
 
 def _print_advice(console: Console, advice: Advice) -> None:
-    """Print the table, the recommendation, who sees what, and the warnings."""
+    """Print the run, the table, the recommendation, who sees what, and the warnings."""
+    console.print(escape(advice.question.summary) + ".", highlight=False, soft_wrap=True)
     if advice.rows:
         _print_rows(console, advice)
     for title, (header, cells) in advice.tables.items():

@@ -1,4 +1,7 @@
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -365,6 +368,88 @@ def test_models_and_losses_that_mix_examples_are_refused() -> None:
     mixing = nn.Sequential(nn.Flatten(), nn.Softmax(dim=0), nn.Linear(192, 10))
     with pytest.raises(ValueError, match="the model mixes the examples of a batch"):
         DPSGD(1.0).gradient(mixing, cross_entropy, batch(6), rng())
+
+
+class Hidden(nn.Module):
+    """A layer that Opacus takes for harmless, and that mixes examples under a condition."""
+
+    def __init__(self, condition: Callable[[Hidden, Tensor], bool]) -> None:
+        super().__init__()
+        self.condition, self.calls = condition, 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.calls += 1
+        return values - values.mean(dim=0) if self.condition(self, values) else values
+
+
+def hiding(condition: Callable[[Hidden, Tensor], bool], *more: nn.Module) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 8), *more, Hidden(condition), nn.Linear(8, 10)
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_model_that_mixes_at_some_sizes_is_refused_when_it_does(way: str, dropout: float) -> None:
+    model = hiding(lambda _, values: len(values) == 5, nn.Dropout(dropout))
+    defense = DPSGD(1.0, per_example=way)  # type: ignore[arg-type]
+    for size in (1, 2, 3, 4, 6, 7):
+        defense.gradient(model, cross_entropy, batch(size), rng())
+    with pytest.raises(ValueError, match="the model mixes the examples of a batch"):
+        defense.gradient(model, cross_entropy, batch(5), rng())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_mixes_from_some_call_on_is_refused_before_long(way: str) -> None:
+    model = hiding(lambda layer, _: layer.calls > 30)
+    defense = DPSGD(1.0, per_example=way)  # type: ignore[arg-type]
+    for _ in range(31):
+        defense.gradient(model, cross_entropy, batch(6), rng())
+    with pytest.raises(ValueError, match="the model mixes the examples of a batch"):
+        defense.gradient(model, cross_entropy, batch(6), rng())  # the 32nd
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_mixes_beside_examples_that_are_there_is_refused(way: str) -> None:
+    model, data = hiding(lambda _, values: bool((values[:, 0] > 0).any())), batch(6)
+    with torch.no_grad():
+        model[1].weight[0] = 0
+        model[1].weight[0, 0] = 1  # a positive first entry sets it off
+        model[1].bias[0] = -1e-3
+    data.inputs[:, 0, 0, 0] = -1.0
+    data.inputs[4, 0, 0, 0] = 1.0
+    with pytest.raises(ValueError, match="the model mixes the examples of a batch"):
+        DPSGD(1.0, per_example=way).gradient(model, cross_entropy, data, rng())  # type: ignore[arg-type]
+
+
+def test_a_model_is_looked_at_once_per_size_and_rarely_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(
+        "leakfrontier.defenses.dpsgd.check_apart", lambda *given: looks.append(len(given[2].inputs))
+    )
+    model = mlp(4)
+    for client in (DPSGD(1.0), DPSGD(1.0)):  # who share the model
+        for _ in range(8):
+            client.gradient(model, cross_entropy, batch(2), rng())
+            client.gradient(model, cross_entropy, batch(3), rng())
+    assert looks == [2, 3, 3, 3, 3, 3]  # the 1st, 2nd, 4th, 8th, 16th and 32nd
+
+
+def test_looking_at_a_model_changes_no_draws() -> None:
+    model, data = hiding(lambda *_: False, nn.Dropout(0.5)), batch(6)
+    torch.manual_seed(3)
+    first = DPSGD(1.0).gradient(model, cross_entropy, data, rng())
+    torch.manual_seed(3)
+    again = DPSGD(1.0).gradient(model, cross_entropy, data, rng())  # its second step
+    DPSGD(1.0).gradient(model, cross_entropy, data, rng())
+    torch.manual_seed(3)
+    unseen = DPSGD(1.0).gradient(model, cross_entropy, data, rng())  # its fourth
+    torch.manual_seed(3)
+    unwatched = DPSGD(1.0).gradient(model, cross_entropy, data, rng())  # its fifth
+    for other in (again, unseen, unwatched):
+        assert torch.equal(flat(first), flat(other))
 
 
 class Sequences(nn.Module):

@@ -5,7 +5,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.defenses import Batch, Update, batch_gradient
-from leakfrontier.defenses.per_example import ClippedGradient, check_apart, example_gradients
+from leakfrontier.defenses.per_example import (
+    ClippedGradient,
+    check_alone,
+    check_apart,
+    example_gradients,
+)
 from leakfrontier.defenses.vector import flatten
 
 
@@ -67,6 +72,32 @@ def test_the_sum_is_divided_by_the_size_that_is_expected() -> None:
     torch.testing.assert_close(after, before * 3 / 12)
 
 
+class MixedSlopes(torch.autograd.Function):
+    """The identity, whose backward pass adds up the slopes of all examples."""
+
+    @staticmethod
+    def forward(ctx: object, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: object, slopes: Tensor) -> Tensor:  # type: ignore[override]
+        return slopes.sum(dim=0).expand_as(slopes)
+
+
+class MixedSlopesOfFunctions(MixedSlopes):
+    """The same in the form that `torch.func` takes."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor) -> Tensor:  # type: ignore[override]
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        pass
+
+
 class Mixing(nn.Module):
     """A perceptron whose examples see each other, in one way after the other."""
 
@@ -81,17 +112,67 @@ class Mixing(nn.Module):
             values = values - values.mean(dim=0)
         if self.way == "normalised":
             values = nn.functional.batch_norm(values, None, None, training=True)
+        if self.way == "three or more" and len(values) > 2:
+            values = values - values.mean(dim=0)
+        if self.way == "groups" and len(values) % 3 == 0:
+            values = values.reshape(-1, 3, 8)
+            values = (values / (1 + values.std(dim=1, keepdim=True))).reshape(-1, 8)
+        if self.way == "large companions" and bool(inputs.abs().max() > 5):
+            values = values - values.mean(dim=0)
+        if self.way == "the last alone":
+            values = torch.cat([values[:-1], values[-1:] + values[:1]])
+        if self.way == "dropout":
+            values = nn.functional.dropout(values - values.mean(dim=0), 0.1)
+        if self.way == "backward":
+            values = MixedSlopes.apply(values)
+        if self.way == "backward, for torch.func":
+            values = MixedSlopesOfFunctions.apply(values)
         if self.way == "attention":
             values = self.attention(values[:, None], values[:, None], values[:, None])[0][:, 0]
         outputs: Tensor = self.last(values.tanh())
         return outputs
 
 
-@pytest.mark.parametrize("way", ["centred", "normalised", "attention"])
+WAYS = [
+    *("centred", "normalised", "attention", "three or more", "groups", "large companions"),
+    *("the last alone", "dropout", "backward", "backward, for torch.func"),
+]
+"""How `Mixing` mixes examples."""
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_models_that_mix_examples_are_refused_by_what_they_do(way: str) -> None:
     with pytest.raises(ValueError, match="the model mixes the examples of a batch"):
         check_apart(Mixing(way), cross_entropy, batch(6))
     check_apart(Mixing("not"), cross_entropy, batch(6))
+
+
+def test_what_mixes_at_a_size_is_found_at_that_size() -> None:
+    for way, sizes in (("three or more", (1, 2)), ("groups", (1, 2, 4, 5))):
+        for size in sizes:
+            check_apart(Mixing(way), cross_entropy, batch(size))
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+@pytest.mark.parametrize("way", ["not", "three or more", "backward", "backward, for torch.func"])
+def test_a_sum_of_clipped_gradients_is_held_to_that_of_examples_alone(
+    way: str, clipping: str
+) -> None:
+    model, data, clipped = Mixing(way), batch(6), ClippedGradient(0.1, clipping)
+    rows, unclipped = torch.arange(6).split(1), ClippedGradient(100.0, clipping)
+    apart = Mixing("not")
+    apart.load_state_dict(model.state_dict())
+
+    def total(*clipping: ClippedGradient) -> Update:
+        ones = [
+            one.gradient(apart, cross_entropy, data.at(row), rng())
+            for one, row in zip(clipping, rows, strict=True)
+        ]
+        return {name: torch.stack([one[name] for one in ones]).sum(dim=0) for name in ones[0]}
+
+    check_alone(model, cross_entropy, data, total(*[clipped] * 6), clipped)
+    with pytest.raises(ValueError, match="gradients in a batch are not those of each example"):
+        check_alone(model, cross_entropy, data, total(*[clipped] * 5, unclipped), clipped)
 
 
 def test_losses_that_mix_examples_are_refused() -> None:

@@ -20,7 +20,7 @@ from leakfrontier.defenses.secagg_protocol import (
     aggregate,
     circular_graph,
 )
-from leakfrontier.defenses.secagg_shamir import combine
+from leakfrontier.defenses.secagg_shamir import AlteredShares, combine, commitment
 
 CLIENTS, THRESHOLD = 6, 4
 EVERYBODY = frozenset(range(CLIENTS))
@@ -124,11 +124,48 @@ def test_below_the_threshold_the_server_recovers_nothing() -> None:
     requests = server.collect({c.index: c.mask(vectors(CLIENTS)[c.index]) for c in clients})
     replies = {u: clients[u].reveal(requests[u]) for u in range(THRESHOLD)}
     held = [reply.self_seeds[5] for reply in replies.values()]
-    assert combine(held) == clients[5]._self_seed
-    assert combine(held[:-1]) != clients[5]._self_seed
+    seed = clients[5]._self_seed
+    assert combine(held, commitment(seed)) == seed
+    with pytest.raises(AlteredShares):
+        combine(held[:-1], commitment(seed))
     del replies[0]
     with pytest.raises(TooFewClients, match="recover the secret of client 0, got 3"):
         server.unmask(replies)
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["of a self seed", "of a mask key"])
+def test_an_altered_share_gives_the_round_up(lost: int) -> None:
+    server, clients = shared_round()
+    arrived = clients[: CLIENTS - lost]
+    requests = server.collect({c.index: c.mask(vectors(CLIENTS)[c.index]) for c in arrived})
+    replies = {u: clients[u].reveal(asked) for u, asked in requests.items()}
+    shares = replies[0].mask_seeds if lost else replies[0].self_seeds
+    number, value = shares[5 if lost else 1]
+    shares[5 if lost else 1] = (number, bytes([value[0] ^ 1]) + value[1:])
+    with pytest.raises(AlteredShares, match="do not recover the secret"):
+        server.unmask(replies)
+
+
+@pytest.mark.parametrize(("holders", "threshold"), [(9, 3), (9, 4), (8, 4), (4, 2)])
+def test_a_threshold_of_half_is_refused(holders: int, threshold: int) -> None:
+    with pytest.raises(Refused, match=rf"threshold of {threshold} must be above half of the"):
+        shared_round(circular_graph(range(holders)), threshold)
+
+
+@pytest.mark.parametrize(("holders", "threshold"), [(9, 5), (8, 5), (3, 2)])
+def test_a_server_that_tells_two_stories_cannot_get_both_secrets(
+    holders: int, threshold: int
+) -> None:
+    _, clients = shared_round(circular_graph(range(holders)), threshold)
+    everybody, victim = frozenset(range(holders)), 0
+    stories = [Request(everybody, frozenset()), Request(everybody - {victim}, frozenset({victim}))]
+    for told in range(holders + 1):
+        _, clients = shared_round(circular_graph(range(holders)), threshold)
+        replies = [c.reveal(stories[c.index >= told]) for c in clients]
+        self_shares = sum(victim in reply.self_seeds for reply in replies)
+        mask_shares = sum(victim in reply.mask_seeds for reply in replies)
+        assert self_shares + mask_shares == holders
+        assert min(self_shares, mask_shares) < threshold
 
 
 def test_no_upload_without_enough_peers() -> None:
@@ -270,12 +307,14 @@ def test_clients_that_were_sent_one_model_go_on() -> None:
     assert compared.total.tolist() == exact_sum(given, EVERYBODY)
 
 
-@pytest.mark.parametrize("neighbours", [None, 2])
-def test_a_single_other_model_stops_the_round(neighbours: int | None) -> None:
+@pytest.mark.parametrize(("neighbours", "threshold"), [(None, 4), (2, 2)])
+def test_a_single_other_model_stops_the_round(neighbours: int | None, threshold: int) -> None:
     digests = [b"same" * 8] * CLIENTS
     digests[3] = b"else" * 8
     with pytest.raises(OtherModel, match=r"clients \d and \d were sent different models"):
-        aggregate(vectors(CLIENTS), circular_graph(range(CLIENTS), neighbours), 2, digests=digests)
+        aggregate(
+            vectors(CLIENTS), circular_graph(range(CLIENTS), neighbours), threshold, digests=digests
+        )
 
 
 def test_the_server_learns_no_digest_and_cannot_change_it() -> None:

@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from leakfrontier.defenses.secagg_shamir import PRIME, Share, combine, share_bytes, split
+from leakfrontier.defenses.secagg_shamir import (
+    PRIME,
+    AlteredShares,
+    Share,
+    combine,
+    commitment,
+    share_bytes,
+    split,
+)
 
 SECRET = bytes(range(240, 256))
+COMMITTED = commitment(SECRET)
 
 
 def seeded(seed: int = 0):  # noqa: ANN201
@@ -23,15 +32,17 @@ def test_the_threshold_recovers_the_secret(secret: bytes, threshold: int, holder
     shares = split(secret, threshold, holders, seeded())
     assert [number for number, _ in shares] == list(range(1, holders + 1))
     assert all(len(value) == share_bytes(16) for _, value in shares)
-    assert combine(shares[-threshold:]) == secret
-    assert combine(shares[:threshold][::-1]) == secret
+    assert combine(shares[-threshold:], commitment(secret)) == secret
+    assert combine(shares[:threshold][::-1], commitment(secret)) == secret
 
 
 def test_every_set_of_holders_will_do_and_none_that_is_smaller() -> None:
     shares = split(SECRET, 3, 6, seeded())
-    assert all(combine(some) == SECRET for some in combinations(shares, 3))
-    assert all(combine(some) == SECRET for some in combinations(shares, 5))
-    assert all(combine(some) != SECRET for some in combinations(shares, 2))
+    assert all(combine(some, COMMITTED) == SECRET for some in combinations(shares, 3))
+    assert all(combine(some, COMMITTED) == SECRET for some in combinations(shares, 5))
+    for some in combinations(shares, 2):
+        with pytest.raises(AlteredShares):
+            combine(some, COMMITTED)
 
 
 def test_shares_are_values_of_one_polynomial_in_exact_arithmetic() -> None:
@@ -43,7 +54,7 @@ def test_shares_are_values_of_one_polynomial_in_exact_arithmetic() -> None:
             polynomial = [word, *drawn[:, place].tolist()]
             exact = sum(c * pow(number, k, PRIME) for k, c in enumerate(polynomial)) % PRIME
             assert values(shares[number - 1])[place] == exact
-    assert combine(shares[-threshold:]) == SECRET
+    assert combine(shares[-threshold:], COMMITTED) == SECRET
 
 
 @pytest.mark.parametrize("secret", [bytes(16), b"\xff" * 16])
@@ -66,16 +77,32 @@ def test_what_cannot_be_an_element_of_the_field_is_drawn_again() -> None:
 
     shares = split(SECRET, 2, 3, largest_first)
     assert asked == [32, 4]
-    assert combine(shares[1:]) == SECRET
+    assert combine(shares[1:], COMMITTED) == SECRET
+
+
+@pytest.mark.parametrize("given", [3, 4, 6], ids=["no share to spare", "one", "all"])
+@pytest.mark.parametrize("altered", [1, 3], ids=["one altered", "as many as the threshold"])
+def test_altered_shares_are_detected(given: int, altered: int) -> None:
+    shares = split(SECRET, 3, 6, seeded())[:given]
+    others = split(bytes(16), 3, 6, seeded(1))
+    changed = [*others[:altered], *shares[altered:]]
+    with pytest.raises(AlteredShares, match="one was altered, or there are too few"):
+        combine(changed, COMMITTED)
+    number, value = shares[0]
+    for place in range(len(value)):
+        flipped = bytearray(value)
+        flipped[place] ^= 1
+        with pytest.raises(AlteredShares):
+            combine([(number, bytes(flipped)), *shares[1:]], COMMITTED)
 
 
 def test_sets_of_shares_that_cannot_be_are_refused() -> None:
     shares = split(SECRET, 2, 3, seeded())
     with pytest.raises(ValueError, match=r"of different holders, got \[2, 2\]"):
-        combine([shares[1], shares[1]])
+        combine([shares[1], shares[1]], COMMITTED)
     zero, one = (np.full(8, value, "<u4").tobytes() for value in (0, 1))
-    with pytest.raises(ValueError, match="not shares of one secret"):
-        combine([(1, zero), (2, one)])  # of -1, that is 2^16, which is no word
+    with pytest.raises(AlteredShares):
+        combine([(1, zero), (2, one)], COMMITTED)  # of -1, that is 2^16, which is no word
 
 
 @pytest.mark.parametrize(("threshold", "holders"), [(0, 3), (4, 3), (2, PRIME)])

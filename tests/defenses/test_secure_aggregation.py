@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from leakfrontier.adversaries import FedSGD, Observation
-from leakfrontier.defenses import Chain, Plan, Refused, TopK, Update
-from leakfrontier.defenses.secagg_protocol import TooFewClients
+from leakfrontier.defenses import Chain, ClientDP, Plan, Refused, TopK, Update
 from leakfrontier.defenses.secure_aggregation import SecureAggregation
 from leakfrontier.evaluate.client import ThreatModel, observe
 from leakfrontier.evaluate.methods import Method
@@ -52,7 +51,7 @@ def observations(defense: SecureAggregation, clients: int) -> list[Observation]:
 def test_releases_the_sum_alone_whose_mean_is_within_a_step(
     count: int, neighbours: int | None
 ) -> None:
-    defense, given = SecureAggregation(bits=12, neighbours=neighbours), updates(count)
+    defense, given = SecureAggregation(count, bits=12, neighbours=neighbours), updates(count)
     (released,) = defense.on_round(given, rng(1))
     assert {name: value.shape for name, value in released.items()} == {
         "weight": (20, 50),
@@ -70,9 +69,9 @@ def test_the_default_step_is_fine() -> None:
 def test_rounding_is_unbiased() -> None:
     defense = SecureAggregation(bits=3, clipping_range=1.0)  # steps of 2 / 6
     value = torch.linspace(-1, 1, 41)
-    many = [{"w": value.repeat(500)}] * 4
+    many = [{"w": value.repeat(250)}] * 8
     (released,) = defense.on_round(many, rng(2))
-    means = released["w"].view(500, 41).mean(dim=0) / 4
+    means = released["w"].view(250, 41).mean(dim=0) / 8
     assert (means - value).abs().max() < 4.5 * defense.step / 2 / math.sqrt(2000)
     torch.testing.assert_close(means[[0, -1]], value[[0, -1]])  # the ends are levels
 
@@ -83,27 +82,63 @@ def test_zeros_stay_zeros() -> None:
     assert (released["w"] != 0).tolist() == [False, True, True]
 
 
-def test_clips_entries_beyond_the_range() -> None:
+def test_entries_beyond_the_range_are_not_cut_off() -> None:
     given = [{"w": torch.tensor([100.0, -100.0, 0.5])}] * 2
-    (released,) = SecureAggregation(clipping_range=2.0).on_round(given, rng())
-    torch.testing.assert_close(released["w"], torch.tensor([4.0, -4.0, 1.0]), rtol=0, atol=1e-5)
+    (released,) = SecureAggregation(2, clipping_range=2.0).on_round(given, rng())
+    expected = torch.tensor([200.0, -200.0, 1.0])
+    torch.testing.assert_close(released["w"], expected, rtol=0, atol=2e-5)
+
+
+def test_noise_that_was_added_before_is_all_in_the_mean() -> None:
+    defense, draws = Chain((ClientDP(20.0, 1.0), SecureAggregation(4))), rng(7)
+    given = [defense.on_update({"w": torch.zeros(10_000)}, draws) for _ in range(4)]
+    (released,) = defense.on_round(given, draws)
+    assert float(released["w"].std() / 4) == pytest.approx(10, rel=0.03)
+    torch.testing.assert_close(flat(released), total(given), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("clients", "room"), [(2, 4096.0), (8, 1024.0), (1000, 8.19)])
+def test_an_entry_without_room_in_the_ring_is_refused(clients: int, room: float) -> None:
+    defense = SecureAggregation(clients, neighbours=None if clients < 9 else 4)
+    for sign in (1, -1):
+        fits, too_large = (
+            [{"w": torch.tensor([sign * factor * room, 0.0])}] * clients for factor in (0.99, 1.01)
+        )
+        (released,) = defense.on_round(fits, rng())
+        expected = torch.tensor([sign * 0.99 * room * clients, 0.0])
+        torch.testing.assert_close(released["w"], expected, rtol=1e-5, atol=0)
+        with pytest.raises(Refused, match=r"does not fit the ring.*give a larger clipping_range"):
+            defense.on_round(too_large, rng())
 
 
 @pytest.mark.parametrize("bits", [2, 8, 22, 31, 32])
 def test_the_largest_sum_fits_the_ring(bits: int) -> None:
-    given = [{"w": torch.tensor([8.0, -8.0])}] * 5
+    given = [{"w": torch.tensor([8.0, -8.0])}] * 8
     (released,) = SecureAggregation(bits=bits).on_round(given, rng())
-    torch.testing.assert_close(released["w"], torch.tensor([40.0, -40.0]))
+    torch.testing.assert_close(released["w"], torch.tensor([64.0, -64.0]))
 
 
-@pytest.mark.parametrize(("clients", "count"), [(1, 1), (1, 3), (8, 1)])
-def test_a_client_alone_uploads_as_if_undefended(clients: int, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_without_aggregation_clients_upload_as_if_undefended(count: int) -> None:
     given = updates(count, scale=100)
-    released = SecureAggregation(clients).on_round(given, rng())
+    released = SecureAggregation(clients=1).on_round(given, rng())
     assert all(torch.equal(flat(a), flat(b)) for a, b in zip(released, given, strict=True))
 
 
-@pytest.mark.parametrize("count", [4, 8, 11])
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [({}, 6), ({"threshold": 5}, 5), ({"clients": 2}, 2), ({"clients": 30, "neighbours": 8}, 7)],
+    ids=str,
+)
+def test_a_round_below_the_threshold_is_refused(options: dict[str, int], least: int) -> None:
+    defense = SecureAggregation(**options)  # type: ignore[arg-type]
+    for count in range(1, least):
+        with pytest.raises(Refused, match=f"at least {least} clients are needed"):
+            defense.on_round(updates(count), rng())
+    assert len(defense.on_round(updates(least), rng())) == 1
+
+
+@pytest.mark.parametrize("count", [8, 9, 11])
 def test_what_lost_clients_leave_is_scaled_up_to_all(count: int) -> None:
     defense, given = SecureAggregation(dropout=0.25), updates(count)
     view = defense.server_view(given, rng(3))
@@ -122,16 +157,16 @@ def test_lost_clients_are_drawn_anew_in_every_round() -> None:
     assert not set.intersection(*seen)
 
 
-def test_a_round_below_the_threshold_is_given_up() -> None:
-    with pytest.raises(TooFewClients, match="nothing is unmasked"):
-        SecureAggregation(12, dropout=0.5, threshold=6).on_round(updates(2), rng())
-    with pytest.raises(TooFewClients):
+def test_a_neighbourhood_that_loses_too_many_is_refused() -> None:
+    with pytest.raises(Refused, match="nothing is unmasked"):
         SecureAggregation(30, dropout=0.3, neighbours=4).on_round(updates(30), rng())
 
 
-def test_an_explicit_threshold_keeps_its_ratio_in_rounds_of_another_size() -> None:
-    defense = SecureAggregation(8, threshold=6, dropout=0.25)
-    for count in (2, 3, 4, 8, 16):
+@pytest.mark.parametrize("threshold", [None, 5, 6, 8])
+def test_the_threshold_stays_above_half_in_larger_rounds(threshold: int | None) -> None:
+    defense = SecureAggregation(8, threshold=threshold)
+    for count in range(8, 25):
+        assert 2 * defense._threshold(count) > count
         assert len(defense.on_round(updates(count), rng())) == 1
 
 
@@ -240,9 +275,13 @@ def test_rejects_updates_that_are_not_finite(value: float) -> None:
     [
         ({"clients": 0}, "clients must be at least 1, got 0"),
         ({"clients": math.nan}, "clients must be"),
-        ({"threshold": 1}, r"threshold must be in \[2, 8\], got 1"),
-        ({"threshold": 9}, r"threshold must be in \[2, 8\], got 9"),
-        ({"threshold": 6, "neighbours": 4}, r"threshold must be in \[2, 5\], got 6"),
+        ({"threshold": 1}, r"threshold must be in \[5, 8\], got 1"),
+        ({"threshold": 4}, r"threshold must be in \[5, 8\], got 4"),
+        ({"threshold": 9}, r"threshold must be in \[5, 8\], got 9"),
+        ({"threshold": 3, "clients": 9}, r"threshold must be in \[5, 9\], got 3: .*unmask"),
+        ({"threshold": 4, "clients": 9}, r"threshold must be in \[5, 9\], got 4"),
+        ({"threshold": 6, "neighbours": 4}, r"threshold must be in \[3, 5\], got 6"),
+        ({"threshold": 2, "neighbours": 4}, r"threshold must be in \[3, 5\], got 2"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
         ({"dropout": 1.0}, "dropout"),
         ({"dropout": math.nan}, "dropout"),

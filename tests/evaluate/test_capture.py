@@ -36,6 +36,17 @@ def batch() -> Batch:
     return Batch(torch.randn(2, 1, 4, 4, generator=rng), torch.tensor([0, 2]))
 
 
+def test_a_sum_is_of_as_many_clients_as_the_protocol() -> None:
+    summed = {"name": "SecureAggregation", "clients": 4}
+    assert (
+        described(defense=summed, protocol={"name": "FedSGD", "clients": 4}).training.clients == 4
+    )
+    for clients in (1, 3):
+        protocol = {"name": "FedSGD", "clients": clients}
+        with pytest.raises(ValueError, match=f"sum of 4 clients, but the protocol is of {clients}"):
+            described(defense=summed, protocol=protocol)
+
+
 def test_a_gradient_is_captured_in_three_lines(tmp_path: Path, batch: Batch) -> None:
     about = described()
     model = about.build()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from leakfrontier.adversaries import ImageSpace
 from leakfrontier.evaluate.capture import Description, write_capture
@@ -178,6 +179,29 @@ def test_without_the_truth_nothing_is_claimed(tmp_path: Path, command: Command) 
     assert page.count("data:image/png") == 2 * UPLOADS
     assert len(list((tmp_path / "out/reconstructions").glob("*.png"))) == 2 * UPLOADS
     assert not (tmp_path / "out/report.html").exists()
+
+
+def test_a_secure_sum_can_be_attacked_without_data(tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    about = Description.model_validate(
+        {
+            "model": MODEL,
+            "space": ImageSpace((1, 8, 8), 10),
+            "batch_size": 2,
+            "protocol": {"name": "FedSGD", "clients": 2},
+            "defense": {"name": "SecureAggregation", "clients": 2},
+        }
+    )
+    model = about.build()
+    update = {
+        name: torch.randn(value.shape, generator=rng) for name, value in model.named_parameters()
+    }
+    write_capture(tmp_path / "in", about, weights=model.state_dict(), update=update)
+    attack = Method(name="InvertingGradients", options={"iterations": 2})
+    results, _ = attack_captures(
+        tmp_path / "in", tmp_path / "out", adversaries=[attack], candidates=20, workers=1
+    )
+    assert set(results.cells["status"]) == {"ok"}
 
 
 def test_attacks_that_send_models_are_refused(tmp_path: Path) -> None:

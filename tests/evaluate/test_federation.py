@@ -220,6 +220,18 @@ def test_clients_that_compare_models_refuse_other_versions() -> None:
     assert trained(FedBuff(buffer=3, oldest=0, exponent=0.0), comparing).refused == 0
 
 
+def test_a_round_of_too_few_for_their_sum_is_refused_and_changes_nothing() -> None:
+    client = make_client(mlp(8), SecureAggregation(clients=4))  # of whom 3 are needed
+    shares = [batch(4, seed) for seed in range(4)]
+    for per_round, refused in ((1, 1), (2, 2), (3, 0), (4, 0)):
+        federation = Federation(client, shares, per_round, server="sgd", lr=1.0)
+        before = next(federation.model.parameters()).detach().clone()
+        federation.round(rng())
+        assert federation.refused == refused
+        assert sum(federation.rounds_of) == per_round - refused
+        assert torch.equal(next(federation.model.parameters()), before) == (refused > 0)
+
+
 @dataclass
 class Seen(Defense):
     """Notes the examples of every step, and how many uploads are seen together."""

@@ -1,6 +1,7 @@
 import math
 from typing import Any
 
+import dp_accounting
 import pytest
 
 from leakfrontier.evaluate.advise.question import (
@@ -47,6 +48,11 @@ def test_shuffled_batches_count_for_the_client_that_has_the_fewest(
         ({"examples": 0}, "examples must be a positive whole number, got 0"),
         ({"rounds": 1.5}, "rounds must be a positive whole number, got 1.5"),
         ({"rounds": math.nan}, "rounds must be a positive"),
+        ({"local_epochs": 0}, "local_epochs must be a positive whole number, got 0"),
+        ({"local_steps": 1.5}, "local_steps must be a positive whole number, got 1.5"),
+        ({"local_epochs": 1, "local_steps": 1}, "local_epochs or local_steps, not both"),
+        ({"clients": 5, "clients_per_round": 6}, "at most the 5 clients, got 6"),
+        ({"max_participations": 0}, "max_participations must be a positive"),
         ({"batch_size": 70_000}, r"at most the 60000 examples.*sample rate would be above 1"),
         ({"batch_size": 256, "clients": 300}, "at most the 200 examples of a client, got 256"),
         ({"clients": 70_000}, "clients must be at most the 60000 examples"),
@@ -65,6 +71,86 @@ def test_shuffled_batches_count_for_the_client_that_has_the_fewest(
 def test_rejects_bad_questions(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask(**change)
+
+
+HOSPITALS = {"examples": 40_000, "clients": 5, "batch_size": 64, "rounds": 30}
+
+
+def reference(sigma: float, rate: float, steps: int, delta: float) -> float:
+    """Return epsilon by dp-accounting itself."""
+    gaussian = dp_accounting.GaussianDpEvent(sigma)
+    event = dp_accounting.PoissonSampledDpEvent(rate, gaussian) if rate < 1 else gaussian
+    accountant = dp_accounting.pld.PLDAccountant()
+    return float(accountant.compose(event, steps).get_epsilon(delta))
+
+
+@pytest.mark.parametrize(
+    ("local", "steps", "noise"),
+    [
+        ({}, 30, 0.587),
+        ({"local_steps": 1}, 30, 0.587),
+        ({"local_epochs": 1}, 3750, 0.970),
+        ({"local_steps": 125}, 3750, 0.970),
+        ({"local_epochs": 2, "max_participations": 15}, 3750, 0.970),
+        ({"clients_per_round": 2}, 30, 0.587),
+    ],
+    ids=str,
+)
+def test_all_local_steps_count(local: dict[str, int], steps: int, noise: float) -> None:
+    question = ask(**HOSPITALS, **local)
+    assert question.steps == steps
+    assert question.least_noise() == pytest.approx(noise, abs=6e-4)
+    expected = reference(noise, 64 / 8000, steps, question.used_delta)
+    assert question.epsilon_of(noise) == pytest.approx(expected, rel=0.01)
+    assert expected == pytest.approx(3, rel=0.01)
+
+
+def test_what_thirty_steps_promise_is_not_kept_by_thirty_epochs() -> None:
+    question = ask(**HOSPITALS, local_epochs=1)
+    assert question.epsilon_of(0.587) == pytest.approx(11.6, abs=0.1)
+    assert reference(0.587, 64 / 8000, 3750, question.used_delta) == pytest.approx(11.6, abs=0.1)
+
+
+@pytest.mark.parametrize(("most", "noise"), [(1, 1.63), (2, 2.31), (5, 3.65), (None, 51.56)])
+def test_clients_count_the_rounds_that_they_may_be_in(most: int | None, noise: float) -> None:
+    question = Question(
+        *(10**8, 10, 1000),
+        clients=10**6,
+        clients_per_round=100,
+        max_participations=most,
+        local_epochs=3,  # which the client as a whole does not count
+        unit="client",
+        epsilon=3.0,
+    )
+    assert question.least_noise() == pytest.approx(noise, rel=2e-3)
+    expected = reference(noise, 1.0, most or 1000, question.used_delta)
+    assert expected == pytest.approx(3, rel=0.01)
+
+
+def test_shuffled_local_epochs_are_as_many_passes() -> None:
+    for local, passes in (
+        ({"local_epochs": 2}, 60),
+        ({"local_steps": 10}, 30),  # every round begins an epoch of its own
+        ({"local_steps": 126}, 60),
+        ({"local_steps": 1}, 1),
+        ({}, 1),
+    ):
+        question = ask(**HOSPITALS, poisson_sampling=False, **local)  # type: ignore[arg-type]
+        (segment,) = question.schedule(1.0)
+        assert (segment.sample_rate, segment.steps) == (1.0, passes)
+
+
+def test_an_upload_of_several_steps_tells_more_than_one_of_a_single_step() -> None:
+    one, several = ask(**HOSPITALS), ask(**HOSPITALS, local_epochs=1)
+    assert one.upload_bound(1.0) == reconstruction(one.prior, 1.0, 1.0, 1)
+    assert one.upload_bound(1.0) < several.upload_bound(1.0) < several.bound(1.0)
+
+
+def test_the_fewest_examples_and_the_longest_epoch_count() -> None:
+    question = ask(examples=11, clients=2, batch_size=5, rounds=3, local_epochs=1)
+    (segment,) = question.schedule(1.0)
+    assert (segment.sample_rate, segment.steps) == (1.0, 3 * 2)
+    assert question.summary.startswith("2 clients x about 5 examples = 11 examples in all; ")
 
 
 def test_printed_noise_keeps_the_target() -> None:

@@ -49,6 +49,54 @@ def test_advise_from_numbers_alone(command: Command, tmp_path: Path) -> None:
     assert document["recommended"]["epsilon"]["pld"] <= 3
 
 
+HOSPITALS = ("--clients", 5, "--batch", 64, "--rounds", 30, "--epsilon", 3)
+
+
+@pytest.mark.parametrize(
+    "examples", [("--examples-per-client", 8000), ("--examples", 40_000)], ids=["each", "all"]
+)
+def test_a_round_that_may_be_an_epoch_is_warned_of_with_both_epsilons(
+    command: Command, examples: tuple[str, int]
+) -> None:
+    code, output, _ = command("advise", *HOSPITALS, *examples)
+    assert code == 0
+    assert output.startswith(
+        "5 clients x 8,000 examples = 40,000 examples in all; "
+        "30 rounds x 1 local step = 30 steps of a client."
+    )
+    assert (
+        "they take 3,750 steps, not 30: with noise multiplier 0.587 epsilon then is 11.7" in output
+    )
+    assert "not 3. Say which by --local-epochs or --local-steps" in output
+
+
+@pytest.mark.parametrize(
+    ("local", "steps", "noise"),
+    [(("--local-steps", 1), 30, 0.587), (("--local-epochs", 1), 3750, 0.97)],
+)
+def test_what_was_said_is_not_warned_of(
+    command: Command, local: tuple[str, int], steps: int, noise: float
+) -> None:
+    output = command("advise", *HOSPITALS, "--examples-per-client", 8000, *local, "--json")[1]
+    document = json.loads(output)
+    assert document["question"]["steps"] == steps
+    assert document["recommended"]["noise_multiplier"] == pytest.approx(noise, abs=6e-4)
+    assert not any("local epoch" in warning for warning in document["warnings"])
+
+
+def test_who_may_take_part_in_how_many_rounds_is_said(command: Command, tmp_path: Path) -> None:
+    sizes = ("--clients", 1000, "--examples-per-client", 10, "--batch", 10, "--rounds", 50)
+    some = (*sizes, "--clients-per-round", 20, "--unit", "client", "--epsilon", 3)
+    any_of_them = command("advise", *some, "--out", tmp_path)[1]
+    said = "20 of the clients in each of 50 rounds: a client is in 1 on average, and in at most "
+    assert f"{said}50, which count" in any_of_them
+    assert f"{said}50, which count" in (tmp_path / "advice.html").read_text()
+    assert "To be chosen at random gains nothing against a server" in any_of_them
+    limited = command("advise", *some, "--max-participations", 2)[1]
+    assert f"{said}2, which count" in limited
+    assert "To be chosen at random" not in limited
+
+
 def test_advise_in_epochs_as_json(command: Command) -> None:
     rounds = command("advise", "--epsilon", 3, *SIZES, "--json")[1]
     epochs = ("--examples", 60_000, "--batch", 240, "--epochs", 2)
@@ -65,7 +113,28 @@ def test_advise_in_epochs_as_json(command: Command) -> None:
         (SIZES, "exactly one of epsilon, reconstruction_success, min_accuracy must be given"),
         ((*SIZES, "--epsilon", 3, "--min-accuracy", 0.5), "got epsilon, min_accuracy"),
         ((*SIZES, "--epsilon", -1), "epsilon must be in (0, inf), got -1"),
-        (("--epsilon", 3), "give --examples, --batch and --rounds"),
+        (("--epsilon", 3), "give --examples (or --examples-per-client), --batch and --rounds"),
+        (
+            (*SIZES, "--epsilon", 3, "--examples-per-client", 9),
+            "or --examples-per-client, not both",
+        ),
+        ((*SIZES, "--epsilon", 3, "--local-epochs", 0), "local_epochs must be a positive whole"),
+        (
+            (*SIZES, "--epsilon", 3, "--local-epochs", 1, "--local-steps", 2),
+            "give local_epochs or local_steps, not both",
+        ),
+        (
+            (*SIZES, "--epsilon", 3, "--clients-per-round", 2),
+            "clients_per_round must be at most the 1 clients, got 2",
+        ),
+        (
+            ("--epsilon", 3, "--examples", 100, "--batch", 10, "--epochs", 2, "--local-epochs", 1),
+            "give --rounds with --local-epochs or --local-steps, not --epochs",
+        ),
+        (
+            ("--epsilon", 3, "--dataset", "digits", "--local-epochs", 1),
+            "what is measured takes one local step in a round",
+        ),
         ((*SIZES, "--epsilon", 3, "--epochs", 2), "give --rounds or --epochs, not both"),
         ((*SIZES, "--epsilon", 3, "--batch", 60_001), "the sample rate would be above 1"),
         ((*SIZES, "--epsilon", 3, "--clients", 0), "clients must be between 1 and the 60000"),
