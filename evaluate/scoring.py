@@ -117,7 +117,7 @@ class Scoring:
                 or upload.observation.candidates is not None,
                 objective=_number(result.objective),
                 objective_at_truth=_number(at_truth),
-                bound=self._bound(result, pool.shape[1] + 1, tries),
+                bound=self._bound(pool.shape[1] + 1, tries),
             )
             scores = (
                 Score(number, victim, name, float(values[victim]))
@@ -126,15 +126,19 @@ class Scoring:
             )
             yield row, tuple(scores)
 
-    def _bound(self, result: Reconstruction, candidates: int, tries: int) -> float | None:
+    def _bound(self, candidates: int, tries: int) -> float | None:
         """Return the proven bound on identification.
 
         Every guess is nearest to one candidate at most, for the victim and for what was made of
-        it: that many are identified without looking at the upload.
+        it: that many are identified without looking at the upload. The attack may choose by the
+        upload how many guesses it makes, so the most that it made of any upload count, and one
+        where it made none.
         """
         if self.bound is None:
             return None
-        return self.bound(min(1.0, tries * len(result.inputs) / candidates))
+        found = (_guess(attempt) for attempt in self.attempts)
+        guesses = max([1, *(len(one[1].inputs) for one in found if one is not None)])
+        return self.bound(min(1.0, tries * guesses / candidates))
 
     def _guesses(self, result: Reconstruction, private: Batch) -> Tensor:
         """Return a guess for each example, on the scale of the data; nothing where none is left."""

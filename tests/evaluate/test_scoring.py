@@ -209,6 +209,21 @@ def test_a_bound_counts_every_guess() -> None:
     assert [row.bound for row, _ in transformed.rows(0.0)] == [pytest.approx(0.6)] * 3
 
 
+def test_a_bound_is_never_that_of_no_guess() -> None:
+    """An attack that finds nothing could have guessed: its bound is that of one guess."""
+    here = world(batch_size=3)
+    silent = [attempt(here, number, noise=None) for number in (0, 1)]
+    scoring = Scoring(here, Defense(), PriorGuess(), 0, silent, bound=lambda p: p)
+    assert [row.bound for row, _ in scoring.rows(0.0)] == [pytest.approx(0.1)] * 6
+
+
+def test_a_bound_is_for_the_most_guesses_that_were_made_of_any_upload() -> None:
+    here = world(batch_size=3)
+    mixed = [attempt(here, 0), attempt(here, 1, noise=None)]
+    scoring = Scoring(here, Defense(), PriorGuess(), 0, mixed, bound=lambda p: p)
+    assert [row.bound for row, _ in scoring.rows(0.0)] == [pytest.approx(0.3)] * 6
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
