@@ -4,8 +4,8 @@ Every table, figure, leaderboard and CSV file takes its verdict from `judge`. A 
 if it is shown to leak less than no defense, its claim is not refuted, and its evaluation passes its
 checks. A judged defense is
 
-- *dominated* by a judged one that is significantly better in one respect and, at the estimates,
-  not worse in the other;
+- *dominated* by a judged one that is significantly better in one respect and, at the estimates of
+  accuracy and of the advantage over a blind guess, not worse in the other;
 - otherwise *tied* with a judged one that is at least as good in both and better in one at the
   estimates, which is not significant;
 - otherwise *Pareto-optimal*.

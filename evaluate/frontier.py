@@ -51,11 +51,12 @@ class Frontier:
         checkpoint: The attacked round.
         points: One row per defense: its labels, `accuracy`, worst-case `success` of a passive
             server and `advantage` over the blind guess, each with limits; `gains`, whether it
-            leaks significantly less than the undefended control; `pareto` at the estimates, and
-            `p_pareto`, its probability; `verdict` of `dominance.judge`; `parameters_rate`, `architecture_rate` and
-            `candidates_rate` as in `worst_case`, with limits and what is `blind` of each; the
-            claimed `epsilon` at `delta`, and whether it is `refuted`. Only the control and judged
-            defenses can be `pareto`: those whose verdict is Pareto-optimal.
+            leaks significantly less than the undefended control; `verdict` of `dominance.judge`;
+            `pareto`, whether that is Pareto-optimal, and `p_pareto`, how probable it is at the
+            estimates; `parameters_rate`, `architecture_rate` and `candidates_rate` as in
+            `worst_case`, with limits and what is `blind` of each; the claimed `epsilon` at
+            `delta`, and whether it is `refuted`. The control is `pareto` if no judged defense is
+            better than it at the estimates.
         families: Hypervolume of each family's sweep, with limits: the area that it dominates of
             relative accuracy x (1 - advantage), where 1 is perfect.
         answers: Single numbers that users ask for, as sentences.

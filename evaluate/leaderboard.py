@@ -128,10 +128,10 @@ def standings(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
 
     Columns: `server`; `pack`; `defense`, `family`, `control`; `success` of the server's worst case
     and `accuracy`, with `_low`, `_high` and `_text`; `epsilon`; `place`, NaN where there is none;
-    `tied`, how many others share it; `dominated`, the defense that dominates it; `partner`,
-    `partner_success_text`, `partner_epsilon` and `beside`, the DP-SGD of equal accuracy in the same
-    pack and the verdict, for a passive server; `verdict`; `evaluation`, the verdict of the checks. A defense that two packs measured
-    alike has one row.
+    `tied`, how many others share it; `dominated` and `tied_with`, the defense that dominates it or
+    that it is tied with; `partner`, `partner_success_text`, `partner_epsilon` and `beside`, the
+    DP-SGD of equal accuracy in the same pack and the verdict, for a passive server; `verdict`;
+    `evaluation`, the verdict of the checks. A defense that two packs measured alike has one row.
     """
     rows = [row for server in THREATS for row in _ranked(_entries(evaluations, server), server)]
     return pd.DataFrame(rows, columns=_COLUMNS)
@@ -186,7 +186,8 @@ def _ranked(entries: list[dict[str, Any]], server: str) -> list[dict[str, Any]]:
     for number, one in enumerate(entries):
         found = verdicts[number]
         one["place"] = float("nan") if found.place is None else found.place
-        one["dominated"] = names[found.other] if found.kind == "dominated" else ""
+        for name, kind in {"dominated": "dominated", "tied_with": "tied"}.items():
+            one[name] = names[found.other] if found.kind == kind else ""
         attacked = found.kind != "not attacked"
         one["verdict"] = found.text(names) if attacked else "not attacked by such a server"
     places = [one["place"] for one in entries if pd.notna(one["place"])]
@@ -284,5 +285,5 @@ _DESCRIBED += [f"accuracy{end}" for end in _ENDS]
 _COLUMNS = ["server", "place", "tied", "defense", "pack", "family", "control"]
 _COLUMNS += [f"success{end}" for end in (*_ENDS, "_text")]
 _COLUMNS += [f"accuracy{end}" for end in (*_ENDS, "_text")]
-_COLUMNS += ["epsilon", "dominated", "verdict", "evaluation"]
+_COLUMNS += ["epsilon", "dominated", "tied_with", "verdict", "evaluation"]
 _COLUMNS += ["partner", "partner_success_text", "partner_epsilon", "beside"]
