@@ -21,7 +21,7 @@ from .data import forget_fingerprints
 from .devices import Device, resolved
 from .engine import LOCAL, Engine
 from .errors import given_by_user
-from .methods import Method, build_adversary, placed
+from .methods import Method, adversary_grid, build_adversary, placed
 from .results import Results
 from .run import run_trials
 from .scenario import label
@@ -55,7 +55,7 @@ def attack_captures(
     Args:
         folder: A capture, or a folder with captures below it.
         out: Folder of the results; what is there is not run again.
-        adversaries: Attacks in place of the panel.
+        adversaries: Attacks in place of the panel; an option that is a list stands for one each.
         dataset: Data by name or path, in place of what captures name.
         model: The model, in place of what captures name.
         candidates: Look-alikes among which a victim must be identified, the victim included.
@@ -104,11 +104,12 @@ def _members(adversaries: Sequence[Method]) -> list[Method]:
     """Return the attacks; a captured update was made, so that only a passive server is left."""
     if not adversaries:
         return [Method(name=name, options=vars(one)) for name, one in PANEL.members.items()]
-    for method in adversaries:
-        with given_by_user():
+    with given_by_user():
+        members = adversary_grid(adversaries)
+        for method in members:
             if build_adversary(method).threat is not Threat.PASSIVE:
                 raise ValueError(f"{method.name} sends models of its own, and the update is made")
-    return list(adversaries)
+    return members
 
 
 @dataclass(frozen=True)

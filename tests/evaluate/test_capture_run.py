@@ -135,11 +135,14 @@ def test_the_command_writes_the_usual_page(tmp_path: Path, command: Command) -> 
     code, output, errors = command(
         *("attack", tmp_path / "in", "--out", tmp_path / "out", "--workers", 1),
         *("--adversary", "LinearLeakage", "--adversary", "PriorGuess"),
+        *("--adversary", "{name: InvertingGradients, iterations: [2, 3]}"),
     )
     assert code == 0, errors
     assert "Evaluation: YES, with caveats (blind guess, power)" in output  # three uploads are few
     page = (tmp_path / "out/report.html").read_text()
     assert "LinearLeakage" in page
+    assert "InvertingGradients iterations=2" in page
+    assert "InvertingGradients iterations=3" in page
     assert "gallery" in page
 
 
