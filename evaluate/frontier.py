@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -112,14 +112,18 @@ def make_frontiers(results: Results, draws: int = DRAWS, seed: int = 0) -> list[
             ),
             draws=draws,
             seed=seed,
-            failed=failed_checks(
-                results.checks()
-                if len(settings) == 1
-                else results.part(setting.scenario, int(setting.checkpoint)).checks()
-            ),
+            failed=_failed(results, setting, alone=len(settings) == 1),
         )
         for setting in rows(settings)
     ]
+
+
+def _failed(results: Results, setting: Any, *, alone: bool) -> str:  # noqa: ANN401 - a row
+    """Return which checks fail in a setting: of a run that fails, those of its own part."""
+    failed = failed_checks(results.checks())
+    if alone or not failed:
+        return failed
+    return failed_checks(results.part(setting.scenario, int(setting.checkpoint)).checks())
 
 
 def _frontier(
