@@ -202,10 +202,10 @@ def _scenario(item: Any) -> Any:  # noqa: ANN401 - whatever the file holds
 
 
 def preset_purpose(name: str) -> str:
-    """Return what a preset is for: the comment that its file begins with."""
+    """Return what a preset is for: the first sentence of the comment that its file begins with."""
     lines = _preset(name).splitlines()
     said = [line.removeprefix("#").strip() for line in takewhile(_is_comment, lines)]
-    return " ".join(said)
+    return " ".join(said).partition(". ")[0].rstrip(".") + "."
 
 
 def _is_comment(line: str) -> bool:

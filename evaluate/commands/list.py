@@ -129,7 +129,7 @@ TIMES = {
     "standard": "4 hours",
     "full": "days",
 }
-"""Roughly how long two cores take for each preset, as measured; nobody waited for `full`."""
+"""Roughly how long two cores take for each preset; `full` was never run to its end."""
 
 
 def _presets() -> Iterable[tuple[str, str, str]]:
