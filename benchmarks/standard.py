@@ -129,7 +129,9 @@ def markdown(setting: Setting) -> str:
     for row in setting.table[setting.table["server"] == "passive"].itertuples():
         found = standing.loc[[row.defense]].set_index("server")["success_text"]
         rates = [*(found[server] for server in THREATS), percent(blind[row.defense])]
-        verdict = f"dominated by {names[row.dominated]}" if row.dominated else row.verdict
+        verdict = str(row.verdict)
+        for other in filter(None, (row.dominated, row.tied_with)):
+            verdict = verdict.replace(other, names[other])
         fields = (place_text(row), names[row.defense], row.accuracy_text, *rates, verdict)
         lines.append(f"| {' | '.join(map(str, fields))} |")
     for defense, share in _originals(evaluation.results).items():

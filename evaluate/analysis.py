@@ -41,6 +41,7 @@ _OTHER_LIMITS = ["counterfactual", "counterfactual_low"]
 _OTHERS = {server: f"{server} of another upload" for server in SERVERS}
 _NO_LIMITS: dict[str, Any] = dict.fromkeys((*_LIMITS, *_OTHER_LIMITS), nan) | {"text": "n/a"}
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
+_ROUNDING = 1e-3  # of numbers in packs
 _LARGEST_LOSS = 700.0  # whose exponential is a number
 _UTILITY_COLUMNS = ["scenario", "defense", *DEFENSE, "seeds", "rounds", "refused"]
 _UTILITY_COLUMNS += ["accuracy", "low", "high", "text", "contains", "perplexity"]
@@ -296,9 +297,16 @@ def _with_derived(results: Results) -> tuple[pd.DataFrame, list[str]]:
         labels_granted=attacks["labels_granted"].fillna(False).astype(bool) & scored,
         optimiser_failed=optimiser_failed(attacks),
         seconds=attacks["seconds"].where(scored),
+        bound=_possible_bounds(attacks),
         **tiers,
     )
     return attacks, metrics
+
+
+def _possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
+    """Return proven bounds; NaN for one below chance, which older results hold without a guess."""
+    bound = _floats(attacks["bound"])
+    return bound.where(bound * _floats(attacks["candidates"]) > 1 - _ROUNDING)
 
 
 def _attacks_with_an_outcome(results: Results) -> pd.DataFrame:

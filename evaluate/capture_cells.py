@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -44,7 +44,7 @@ from .methods import Method, build_adversary
 from .modality import modality_of
 from .privacy.claims import claim_of, proven_bound
 from .rows import AttackRow, Cell, Outcome, Rendering, Score
-from .scenario import Scenario, World
+from .scenario import Scenario, World, label
 from .scoring import Attempt, Scoring
 from .seeds import generator
 from .victims import candidates
@@ -64,6 +64,8 @@ class CaptureTrial:
     Attributes:
         captures: Their folders.
         contents: A hash of each.
+        names: What reports call each.
+        observations: The number of each: no other upload of the same arm has it.
         about: What they have in common.
         adversary: The attack.
         knows_defense: Whether it may replay the defense.
@@ -78,6 +80,8 @@ class CaptureTrial:
 
     captures: tuple[Path, ...]
     contents: tuple[str, ...]
+    names: tuple[str, ...]
+    observations: tuple[int, ...]
     about: Description
     adversary: Method
     knows_defense: bool
@@ -97,24 +101,23 @@ class CaptureTrial:
     @property
     def scenario(self) -> Scenario:
         """Return what is attacked, as a run would call it."""
-        about = self.about
-        scenario = Scenario(
+        return scenario_of(
+            self.about,
             data_folder=self.data_folder,
-            model=about.model,
-            protocol=about.protocol,
-            batch_size=about.batch_size,
-            knows_targets=about.labels is not None,
-            public_data=about.dataset is not None,
             candidates=self.candidates,
             device=self.device,
-            mode=about.mode,
         )
-        return scenario.model_copy(update={"dataset": self.dataset_name})
 
     @property
     def defense(self) -> Method:
         """Return the defense of the attacked uploads, as far as it is known."""
         return Method(name="none") if self.control or not self.about.defense else self.about.defense
+
+    @property
+    def arm(self) -> str:
+        """Return what reports call the defense of the attacked uploads."""
+        stated = self.control or self.about.defense is not None
+        return label(self.defense) if stated else NOT_STATED
 
     @cached_property
     def cell(self) -> Cell:
@@ -122,6 +125,7 @@ class CaptureTrial:
         about, adversary = self.about, build_adversary(self.adversary)
         config = {
             "captures": self.contents,
+            "observations": self.observations,
             "model": about.model.config(),
             "defense": self.defense.config(),
             "dataset": about.dataset and self.scenario.data_name,
@@ -129,15 +133,15 @@ class CaptureTrial:
             "adversary": self.adversary.config(),
             **{name: getattr(self, name) for name in _FIELDS},
         }
-        stated = self.control or about.defense is not None
         labels = {
             **labels_of(self.scenario, self.defense),
-            **({} if stated else {"defense": NOT_STATED, "family": NOT_STATED}),
+            **({} if self.arm != NOT_STATED else {"defense": NOT_STATED, "family": NOT_STATED}),
             **attack_labels(self.adversary, adversary),
             "seed": self.seed,
             "checkpoint": about.round,
             "knows_defense": self.knows_defense,
-            "captures": [_name(folder) for folder in self.captures],
+            "captures": self.names,
+            "numbers": self.observations,
         }
         path = {*ATTACK, "evaluate/capture_cells.py"}
         code = source(path, about.known_defense, adversary, *factories(about.model))
@@ -155,16 +159,16 @@ class CaptureTrial:
         server = _Server(self, world, adversary)
         start = time.perf_counter()
         uploads = {
-            number: server.observe(number, one, victims[number])
-            for number, one in enumerate(captures)
+            number: server.observe(number, one, rows)
+            for number, one, rows in zip(self.observations, captures, victims, strict=True)
         }
         results = reconstruct(adversary, uploads, self._rng)
         seconds = (time.perf_counter() - start) / len(captures)
         if not self.scored:
             return _unscored(self, world, captures, uploads, results, seconds)
         attempts = [
-            Attempt(number, victims[number], results[number], Upload(uploads[number], truth, truth))
-            for number, one in enumerate(captures)
+            Attempt(number, rows, results[number], Upload(uploads[number], truth, truth))
+            for number, one, rows in zip(self.observations, captures, victims, strict=True)
             if (truth := one.truth) is not None
         ]
         claim = claim_of(server.defense)
@@ -175,9 +179,19 @@ class CaptureTrial:
         return Outcome(
             attacks=tuple(row for row, _ in scored),
             scores=tuple(score for _, scores in scored for score in scores),
-            renderings=tuple(scoring.renderings(self.pictures)),
+            renderings=tuple(scoring.renderings(self.shown, self.shown_each)),
             busy=seconds * len(captures),
         )
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """Return the uploads of which guesses are kept for the gallery."""
+        return self.observations[: self.pictures]
+
+    @property
+    def shown_each(self) -> int:
+        """Return how many victims of each are kept: more where there are few uploads."""
+        return math.ceil(self.pictures / len(self.observations))
 
     def _rng(self, number: int) -> Generator:
         return generator("adversary", *self.draws, number)
@@ -196,9 +210,18 @@ class CaptureTrial:
 _FIELDS = ("knows_defense", "control", "scored", "candidates", "seed", "pictures")
 
 
-def _name(folder: Path) -> str:
-    """Return what a page calls a capture: its folder, and the one above."""
-    return "/".join(folder.resolve().parts[-2:])
+def scenario_of(about: Description, **options: Any) -> Scenario:  # noqa: ANN401 - fields
+    """Return the scenario that captures are of, as a run would call it."""
+    scenario = Scenario(
+        model=about.model,
+        protocol=about.protocol,
+        batch_size=about.batch_size,
+        knows_targets=about.labels is not None,
+        public_data=about.dataset is not None,
+        mode=about.mode,
+        **options,
+    )
+    return scenario.model_copy(update={"dataset": about.dataset or NO_DATA})
 
 
 def world_of(
@@ -336,16 +359,16 @@ def _unscored(
     scores: list[Score] = []
     pictures: list[Rendering] = []
     render = world.modality.render
-    for number, result in results.items():
+    for one, (number, result) in zip(captures, results.items(), strict=True):
         if isinstance(result, NotApplicable):
             rows.append(AttackRow(number, 0, "not applicable", str(result)))
             continue
         objective = None if result.objective is None else float(result.objective)
-        guesses = _guesses(world, captures[number].truth, uploads[number], result)
+        guesses = _guesses(world, one.truth, uploads[number], result)
         for place, guess in enumerate(guesses):
             rows.append(AttackRow(number, place, "unscored", objective=objective, seconds=seconds))
             scores += [Score(number, place, *one) for one in guess.measured.items()]
-            if number < trial.pictures and place < SHOWN:
+            if number in trial.shown and place < SHOWN:
                 truth = b"" if guess.truth is None else render(guess.truth)
                 shown = render(guess.values)
                 pictures.append(Rendering(number, place, world.modality.media, truth, shown))

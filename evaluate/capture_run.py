@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from rich.console import Console
 from leakfrontier.adversaries import PANEL, Threat
 
 from .capture import Description
-from .capture_cells import CaptureTrial, world_of
+from .capture_cells import NOT_STATED, CaptureTrial, scenario_of, world_of
 from .captured import Capture, find_captures, load_capture
 from .cells import undefended
 from .data import forget_fingerprints
 from .devices import Device, resolved
 from .engine import LOCAL, Engine
 from .errors import given_by_user
-from .methods import Method, build_adversary, placed
+from .methods import Method, adversary_grid, build_adversary, placed
 from .results import Results
 from .run import run_trials, warn
 from .scenario import label
@@ -55,7 +56,7 @@ def attack_captures(
     Args:
         folder: A capture, or a folder with captures below it.
         out: Folder of the results; what is there is not run again.
-        adversaries: Attacks in place of the panel.
+        adversaries: Attacks in place of the panel; an option that is a list stands for one each.
         dataset: Data by name or path, in place of what captures name.
         model: The model, in place of what captures name.
         candidates: Look-alikes among which a victim must be identified, the victim included.
@@ -81,7 +82,7 @@ def attack_captures(
     scored = all(one.truth is not None and one.about.dataset is not None for one in captures)
     trials = [
         replace(trial, candidates=candidates, data_folder=data_folder, device=device)
-        for trial in _plan(captures, _members(adversaries), scored)
+        for trial in _plan(folder, captures, _members(adversaries), scored)
     ]
     _check_worlds(trials, captures)
     notes = [*dict.fromkeys(note for one in _kinds(captures) for note in _modes(one))]
@@ -107,37 +108,110 @@ def _members(adversaries: Sequence[Method]) -> list[Method]:
     """Return the attacks; a captured update was made, so that only a passive server is left."""
     if not adversaries:
         return [Method(name=name, options=vars(one)) for name, one in PANEL.members.items()]
-    for method in adversaries:
-        with given_by_user():
+    with given_by_user():
+        members = adversary_grid(adversaries)
+        for method in members:
             if build_adversary(method).threat is not Threat.PASSIVE:
                 raise ValueError(f"{method.name} sends models of its own, and the update is made")
-    return list(adversaries)
+    return members
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """A capture, and the number of its upload."""
+
+    number: int
+    capture: Capture
 
 
 def _plan(
-    captures: Sequence[Capture], members: Sequence[Method], scored: bool
+    folder: Path, captures: Sequence[Capture], members: Sequence[Method], scored: bool
 ) -> Iterator[CaptureTrial]:
-    """Yield the attacks on captures of each kind, and on the control where there is a truth."""
-    groups: dict[tuple[str, bool], list[Capture]] = defaultdict(list)
-    for one in captures:
-        kind = one.about.model_dump_json(exclude={"client", "labels"})
-        groups[kind, one.about.labels is None].append(one)
+    """Yield the attacks on captures of each kind, and on the control where there is a truth.
+
+    A control is not made again of victims whose undefended upload is there already.
+    """
+    groups: dict[str, list[_Numbered]] = defaultdict(list)
+    for one in _numbered(captures):
+        groups[_kind(one.capture.about)].append(one)
+    controlled: dict[tuple[str, int], set[int]] = defaultdict(set)
     for group in groups.values():
-        about = group[0].about
-        is_control = about.defense is not None and undefended(about.defense)
-        may_control = scored and not is_control and about.training.clients == 1
-        for control in (False, True) if may_control else (False,):
-            for method in members:
-                for knows in _knowledge(method, about, control or is_control):
-                    yield CaptureTrial(
-                        captures=tuple(one.folder for one in group),
-                        contents=tuple(one.content for one in group),
-                        about=about,
-                        adversary=method,
-                        knows_defense=knows,
-                        control=control,
-                        scored=scored,
-                    )
+        if _is_control(about := group[0].capture.about):
+            controlled[_place(about)] |= {one.number for one in group}
+    for group in groups.values():
+        about = group[0].capture.about
+        yield from _attacks(folder, group, members, scored, control=False)
+        if scored and not _is_control(about) and about.training.clients == 1:
+            known = controlled[_place(about)]
+            left = [one for one in group if one.number not in known]
+            known |= {one.number for one in left}
+            if left:
+                yield from _attacks(folder, left, members, scored, control=True)
+
+
+def _attacks(
+    folder: Path, group: Sequence[_Numbered], members: Sequence[Method], scored: bool, control: bool
+) -> Iterator[CaptureTrial]:
+    """Yield every attack on captures of one kind."""
+    about, captures = group[0].capture.about, [one.capture for one in group]
+    for method in members:
+        for knows in _knowledge(method, about, control or _is_control(about)):
+            yield CaptureTrial(
+                captures=tuple(one.folder for one in captures),
+                contents=tuple(one.content for one in captures),
+                names=tuple(_name(folder, one.folder) for one in captures),
+                observations=tuple(one.number for one in group),
+                about=about,
+                adversary=method,
+                knows_defense=knows,
+                control=control,
+                scored=scored,
+            )
+
+
+def _numbered(captures: Iterable[Capture]) -> Iterator[_Numbered]:
+    """Yield captures with their numbers: in the tables of one scenario and round, the upload's.
+
+    No two uploads under the same defense have the same number. Those of the same examples and
+    weights under two defenses have: comparisons pair them.
+    """
+    numbers: dict[tuple[str, int], dict[tuple[str, int], int]] = defaultdict(dict)
+    repeats: Counter[tuple[str, int, str, str]] = Counter()
+    for one in captures:
+        place, victims = _place(one.about), one.victims
+        arm = NOT_STATED if one.about.defense is None else label(one.about.defense)
+        known = numbers[place]
+        again = repeats[*place, arm, victims]
+        repeats[*place, arm, victims] += 1
+        yield _Numbered(known.setdefault((victims, again), len(known)), one)
+
+
+def _kind(about: Description) -> str:
+    """Return what captures of one kind have in common, wherever the files are that they name."""
+    methods = {"model": about.model, "protocol": about.protocol, "defense": about.defense}
+    return json.dumps(
+        {
+            **about.model_dump(mode="json", exclude={*methods, "client", "labels"}),
+            **{name: method and method.config() for name, method in methods.items()},
+            "knows labels": about.labels is not None,
+        },
+        sort_keys=True,
+    )
+
+
+def _place(about: Description) -> tuple[str, int]:
+    """Return the scenario and the round in whose tables captures are."""
+    return scenario_of(about).name, about.round
+
+
+def _is_control(about: Description) -> bool:
+    return about.defense is not None and undefended(about.defense)
+
+
+def _name(folder: Path, capture: Path) -> str:
+    """Return what a page calls a capture: its path, from the attacked folder on."""
+    root = folder.resolve() if capture.resolve() != folder.resolve() else folder.resolve().parent
+    return "/".join((root.name, *capture.resolve().relative_to(root).parts))
 
 
 def _knowledge(method: Method, about: Description, control: bool) -> tuple[bool, ...]:

@@ -74,6 +74,16 @@ class Capture:
         return digest_of(self.folder / WEIGHTS)
 
     @property
+    def victims(self) -> str:
+        """Return what tells its victims from others': a hash of the weights and of the truth.
+
+        Without a truth nobody knows who they are, and every upload has its own.
+        """
+        if self.truth is None:
+            return f"{self.folder.resolve()}"
+        return self.weights + digest_of(self.folder / TRUTH)
+
+    @property
     def content(self) -> str:
         """Return a hash of all that it holds."""
         names = [DESCRIPTION, WEIGHTS, UPDATE, *([TRUTH] if self.truth is not None else [])]

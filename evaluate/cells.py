@@ -283,7 +283,7 @@ class AttackTrial:
         return Outcome(
             attacks=tuple(row for row, _ in scored),
             scores=tuple(score for _, scores in scored for score in scores),
-            renderings=tuple(scoring.renderings(self.pictures)),
+            renderings=tuple(scoring.renderings(range(self.pictures))),
             busy=busy,
         )
 

@@ -117,9 +117,18 @@ def conclusion(checks: Iterable[Check]) -> str:
     """Return whether an evaluation can be trusted, and the checks that say otherwise."""
     checks = list(checks)
     verdict = overall(checks)
-    names = ", ".join(check.name for check in checks if check.verdict == verdict)
+    names = _named(checks, verdict)
     answers = {"fail": f"NO ({names})", "warn": f"YES, with caveats ({names})"}
     return f"Evaluation: {answers.get(verdict, 'YES')}"
+
+
+def failed_checks(checks: Iterable[Check]) -> str:
+    """Return the names of the checks that an evaluation fails; "" if it fails none."""
+    return _named(checks, "fail")
+
+
+def _named(checks: Iterable[Check], verdict: Verdict) -> str:
+    return ", ".join(check.name for check in checks if check.verdict == verdict)
 
 
 def _undefended_control(evidence: _Evidence) -> Check:

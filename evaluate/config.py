@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from .methods import (
     Number,
     Strict,
     Whole,
+    adversary_grid,
     build_adversary,
     check_loading,
     placed_name,
@@ -42,7 +44,8 @@ class RunConfig(Strict):
     defenses: tuple[Method, ...]
     """Defenses; an option that is a list stands for one defense per value."""
     adversaries: Literal["panel"] | tuple[Method, ...] = "panel"
-    """`panel`, or the adversaries to take instead (then not comparable)."""
+    """`panel`, or the adversaries to take instead (then not comparable); an option that is a list
+    stands for one adversary per value."""
     budget: Literal["cpu", "published"] = "cpu"
     """What the panel's searches may spend: `cpu`, or what is `published`."""
     seeds: Whole = Field(default=1, ge=1, le=10_000)
@@ -70,9 +73,7 @@ class RunConfig(Strict):
     def _valid_adversaries(
         cls, value: Literal["panel"] | tuple[Method, ...]
     ) -> Literal["panel"] | tuple[Method, ...]:
-        for method in () if value == "panel" else value:
-            build_adversary(method)
-        return value
+        return value if value == "panel" else tuple(adversary_grid(value))
 
     @model_validator(mode="after")
     def _different_names(self) -> RunConfig:
@@ -200,9 +201,24 @@ def _scenario(item: Any) -> Any:  # noqa: ANN401 - whatever the file holds
     return SCENARIOS[item]
 
 
+def preset_purpose(name: str) -> str:
+    """Return what a preset is for: the first sentence of the comment that its file begins with."""
+    lines = _preset(name).splitlines()
+    said = [line.removeprefix("#").strip() for line in takewhile(_is_comment, lines)]
+    return " ".join(said).partition(". ")[0].rstrip(".") + "."
+
+
+def _is_comment(line: str) -> bool:
+    return line.startswith("#")
+
+
+def _preset(name: str) -> str:
+    return files(__package__).joinpath("presets", f"{name}.yaml").read_text()
+
+
 def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - whatever the file holds
     if source in PRESETS:
-        text = files(__package__).joinpath("presets", f"{source}.yaml").read_text()
+        text = _preset(str(source))
     else:
         try:
             text = Path(source).read_text()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from .analysis import SERVERS, at, column, victim_matrix
 from .baseline import equal_utility
-from .dominance import Dominance, Gap, compare
+from .checks import failed_checks
+from .dominance import Arm, Dominance, Verdict, compare, judge
 from .labels import DEFENSE, describe_defenses, limit_text, percent, rows
 from .statistics import (
     DRAWS,
@@ -50,12 +51,12 @@ class Frontier:
         checkpoint: The attacked round.
         points: One row per defense: its labels, `accuracy`, worst-case `success` of a passive
             server and `advantage` over the blind guess, each with limits; `gains`, whether it
-            leaks significantly less than the undefended control; `pareto` at the estimates, and
-            `p_pareto`, its probability; `verdict`; `parameters_rate`, `architecture_rate` and
-            `candidates_rate` as in `worst_case`, with limits and what is `blind` of each; the
-            claimed `epsilon` at `delta`, and whether it is `refuted`. Only the control and what is
-            worth its accuracy can be Pareto-optimal: what is shown to gain privacy over the
-            control, or accuracy, and whose claim is not refuted.
+            leaks significantly less than the undefended control; `verdict` of `dominance.judge`;
+            `pareto`, whether that is Pareto-optimal, and `p_pareto`, how probable it is at the
+            estimates; `parameters_rate`, `architecture_rate` and `candidates_rate` as in
+            `worst_case`, with limits and what is `blind` of each; the claimed `epsilon` at
+            `delta`, and whether it is `refuted`. The control is `pareto` if no judged defense is
+            better than it at the estimates.
         families: Hypervolume of each family's sweep, with limits: the area that it dominates of
             relative accuracy x (1 - advantage), where 1 is perfect.
         answers: Single numbers that users ask for, as sentences.
@@ -111,9 +112,18 @@ def make_frontiers(results: Results, draws: int = DRAWS, seed: int = 0) -> list[
             ),
             draws=draws,
             seed=seed,
+            failed=_failed(results, setting, alone=len(settings) == 1),
         )
         for setting in rows(settings)
     ]
+
+
+def _failed(results: Results, setting: Any, *, alone: bool) -> str:  # noqa: ANN401 - a row
+    """Return which checks fail in a setting: of a run that fails, those of its own part."""
+    failed = failed_checks(results.checks())
+    if alone or not failed:
+        return failed
+    return failed_checks(results.part(setting.scenario, int(setting.checkpoint)).checks())
 
 
 def _frontier(
@@ -124,6 +134,7 @@ def _frontier(
     *,
     draws: int,
     seed: int,
+    failed: str,
 ) -> Frontier:
     victims, given_candidates = (
         victim_matrix(results, scenario, checkpoint, server) for server in ("passive", "candidates")
@@ -134,16 +145,19 @@ def _frontier(
     tests = final_counts(results, scenario)
     order = compare(victims[placed["defense"]], tests, _control(placed))
     points["gains"] = points["defense"].isin(order.gains)
+    verdicts = _verdicts(points, order, failed)
     families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
     if len(placed):
         resampled = _resample(victims, tests, placed, draws, seed)
-        points = points.join(_probabilities(placed, resampled, order))
+        points = points.join(_probabilities(placed, resampled, verdicts))
         families = _families(placed, resampled)
     else:
         points = points.assign(pareto=False, p_pareto=nan)
     points["pareto"] = points["pareto"].eq(True)
     names = points.set_index("defense")["name"]
-    points["verdict"] = [_verdict(row, order, names) for _, row in points.iterrows()]
+    points["verdict"] = [
+        _text(row, verdicts[row["defense"]], names) for _, row in points.iterrows()
+    ]
     baseline = equal_utility(points, order, victims, given_candidates)
     return Frontier(scenario, checkpoint, points, families, tuple(_answers(points)), baseline)
 
@@ -251,14 +265,18 @@ def _accuracy_draws(
     return np.average(accuracies, axis=1, weights=weights)
 
 
-def _probabilities(placed: pd.DataFrame, draws: _Draws, order: Dominance) -> pd.DataFrame:
-    """Return which defenses are Pareto-optimal among those that may be, and how probably."""
-    worthwhile = placed["defense"].map(order.is_worthwhile)
-    chosen = (placed["control"] | (worthwhile & ~placed["refuted"])).to_numpy()
+def _probabilities(
+    placed: pd.DataFrame, draws: _Draws, verdicts: Mapping[str, Verdict]
+) -> pd.DataFrame:
+    """Return which defenses are Pareto-optimal among those that are judged, and how probably."""
+    own = [verdicts[name] for name in placed["defense"]]
+    chosen = placed["control"].to_numpy() | [one.place is not None for one in own]
     found = placed[chosen]
+    optimal = pareto_mask(found["accuracy"], found["advantage"].clip(lower=0))
+    judged_so = placed["defense"].map(lambda name: verdicts[name].kind == "Pareto-optimal")[chosen]
     return pd.DataFrame(
         {
-            "pareto": pareto_mask(found["accuracy"], found["advantage"].clip(lower=0)),
+            "pareto": np.where(found["control"], optimal, judged_so),
             "p_pareto": pareto_probability(draws.accuracy[:, chosen], draws.advantage[:, chosen]),
         },
         index=found.index,
@@ -297,49 +315,29 @@ def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values("hypervolume", ascending=False)
 
 
-def _verdict(point: pd.Series, order: Dominance, names: pd.Series[str]) -> str:
-    """Return what is shown of a defense; nothing is claimed of it that is not significant."""
-    if pd.isna(point["advantage"]):
-        others = [SERVERS[name] for name in _STRONGER if pd.notna(point[column(name, "rate")])]
-        return f"attacked only by {others[0]}" if others else "not attacked: no attack ran"
-    if pd.isna(point["accuracy"]):
-        return "accuracy not measured"
-    defense = str(point["defense"])
-    if point["control"]:
-        return "undefended control"
-    if point["refuted"]:
-        return "its privacy claim is refuted"
-    if not order.is_worthwhile(defense):
-        return _no_gain(defense, order)
-    if better := order.dominating(defense):
-        best = max(better, key=lambda name: sum(better[name]))
-        return _beaten(better[best], names[best])
-    tied = [str(names[name]) for name in order.tied(defense)]
-    if not tied:
-        return "Pareto-optimal"
-    return ("Pareto-optimal, " if point["pareto"] else "") + f"tied with {_listed(tied)}"
+def _verdicts(points: pd.DataFrame, order: Dominance, failed: str) -> dict[str, Verdict]:
+    """Return the verdicts on all defenses against a passive server."""
+    arms = {
+        str(point["defense"]): Arm(
+            leak=float(point["advantage"]),
+            accuracy=float(point["accuracy"]),
+            control=bool(point["control"]),
+            gains=bool(point["gains"]),
+            over_control=order.over_control(str(point["defense"])),
+            refuted=bool(point["refuted"]),
+            failed=failed,
+        )
+        for _, point in points.iterrows()
+    }
+    return judge(arms, lambda one, other: order.gaps[one, other])
 
 
-def _no_gain(defense: str, order: Dominance) -> str:
-    """Return how a defense that gains nothing compares with the undefended control."""
-    if order.control is None:
-        return "no undefended control to compare with"
-    gap = order.gaps[defense, order.control]
-    losses = ["less accurate"] * (gap.accuracy < 0) + ["leaks more"] * (gap.privacy < 0)
-    return ", ".join(["no gain shown over no defense", *losses])
-
-
-def _beaten(gap: Gap, name: str) -> str:
-    """Return by whom a defense is dominated, and what is no more than a tie."""
-    if all(gap):
-        return f"dominated by {name}"
-    if gap.accuracy:
-        return f"less accurate than {name}, privacy tied"
-    return f"leaks more than {name}, accuracy tied"
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} others"
+def _text(point: pd.Series, verdict: Verdict, names: pd.Series[str]) -> str:
+    """Return a verdict in words; who attacked, where a passive server did not."""
+    if verdict.kind != "not attacked":
+        return verdict.text(names.to_dict())
+    others = [SERVERS[name] for name in _STRONGER if pd.notna(point[column(name, "rate")])]
+    return f"attacked only by {others[0]}" if others else "not attacked: no attack ran"
 
 
 def _answers(points: pd.DataFrame) -> list[str]:

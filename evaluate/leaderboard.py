@@ -1,31 +1,30 @@
 """Defenses of several packs, ranked per setting: who leaks less at equal utility.
 
 A setting is a scenario and an attacked round; packs meet in it if their scenarios are the same in
-all but their title. A defense's *place* is one more than the number of defenses that are shown to
-leak less without being shown to be less accurate: those that cannot be told apart share a place.
-Within a pack, comparisons are paired over victims and seeds (`dominance`); across packs, intervals
-must not overlap. Each setting of a pack is judged by its own checks: what fails them has no place.
+all but their title. Verdicts and places are those of `dominance.judge`, as on a run's own page.
+Within a pack, comparisons are paired over victims and seeds; across packs, intervals must not
+overlap. Each setting of a pack is judged by its own checks: what fails them has no place.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from .analysis import column, victim_matrix
-from .checks import Check, conclusion, overall
-from .dominance import Dominance, Gap, compare
+from .checks import Check, conclusion, failed_checks, overall
+from .dominance import Arm, Dominance, Gap, compare, judge
 from .errors import UserError
 from .frontier import Frontier, final_counts
 from .labels import limit_text
 from .pack import Pack
 from .results import Results
 from .rows import digest
-from .store import TABLES
+from .statistics import advantage
 
 THREATS = ("passive", "parameters", "architecture")
 """The servers that defenses are ranked against, of those in `analysis.SERVERS`."""
@@ -129,11 +128,10 @@ def standings(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
 
     Columns: `server`; `pack`; `defense`, `family`, `control`; `success` of the server's worst case
     and `accuracy`, with `_low`, `_high` and `_text`; `epsilon`; `place`, NaN where there is none;
-    `tied`, how many others share it; `dominated`, one that is shown to be better in one respect
-    and worse in none; `partner`, `partner_success_text`, `partner_epsilon`
-    and `beside`, the DP-SGD of equal accuracy in the same pack and the verdict, for a passive
-    server; `verdict`; `evaluation`, the verdict of the checks. A defense that two packs measured
-    alike has one row.
+    `tied`, how many others share it; `dominated` and `tied_with`, the defense that dominates it or
+    that it is tied with; `partner`, `partner_success_text`, `partner_epsilon` and `beside`, the
+    DP-SGD of equal accuracy in the same pack and the verdict, for a passive server; `verdict`;
+    `evaluation`, the verdict of the checks. A defense that two packs measured alike has one row.
     """
     rows = [row for server in THREATS for row in _ranked(_entries(evaluations, server), server)]
     return pd.DataFrame(rows, columns=_COLUMNS)
@@ -155,12 +153,14 @@ def _entries(evaluations: Iterable[Evaluation], server: str) -> list[dict[str, A
                 "pack": evaluation.pack,
                 **{key: point[key] for key in _DESCRIBED},
                 "success": point[rate],
+                "blind": point[column(server, "blind")],
                 "success_low": point[low],
                 "success_high": point[high],
                 "success_text": limit_text(point[rate], point[low], point[high]),
                 "accuracy_text": limit_text(*(point[f"accuracy{end}"] for end in _ENDS)),
                 "refuted": bool(point["refuted"]),
                 "evaluation": overall(evaluation.checks),
+                "failed": failed_checks(evaluation.checks),
                 "orders": {},
             }
             if server == "passive" and point["defense"] in beside.index:
@@ -179,53 +179,35 @@ def _entries(evaluations: Iterable[Evaluation], server: str) -> list[dict[str, A
 
 
 def _ranked(entries: list[dict[str, Any]], server: str) -> list[dict[str, Any]]:
-    """Return the entries with their places, in order."""
-    sound = [
-        one
-        for one in entries
-        if one["evaluation"] != "fail"
-        and not one["refuted"]
-        and pd.notna(one["accuracy"])
-        and pd.notna(one["success"])
-    ]
-    placed = [one for one in sound if _is_worthwhile(one)]
-    for one in entries:
-        gaps = {id(other): _gap(other, one) for other in sound if other is not one}
-        better = [other for other in sound if id(other) in gaps and sum(gaps[id(other)]) > 0]
-        best = max(better, key=lambda other: sum(gaps[id(other)]), default=None)
-        ranked = any(one is other for other in placed)
-        leaks_less = [gap for gap in gaps.values() if gap.privacy > 0 and gap.accuracy >= 0]
-        one["place"] = 1 + len(leaks_less) if ranked else float("nan")
-        one["dominated"] = best["defense"] if ranked and best is not None else ""
-        one["verdict"] = _verdict(one, ranked)
-    places = [one["place"] for one in placed]
+    """Return the entries with their verdicts and places, in order."""
+    arms = {number: _arm(one) for number, one in enumerate(entries)}
+    verdicts = judge(arms, lambda one, other: _gap(entries[one], entries[other]))
+    names = {number: str(one["defense"]) for number, one in enumerate(entries)}
+    for number, one in enumerate(entries):
+        found = verdicts[number]
+        one["place"] = float("nan") if found.place is None else found.place
+        for name, kind in {"dominated": "dominated", "tied_with": "tied"}.items():
+            one[name] = names[found.other] if found.kind == kind else ""
+        attacked = found.kind != "not attacked"
+        one["verdict"] = found.text(names) if attacked else "not attacked by such a server"
+    places = [one["place"] for one in entries if pd.notna(one["place"])]
     for one in entries:
         one["tied"] = places.count(one["place"]) - 1 if one["place"] in places else 0
     return sorted(entries, key=_order)
 
 
-def _verdict(entry: Mapping[str, Any], ranked: bool) -> str:
-    """Return what is shown of a defense."""
-    if pd.isna(entry["success"]):
-        return "not attacked by such a server"
-    if pd.isna(entry["accuracy"]):
-        return "accuracy not measured"
-    if entry["control"]:
-        return "undefended control"
-    if entry["refuted"]:
-        return "its privacy claim is refuted"
-    if entry["evaluation"] == "fail":
-        return "its evaluation fails its own checks"
-    if not ranked:
-        return "no gain shown over no defense"
-    return f"dominated by {entry['dominated']}" if entry["dominated"] else "not dominated"
-
-
-def _is_worthwhile(entry: Mapping[str, Any]) -> bool:
-    """Return whether a defense gains anything over the control of its own pack."""
+def _arm(entry: Mapping[str, Any]) -> Arm:
+    """Return what is judged of an entry, by the control of its own pack."""
     order: Dominance = entry["orders"][entry["pack"]]
-    known = {first for first, _ in order.gaps}
-    return str(entry["defense"]) in known and order.is_worthwhile(str(entry["defense"]))
+    return Arm(
+        leak=advantage(entry["success"], entry["blind"]),
+        accuracy=float(entry["accuracy"]),
+        control=bool(entry["control"]),
+        gains=entry["defense"] in order.gains,
+        over_control=order.over_control(str(entry["defense"])),
+        refuted=entry["refuted"],
+        failed=entry["failed"],
+    )
 
 
 def _gap(one: Mapping[str, Any], other: Mapping[str, Any]) -> Gap:
@@ -259,7 +241,7 @@ def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
     names = dict.fromkeys(results.cells["scenario"])
     identities = dict(zip(names, map(_identity, configs), strict=False))
     for scenario, checkpoint in places.itertuples(index=False):
-        part = part_of(results, scenario, int(checkpoint))
+        part = results.part(scenario, int(checkpoint))
         (frontier,) = part.frontiers()
         points = frontier.points
         tests = final_counts(part, scenario)
@@ -274,19 +256,6 @@ def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
             )
         key = (identities.get(scenario, scenario), int(checkpoint))
         yield key, Evaluation(pack.name, part, frontier, part.checks(), orders)
-
-
-def part_of(results: Results, scenario: str, checkpoint: int) -> Results:
-    """Return the rows of one scenario and attacked round, with those of its trainings."""
-    frames = {name: getattr(results, name) for name in ("cells", *TABLES)}
-    here = {
-        name: frame[
-            (frame["scenario"] == scenario)
-            & (frame["checkpoint"].isna() | (frame["checkpoint"] == checkpoint))
-        ]
-        for name, frame in frames.items()
-    }
-    return replace(results, **here)
 
 
 def _identity(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
@@ -316,5 +285,5 @@ _DESCRIBED += [f"accuracy{end}" for end in _ENDS]
 _COLUMNS = ["server", "place", "tied", "defense", "pack", "family", "control"]
 _COLUMNS += [f"success{end}" for end in (*_ENDS, "_text")]
 _COLUMNS += [f"accuracy{end}" for end in (*_ENDS, "_text")]
-_COLUMNS += ["epsilon", "dominated", "verdict", "evaluation"]
+_COLUMNS += ["epsilon", "dominated", "tied_with", "verdict", "evaluation"]
 _COLUMNS += ["partner", "partner_success_text", "partner_epsilon", "beside"]

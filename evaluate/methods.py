@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeGuard, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -40,6 +41,8 @@ Whole = Annotated[int, Field(strict=True)]
 
 Number = Annotated[float, Field(strict=True)]
 """A number in a configuration; `true` is none."""
+
+_SEQUENCE = re.compile(r"\b([tT]uple|[lL]ist|Sequence)\b")
 
 LOADING = 60.0
 """Seconds that a user's file may take to be loaded."""
@@ -108,9 +111,17 @@ class Method(Strict):
     def _placed(cls, name: str, info: ValidationInfo) -> str:
         return placed_name(name, folder_of(info))
 
-    def grid(self) -> list[Method]:
-        """Return one method per combination of the options that are lists."""
-        values = [v if isinstance(v, list) else [v] for v in self.options.values()]
+    def grid(self, sequences: Container[str] = ()) -> list[Method]:
+        """Return one method per combination of the options that are lists.
+
+        Args:
+            sequences: Options that are lists themselves: one per combination only if they hold
+                lists.
+        """
+        values = [
+            value if _is_choice(value, key in sequences) else [value]
+            for key, value in self.options.items()
+        ]
         if not all(values):
             raise ValueError(f"{self.name}: a list of values must not be empty, got {self.options}")
         return [
@@ -131,6 +142,13 @@ class Method(Strict):
         if self.links:
             config["links"] = [link.config() for link in self.links]
         return config
+
+
+def _is_choice(value: JsonValue, is_sequence: bool) -> TypeGuard[list[JsonValue]]:
+    """Return whether an option is a list of values, one per method."""
+    if not isinstance(value, list):
+        return False
+    return not is_sequence or (bool(value) and all(isinstance(one, list) for one in value))
 
 
 def own_code(method: Method) -> list[str]:
@@ -181,23 +199,42 @@ def build_adversary(method: Method) -> Adversary:
     return _build(method, ADVERSARIES, Adversary, "adversary")  # type: ignore[type-abstract]
 
 
+def adversary_grid(methods: Iterable[Method]) -> list[Method]:
+    """Return one adversary per combination of the options that are lists; each can be built."""
+    found = []
+    for method in methods:
+        cls = _class_of(method, ADVERSARIES, Adversary, "adversary")
+        sequences = [one.name for one in fields(cls) if _SEQUENCE.search(str(one.type))]
+        found += method.grid(sequences)
+    for method in found:
+        build_adversary(method)
+    return found
+
+
 def build_protocol(method: Method) -> Protocol:
     """Return the protocol that a configuration names."""
     return _build(method, PROTOCOLS, Protocol, "protocol")  # type: ignore[type-abstract]
 
 
+def _class_of(method: Method, registry: Mapping[str, type], base: type, kind: str) -> Any:  # noqa: ANN401 - a dataclass
+    """Return the class that a configuration names."""
+    cls: Any = registry.get(method.name)
+    if cls is not None:
+        return cls
+    if ":" not in method.name:
+        raise ValueError(
+            f"unknown {kind} {method.name!r}: choose one of {', '.join(registry)}, "
+            "or name your own class as file.py:Class"
+        )
+    cls = load_attribute(method.name)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
+    check_class(cls, base)  # type: ignore[arg-type] # classes are hashable
+    return cls
+
+
 def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: str) -> T:
-    cls = registry.get(method.name)
-    if cls is None:
-        if ":" not in method.name:
-            raise ValueError(
-                f"unknown {kind} {method.name!r}: choose one of {', '.join(registry)}, "
-                "or name your own class as file.py:Class"
-            )
-        cls = load_attribute(method.name)
-        if not (isinstance(cls, type) and issubclass(cls, base)):
-            raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
-        check_class(cls, base)  # type: ignore[arg-type] # classes are hashable
+    cls = _class_of(method, registry, base, kind)
     options = [field.name for field in fields(cls) if field.init]
     _check_options(method, options, kind)
     _check_numbers(method, cls, kind)

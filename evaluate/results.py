@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -102,6 +102,19 @@ class Results:
     def claims(self) -> pd.DataFrame:
         """Return what is claimed and what was audited: see `analysis.claims`."""
         return analysis.claims(self)
+
+    def part(self, scenario: str, checkpoint: int) -> Results:
+        """Return the rows of one scenario and attacked round, with those of its trainings."""
+        frames = {one.name: getattr(self, one.name) for one in fields(self)}
+        here: dict[str, Any] = {
+            name: frame[
+                (frame["scenario"] == scenario)
+                & (frame["checkpoint"].isna() | (frame["checkpoint"] == checkpoint))
+            ]
+            for name, frame in frames.items()
+            if isinstance(frame, pd.DataFrame)
+        }
+        return replace(self, **here)
 
     @_once
     def frontiers(self) -> list[Frontier]:

@@ -67,8 +67,8 @@ class AttackRow:
         labels_granted: Whether the adversary was told the labels.
         objective: What the attack minimised, at its guess.
         objective_at_truth: The same at the private batch.
-        bound: Success that the defense's guarantee lets no attack exceed, given as many guesses;
-            None without a guarantee.
+        bound: Success that the defense's guarantee lets no attack exceed, given as many guesses
+            as this one made of any upload; None without a guarantee.
         seconds: Time of the attack on this observation.
     """
 

@@ -38,10 +38,11 @@ from .methods import (
 )
 from .modality import Modality
 from .models import Mode, build_model
-from .pretrained import Task
+from .pretrained import Task, is_path, missing
 from .pretrained import fingerprint as model_fingerprint
 from .seeds import generator
 from .text import HUB, Reading
+from .tokenizers import TOKENIZERS
 
 
 class Training(Strict):
@@ -174,10 +175,15 @@ class Scenario(Strict):
         place = value.options.get("id")
         if value.name != "hf" or not isinstance(place, str):
             return value
-        found = placed(place, folder_of(info))
-        is_path = place.startswith(("~", ".", "/")) or Path(found).exists()
-        options = {**value.options, "id": found if is_path else place}
+        options = {**value.options, "id": _placed_source(place, folder_of(info))}
         return value.model_copy(update={"options": options})
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _placed_tokenizer(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None or value in TOKENIZERS:
+            return value
+        return _placed_source(value, folder_of(info))
 
     @model_validator(mode="after")
     def _secret_tokens(self) -> Scenario:
@@ -263,6 +269,16 @@ class Scenario(Strict):
     def reading(self) -> Reading:
         """Return how texts become examples."""
         return Reading(self.task, self.tokenizer or tokenizer_of(self.model), self.length)
+
+
+def _placed_source(name: str, folder: Path) -> str:
+    """Return a model's id on the hub, or its path as it is found from the current folder."""
+    if not is_path(name, folder):
+        return name
+    found = placed(name, folder)
+    if not Path(found).exists():
+        raise missing(found)
+    return found
 
 
 def configured(defenses: Iterable[Method]) -> tuple[Method, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 
@@ -73,17 +73,24 @@ class Scoring:
                 reason = str(attempt.result)
                 yield AttackRow(attempt.observation, victim, outcome, reason), ()
 
-    def renderings(self, count: int) -> Iterator[Rendering]:
-        """Yield the first victim of the first observations, and its reconstruction."""
+    def renderings(self, observations: Container[int], each: int = 1) -> Iterator[Rendering]:
+        """Yield the first victims of some observations, and their reconstructions.
+
+        Args:
+            observations: Which are shown.
+            each: How many victims of each.
+        """
         modality = self.world.modality
         for attempt in self.attempts:
             guess = _guess(attempt)
-            if guess is not None and attempt.observation < count:
-                upload, result = guess
-                truth = modality.values(upload.truth.inputs)[0]
-                shown = self._guesses(result, upload.truth)[0]
-                files = modality.render(truth), modality.render(shown)
-                yield Rendering(attempt.observation, 0, modality.media, *files)
+            if guess is None or attempt.observation not in observations:
+                continue
+            upload, result = guess
+            truth = modality.values(upload.truth.inputs)
+            shown = self._guesses(result, upload.truth)
+            for victim in range(min(each, len(attempt.victims))):
+                files = modality.render(truth[victim]), modality.render(shown[victim])
+                yield Rendering(attempt.observation, victim, modality.media, *files)
 
     def _score(
         self, index: int, upload: Upload, result: Reconstruction
@@ -117,7 +124,7 @@ class Scoring:
                 or upload.observation.candidates is not None,
                 objective=_number(result.objective),
                 objective_at_truth=_number(at_truth),
-                bound=self._bound(result, pool.shape[1] + 1, tries),
+                bound=self._bound(pool.shape[1] + 1, tries),
             )
             scores = (
                 Score(number, victim, name, float(values[victim]))
@@ -126,15 +133,19 @@ class Scoring:
             )
             yield row, tuple(scores)
 
-    def _bound(self, result: Reconstruction, candidates: int, tries: int) -> float | None:
+    def _bound(self, candidates: int, tries: int) -> float | None:
         """Return the proven bound on identification.
 
         Every guess is nearest to one candidate at most, for the victim and for what was made of
-        it: that many are identified without looking at the upload.
+        it: that many are identified without looking at the upload. The attack may choose by the
+        upload how many guesses it makes, so the most that it made of any upload count, and one
+        where it made none.
         """
         if self.bound is None:
             return None
-        return self.bound(min(1.0, tries * len(result.inputs) / candidates))
+        found = (_guess(attempt) for attempt in self.attempts)
+        guesses = max([1, *(len(one[1].inputs) for one in found if one is not None)])
+        return self.bound(min(1.0, tries * guesses / candidates))
 
     def _guesses(self, result: Reconstruction, private: Batch) -> Tensor:
         """Return a guess for each example, on the scale of the data; nothing where none is left."""
@@ -195,11 +206,13 @@ class Scoring:
         return self.world.train_values.inputs[rows]
 
     def _counterfactual(self, index: int, upload: Upload, pool: Tensor) -> Tensor | None:
-        """Return whether another observation's guess identifies the victims."""
-        other = self.attempts[(index + 1) % len(self.attempts)].result
-        if len(self.attempts) < 2 or not isinstance(other, Reconstruction):
+        """Return whether the guess of another observation, of other victims, identifies these."""
+        own = {*self.attempts[index].victims.tolist()}
+        others = (*self.attempts[index + 1 :], *self.attempts[:index])
+        other = next((one for one in others if own.isdisjoint(one.victims.tolist())), None)
+        if other is None or not isinstance(other.result, Reconstruction):
             return None
-        return self._identified(other, upload.truth, pool)
+        return self._identified(other.result, upload.truth, pool)
 
     def _labels_correct(self, result: Reconstruction, upload: Upload) -> Tensor | None:
         """Return whether the labels of the matched guesses are right, if they were inferred."""

@@ -17,7 +17,7 @@ from leakfrontier.adversaries import TokenSpace
 from leakfrontier.defenses import Batch
 
 from .dataset import Dataset, split
-from .pretrained import Task
+from .pretrained import Task, is_path, missing
 from .tokenizers import Tokenizer, make_tokenizer
 
 LENGTH_PERCENTILE = 90
@@ -168,13 +168,16 @@ def hub_texts(name: str, task: Task) -> Splits:
             a folder that the library reads.
         task: Without labels for next tokens.
     """
+    place, _, configuration = name.removeprefix(HUB).partition("@")
+    path = Path(place).expanduser()
+    if is_path(place) and not path.exists():
+        raise ValueError(f"cannot load the dataset {name}: {missing(path)}")
     if find_spec("datasets") is None:
         raise ValueError(f'{name} needs the library datasets: pip install "leakfrontier[hub]"')
     from datasets import load_dataset  # slow to import
 
-    place, _, configuration = name.removeprefix(HUB).partition("@")
     try:
-        splits = load_dataset(place, configuration or None)
+        splits = load_dataset(str(path) if path.exists() else place, configuration or None)
     except Exception as error:  # the library's own, the network's, or that of a file
         raise ValueError(f"cannot load the dataset {name}: {error}") from error
     found = {

@@ -226,16 +226,22 @@ def _not_as_planned(pack: Pack, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _not_derived(pack: Pack) -> Iterator[str]:
-    """Yield the tables of a pack that do not follow from its rows."""
+    """Yield the tables of a pack that do not follow from its rows.
+
+    Other code may call a frontier's verdicts otherwise. Nothing is derived from these words.
+    """
+    same_code = pack.meta["code"] == environment()["code"]
     for name, body in derived(pack.results).items():
-        if pack.entries.get(name) != body and not _nearly(pack.entries.get(name, b""), body):
+        given = pack.entries.get(name, b"")
+        words = ["verdict"] if name == "tables/frontier.csv" and not same_code else []
+        if given != body and not _nearly(given, body, words):
             yield f"{name} does not follow from its rows"
 
 
-def _nearly(given: bytes, own: bytes) -> bool:
-    """Return whether two tables differ in no more than the last digits of numbers."""
+def _nearly(given: bytes, own: bytes, words: list[str]) -> bool:
+    """Return whether two tables differ in no more than the last digits of numbers, and words."""
     try:
-        a, b = (pd.read_csv(io.BytesIO(body)) for body in (given, own))
+        a, b = (pd.read_csv(io.BytesIO(body)).drop(columns=words) for body in (given, own))
         pd.testing.assert_frame_equal(a, b, rtol=1e-3)
     except (AssertionError, ValueError):
         return False

@@ -184,7 +184,7 @@ def _caption(advice: Advice) -> str:
     if control is not None and control.accuracy is not None:
         caption += (
             f"Bars are 95 % intervals. Without clipping and noise the accuracy is "
-            f"{control.accuracy} and the strongest attack identifies {control.success}. "
+            f"{control.accuracy} and the best attack identifies {control.success}. "
         )
     return caption + (
         "Measured success is to be compared with the bound for one upload; the bound for the run "

@@ -82,7 +82,7 @@ def _by_capture(results: Results) -> dict[str, tuple[int, pd.DataFrame]]:
     """Return, for every capture, its number in its cells, and the rows of these."""
     found: dict[str, tuple[int, pd.DataFrame]] = {}
     for cell in rows(results.cells):
-        for number, name in enumerate(cell.captures):
+        for number, name in zip(cell.numbers, cell.captures, strict=True):
             _, before = found.get(name, (number, results.attacks.head(0)))
             own = results.attacks[
                 (results.attacks["cell"] == cell.cell) & (results.attacks["observation"] == number)
@@ -132,7 +132,10 @@ def _tile(media: str, content: bytes) -> Tile:
 
 
 def _write_files(folder: Path, results: Results) -> None:
-    names = results.cells.set_index("cell")["captures"]
+    names = {
+        cell.cell: dict(zip(cell.numbers, cell.captures, strict=True))
+        for cell in rows(results.cells)
+    }
     (folder / FOLDER).mkdir(exist_ok=True)
     for row in rows(results.renderings):
         capture = names[row.cell][row.observation].replace("/", "-") or "capture"

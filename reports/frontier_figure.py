@@ -71,7 +71,7 @@ def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> 
         f"frontier-{slug(scenario)}",
         f"Privacy against utility: {scenario}",
         "Each point is a defense; bars are 95 % intervals. Better is down and to the right. Points "
-        "with a dark outline are Pareto-optimal at their estimates, joined by the grey staircase; "
+        "with a dark outline are Pareto-optimal by their verdict, joined by the grey staircase; "
         "lines join the strengths of one family. Points are where they were measured, even where "
         "they coincide: thin lines lead from each to its label, with the value of its family's "
         "parameter. Ticks mark defenses with a formal guarantee, with epsilon over the whole "

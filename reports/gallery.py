@@ -111,8 +111,14 @@ def make_gallery(results: Results, scenario: str, checkpoint: int) -> Gallery | 
 
 
 def _first_victims(kept: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return one victim of each of the first observations, or more of them if there are few."""
-    victims = kept[_VICTIM].drop_duplicates().sort_values(["victim", "seed", "observation"])
+    """Return one victim of each of the first observations, or more of them if there are few.
+
+    Where defenses were attacked on different victims, as captures may be, each has its share.
+    """
+    order = ["victim", "seed", "observation"]
+    victims = kept[["defense", *_VICTIM]].drop_duplicates().sort_values(order)
+    victims["turn"] = victims.groupby("defense").cumcount()
+    victims = victims.sort_values(["turn", *order])[_VICTIM].drop_duplicates()
     return victims.head(count).reset_index(drop=True)
 
 

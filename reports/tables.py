@@ -159,6 +159,9 @@ def accuracy_note(points: pd.DataFrame) -> str:
 def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
     """Return what is claimed and audited, beside the strongest single attack and its bound.
 
+    Without any success no attack is the strongest: the limit and the bound are then those of one
+    that attacked most uploads.
+
     Args:
         claims: `Results.claims` of one scenario.
         rates: `Results.rates` of this scenario and one checkpoint. A rate over what a cascade has
@@ -169,7 +172,7 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
         *("\u03c3 measured", "Audited \u03b5", "Strongest attack", "Its bound \u03b3", "Noise"),
     )
     whole = ~rates["baseline"] & (rates["not_needed"] == 0)
-    attacks = rates[whole].dropna(subset="rate").sort_values("rate")
+    attacks = rates[whole].dropna(subset="rate").sort_values(["rate", "observations"])
     strongest = attacks.groupby("defense").tail(1).set_index("defense")
     names, defenses = short_names(rates, "adversary"), short_names(rates, "defense")
     order = describe_defenses(claims)["defense"]
@@ -178,7 +181,10 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
         success, bound = "n/a", nan
         if row.defense in strongest.index:
             best = strongest.loc[row.defense]
-            success, bound = f"{best['text']} by {names[best['adversary']]}", best["bound"]
+            bound = best["bound"]
+            success = f"{best['text']} by {names[best['adversary']]}"
+            if not best["found"]:
+                success = f"none succeeded ({best['text']})"
         lines.append(
             (
                 defenses.get(row.defense, str(row.defense)),

@@ -58,7 +58,7 @@ def attacked(results: Results) -> dict[str, dict[str, Any]]:
         rate, low, high = (float(union[f"candidates_{name}"]) for name in ("rate", "low", "high"))
         found[str(arm)] = {
             "success": clopper_pearson(round(best["rate"] * n), n, 1 - 0.05 / len(ran)),
-            "strongest": str(best["adversary"]),
+            "strongest": str(best["adversary"]) if best["rate"] > 0 else None,
             "any_attack": Interval(rate, low, high, int(union["observations"])),
             "failed": int((failed["defense"] == arm).sum()),
         }

@@ -333,7 +333,7 @@ class Row:
             part in choosing C and lr, unless `searched`.
         success: Share of uploads that the strongest attack identified: what `upload_bound` is
             about. The interval allows for the choice among the attacks.
-        strongest: That attack.
+        strongest: That attack; None if no attack identified any.
         any_attack: Share that any attack identified. Several attacks are several guesses, so that
             this may exceed a bound on one.
         failed: Attacks that crashed or ran out of time, whose success is not known.

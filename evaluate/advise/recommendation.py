@@ -252,12 +252,19 @@ def _reasons(
         f"{control.accuracy}."
     )
     yield (
-        f"The strongest attack, {recommended.strongest}, identified {recommended.success} of "
+        f"{_strongest(recommended)} identified {recommended.success} of "
         f"{recommended.success.n if recommended.success else 0} uploads of one example, where no "
         f"attack can exceed {bounded(recommended.upload_bound)}; all attacks together "
-        f"{recommended.any_attack}. Undefended, the strongest, {control.strongest}, identified "
+        f"{recommended.any_attack}. Undefended: {_strongest(control)} identified "
         f"{control.success}."
     )
+
+
+def _strongest(row: Row) -> str:
+    """Return which attack a row's success is of; without any success, none is the strongest."""
+    if row.strongest is None:
+        return "No attack succeeded; each"
+    return f"The strongest attack, {row.strongest},"
 
 
 def _closest(question: Question, rows: Sequence[Row]) -> Iterator[str]:

@@ -18,11 +18,12 @@ from rich.table import Table
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES, Chain
 
-from ..config import RunConfig
+from ..config import PRESETS, RunConfig, load_config, preset_purpose
 from ..data import DATASETS, TEXTS
 from ..methods import PROTOCOLS, Method, Strict
 from ..models import MODELS
 from ..papers.tables import TABLES
+from ..run import plan
 from ..scenario import SCENARIOS, Scenario, Training, label
 
 KEYS: dict[str, type[Strict]] = {
@@ -42,11 +43,13 @@ class Listing(StrEnum):
     datasets = "datasets"
     models = "models"
     tables = "tables"
+    presets = "presets"
 
 
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
     """List what is there, with the options of each."""
-    _print(what.value, ("name", "options", "what it is"), _LISTINGS[what]())
+    columns = ("name", "size and time" if what is Listing.presets else "options", "what it is")
+    _print(what.value, columns, _LISTINGS[what]())
     if what is Listing.scenarios:
         _print("protocols", ("name", "options", "what it is"), _classes(dict(PROTOCOLS)))
         for title, model in KEYS.items():
@@ -120,6 +123,31 @@ def _tables() -> Iterable[tuple[str, str, str]]:
         yield name, f"rows 1-{len(table.rows)}", table.title
 
 
+TIMES = {
+    "quick": "5 minutes",
+    "quick-text": "2 minutes",
+    "standard": "4 hours",
+    "full": "days",
+}
+"""Roughly how long two cores take for each preset; `full` was never run to its end."""
+
+
+def _presets() -> Iterable[tuple[str, str, str]]:
+    for name in PRESETS:
+        config = load_config(name)
+        named = [one.name for one in config.scenarios]
+        defenses = {label(one) for scene in config.scenarios for one in config.defenses_of(scene)}
+        size = (
+            f"{len(named)} {_plural('scenario', named)}, {len(defenses)} defenses, "
+            f"{len(plan(config)):,} cells; {TIMES[name]} on two cores"
+        )
+        yield name, size, f"{preset_purpose(name)} Scenarios: {'; '.join(named)}."
+
+
+def _plural(word: str, things: Sequence[object]) -> str:
+    return word if len(things) == 1 else f"{word}s"
+
+
 def _option(field: Field[object]) -> str:
     return field.name if field.default is MISSING else f"{field.name}={field.default!r}"
 
@@ -135,4 +163,5 @@ _LISTINGS: dict[Listing, Callable[[], Iterable[tuple[str, str, str]]]] = {
     Listing.datasets: _datasets,
     Listing.models: lambda: _functions(dict(MODELS)),
     Listing.tables: _tables,
+    Listing.presets: _presets,
 }

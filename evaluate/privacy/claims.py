@@ -39,6 +39,9 @@ from .residual_noise import RESIDUAL_BATCH
 DELTAS = (1e-8, 1e-5, 1e-3)
 """Where a claim must agree with one and the same noise multiplier to be a Gaussian mechanism's."""
 
+ROUNDING = 1e-6
+"""By how much, relative to it, rounding may take a bound below the blind guess."""
+
 Bound = Callable[[float], float]
 """From the success of the best blind guess to the success that no attack exceeds."""
 
@@ -116,11 +119,25 @@ def proven_bound(claim: Claim, world: World, checkpoint: int) -> Bound:
     before = training_plan(world, claim.unit, checkpoint) if checkpoint else None
     sigma = claim.noise_multiplier
     if sigma is None:
-        return _epsilon_bound(claim, steps + (before.steps if before else 0))
+        return _no_less_than_blind(_epsilon_bound(claim, steps + (before.steps if before else 0)))
     schedule = [Segment(1.0, sigma, steps)]
     if before:
         schedule.append(Segment(claim.counted(before)[0], sigma, claim.counted(before)[1]))
-    return Bounds(tuple(schedule)).reconstruction
+    return _no_less_than_blind(Bounds(tuple(schedule)).reconstruction)
+
+
+def _no_less_than_blind(bound: Bound) -> Bound:
+    """Return a bound that fails where it would be below the blind guess, which nothing excludes."""
+
+    def checked(prior: float) -> float:
+        if not 0 < prior <= 1:
+            raise ValueError(f"the success of a blind guess must be in (0, 1], got {prior:g}")
+        found = bound(prior)
+        if not found >= prior * (1 - ROUNDING):
+            raise ValueError(f"a bound of {found:g} is below the blind guess, {prior:g}")
+        return max(found, prior)
+
+    return checked
 
 
 def _epsilon_bound(claim: Claim, steps: int) -> Bound:

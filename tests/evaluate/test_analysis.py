@@ -30,6 +30,20 @@ def one(table: pd.DataFrame, **labels: object) -> pd.Series:
     return found.iloc[0]
 
 
+def test_a_stored_bound_below_chance_is_none() -> None:
+    """Older results hold zero where an attack made no guess."""
+    results = shared_results(scenarios=(MLP,), bound=0.5)
+    bounded = results.attacks["bound"].notna()
+    silent = bounded & (results.attacks["adversary"] == "LinearLeakage")
+    older = results.attacks.assign(bound=results.attacks["bound"].mask(silent, 0.0))
+    rates = replace(results, attacks=older).rates()
+    private = rates[(rates["family"] == "DPSGD") & (rates["observations"] > 0)]
+    none = private["adversary"] == "LinearLeakage"
+    assert private.loc[none, "bound"].isna().all()
+    assert (private.loc[~none, "bound"] == 0.5).all()
+    assert none.any()
+
+
 def test_one_row_per_attack_and_knowledge(results: Results) -> None:
     rates = results.rates()
     keys = rates[["scenario", "checkpoint", "defense", "adversary", "knows_defense"]]

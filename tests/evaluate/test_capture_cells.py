@@ -36,6 +36,8 @@ def trial(**change: Any) -> CaptureTrial:  # noqa: ANN401
     given = {
         "captures": (Path("uploads/1"),),
         "contents": ("hash",),
+        "names": ("uploads/1",),
+        "observations": (0,),
         "about": about(),
         "adversary": Method(name="LinearLeakage"),
         "knows_defense": True,
@@ -100,6 +102,7 @@ def test_a_defense_that_is_not_stated_is_called_so_but_for_the_control() -> None
     "change",
     [
         {"contents": ("other",)},
+        {"observations": (1,)},
         {"adversary": Method(name="PriorGuess")},
         {"knows_defense": False},
         {"control": True},
@@ -118,7 +121,7 @@ def test_the_key_depends_on_what_the_outcome_does(change: dict[str, Any]) -> Non
 def test_the_key_does_not_depend_on_where_captures_are() -> None:
     moved = trial(captures=(Path("/elsewhere/uploads/1"),), device="auto")
     assert moved.cell.key == trial().cell.key
-    assert moved.cell.labels["captures"] == ["uploads/1"]
+    assert moved.cell.labels["captures"] == ("uploads/1",)
 
 
 def test_a_capture_that_changed_meanwhile_is_refused(

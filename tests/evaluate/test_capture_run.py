@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import ImageSpace
-from leakfrontier.evaluate.capture import Description, write_capture
+from leakfrontier.evaluate.analysis import victim_matrix
+from leakfrontier.evaluate.capture import Description, capture, write_capture
 from leakfrontier.evaluate.capture_run import attack_captures
 from leakfrontier.evaluate.cells import AttackTrial, _Server
 from leakfrontier.evaluate.errors import UserError
@@ -19,6 +23,8 @@ from leakfrontier.evaluate.methods import Method, build_adversary
 from leakfrontier.evaluate.results import Results
 from leakfrontier.evaluate.run import run_trials
 from leakfrontier.evaluate.scenario import Scenario, load_world
+from leakfrontier.evaluate.store import Store
+from leakfrontier.reports.gallery import make_gallery
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -30,6 +36,7 @@ ATTACKS = [
     Method(name="PriorAware"),
     Method(name="InvertingGradients", options={"iterations": 20}),
 ]
+NONE, NOISE = Method(name="none"), Method(name="Noise", options={"scale": 0.1})
 TOPK = Method(name="TopK", options={"ratio": 0.3})
 UPLOADS = 3
 ROW = ["adversary", "knows_defense", "observation", "victim"]
@@ -163,6 +170,17 @@ def test_the_command_writes_the_usual_page(tmp_path: Path, command: Command) -> 
     assert "gallery" in page
 
 
+def test_a_list_of_options_stands_for_one_attack_each(tmp_path: Path, command: Command) -> None:
+    captured(tmp_path / "in", Method(name="none"))
+    code, _, errors = command(
+        *("attack", tmp_path / "in", "--out", tmp_path / "out", "--workers", 1),
+        *("--adversary", "{name: InvertingGradients, iterations: [2, 3]}"),
+    )
+    assert code in (0, 1), errors  # so short a search need not find anybody
+    found = Store(tmp_path / "out").results().rates()["adversary"]
+    assert found.tolist() == [f"InvertingGradients(iterations={n})" for n in (2, 3)]
+
+
 def test_without_the_truth_nothing_is_claimed(tmp_path: Path, command: Command) -> None:
     captured(tmp_path / "in", Method(name="none"), truth=False, known=False)
     code, output, errors = command(
@@ -202,6 +220,189 @@ def test_a_secure_sum_can_be_attacked_without_data(tmp_path: Path) -> None:
         tmp_path / "in", tmp_path / "out", adversaries=[attack], candidates=20, workers=1
     )
     assert set(results.cells["status"]) == {"ok"}
+
+
+FACTORY = """
+from torch import nn
+
+def net(space):
+    pixels = space.shape[0] * space.shape[1] * space.shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 12), nn.ReLU(), nn.Linear(12, 10))
+"""
+WORLD = load_world(SCENARIO)
+
+
+def own_loop(
+    folder: Path,
+    steps: int,
+    *,
+    model: Method = MODEL,
+    size: int = 2,
+    first: int = 0,
+    training: int = 0,
+    rounds: bool = False,
+    labels: bool = False,
+    client: str = "",
+    defense: Method | None = NONE,
+) -> Path:
+    """Capture the steps of a training loop, each on its own pictures, as docs/captures.md does.
+
+    Args:
+        folder: Where captures go.
+        steps: How many steps.
+        model: Which model.
+        size: Pictures of a step.
+        first: The first step's pictures are the data's from there on.
+        training: Steps before, which change the weights.
+        rounds: Whether descriptions say the round.
+        labels: Whether descriptions tell the labels.
+        client: Whose they are.
+        defense: The defense, if it is stated.
+    """
+    net: nn.Module | None = None
+    for step in range(-training, steps):
+        start = first + size * step if step >= 0 else 0
+        images, targets = (part[start : start + size] for part in WORLD.train)
+        about = Description.model_validate(
+            {
+                "model": model,
+                "space": WORLD.space,
+                "batch_size": size,
+                "dataset": "digits",
+                "defense": defense,
+                "round": step if rounds else 0,
+                "labels": targets.tolist() if labels else None,
+                "client": client,
+            }
+        )
+        net = net or about.build()
+        net.zero_grad()
+        keep = (
+            capture(net, folder / f"step-{step}", about, truth=(images, targets))
+            if step >= 0
+            else nullcontext()
+        )
+        with keep:
+            cross_entropy(net(images), targets).backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.1 * parameter.grad
+    return folder
+
+
+def attacked(folder: Path) -> Results:
+    attacks = [Method(name="PriorGuess"), Method(name="LinearLeakage")]
+    results, scored = attack_captures(
+        folder / "in",
+        folder / "out",
+        adversaries=attacks,
+        candidates=20,
+        workers=1,
+        trust_code=True,
+    )
+    assert scored
+    assert set(results.cells["status"]) == {"ok"}
+    return results
+
+
+def counted(results: Results) -> dict[str, tuple[int, int]]:
+    """Return uploads and victims of every scenario, round and defense, and check all tables."""
+    found = {}
+    for row in results.rates().itertuples():
+        if row.adversary != "LinearLeakage" or not row.observations:
+            continue
+        place = f"{row.scenario}, {row.checkpoint}, {row.defense}"
+        found[place] = row.observations, row.victims
+        worst = results.worst_case().set_index(["scenario", "checkpoint", "defense"])
+        worst = worst.loc[(row.scenario, row.checkpoint, row.defense)]
+        assert worst["observations"] == row.observations
+        assert worst["rate"] == pytest.approx(row.found / row.victims)
+        matrix = victim_matrix(results, row.scenario, row.checkpoint)[row.defense].dropna()
+        assert len(matrix) == row.victims
+        assert matrix.sum() == row.found
+    keys = ["scenario", "checkpoint", "defense", "adversary", "knows_defense"]
+    assert not results.attacks.duplicated([*keys, "seed", "observation", "victim"]).any()
+    return found
+
+
+SMALL = "digits/mlp(width=16)"
+
+
+def test_steps_of_an_own_model_are_uploads_of_one_scenario(tmp_path: Path) -> None:
+    """Every capture takes its own copy of the factory along."""
+    (tmp_path / "net.py").write_text(FACTORY)
+    own = Method(name=f"{tmp_path / 'net.py'}:net")
+    own_loop(tmp_path / "in", 3, model=own)
+    results = attacked(tmp_path)
+    assert counted(results) == {"digits/net/batch 2, 0, none": (3, 6)}
+    assert len(results.cells) == 2
+    rates = results.rates().set_index("adversary")
+    assert rates.loc["LinearLeakage", "counterfactual"] < 0.5  # of another step
+    gallery = make_gallery(results, "digits/net/batch 2", 0)
+    assert gallery is not None
+    truth = gallery.references[0].tiles
+    assert len({tile.source for tile in truth}) == 6
+
+
+def test_captures_that_differ_are_counted_apart(tmp_path: Path) -> None:
+    batch = f"{SMALL}/batch 2"
+    own_loop(tmp_path / "in/a", 3)
+    own_loop(tmp_path / "in/b", 2, client="b", first=20)  # another client
+    own_loop(tmp_path / "in/c", 2, training=3, first=40)  # other weights
+    own_loop(tmp_path / "in/d", 3, rounds=True, first=60)  # another round from the second on
+    own_loop(tmp_path / "in/e", 2, size=1, first=80)  # other batch size
+    own_loop(tmp_path / "in/f", 2, labels=True, first=100)  # labels known
+    own_loop(tmp_path / "in/g", 2)  # the same pictures and weights again: uploads of their own
+    (tmp_path / "net.py").write_text(FACTORY)
+    own_loop(tmp_path / "in/h", 2, model=Method(name=f"{tmp_path / 'net.py'}:net"))
+    assert counted(attacked(tmp_path)) == {
+        f"{batch}, 0, none": (3 + 2 + 2 + 1 + 2, 20),
+        f"{batch}, 1, none": (1, 2),
+        f"{batch}, 2, none": (1, 2),
+        f"{SMALL}, 0, none": (2, 2),
+        f"{batch}/labels known, 0, none": (2, 4),
+        "digits/net/batch 2, 0, none": (2, 4),
+    }
+
+
+def test_defenses_are_paired_on_the_same_victims_and_control(tmp_path: Path) -> None:
+    own_loop(tmp_path / "in/none", 2)
+    own_loop(tmp_path / "in/none-too", 1, first=30)
+    own_loop(tmp_path / "in/topk", 2, defense=TOPK)  # of the same pictures and weights
+    own_loop(tmp_path / "in/other", 3, defense=NOISE, first=50)
+    own_loop(tmp_path / "in/unknown", 2, defense=None, first=70)
+    results = attacked(tmp_path)
+    place = f"{SMALL}/batch 2"
+    assert counted(results) == {
+        f"{place}, 0, none": (2 + 1 + 3 + 2, 16),  # captured, and made of what others hold
+        f"{place}, 0, TopK(ratio=0.3)": (2, 4),
+        f"{place}, 0, Noise(scale=0.1)": (3, 6),
+        f"{place}, 0, not stated": (2, 4),
+    }
+    matrix = victim_matrix(results, place, 0)
+    both = matrix[["none", "TopK(ratio=0.3)"]].dropna()
+    assert len(both) == 4
+    assert len(matrix[["TopK(ratio=0.3)", "Noise(scale=0.1)"]].dropna()) == 0
+    gallery = make_gallery(results, place, 0)
+    assert gallery is not None
+    assert all(any(tile.source for tile in strip.tiles) for strip in gallery.worst)
+
+
+def test_galleries_without_truth_show_every_upload(tmp_path: Path, command: Command) -> None:
+    for client in ("a", "b"):
+        own_loop(tmp_path / f"in/{client}/loop", 2)
+    for path in (tmp_path / "in").rglob("truth.safetensors"):
+        path.unlink()
+    code, _, errors = command(
+        *("attack", tmp_path / "in", "--out", tmp_path / "out", "--workers", 1),
+        *("--adversary", "LinearLeakage"),
+    )
+    assert code == 0, errors
+    page = (tmp_path / "out/gallery.html").read_text()
+    for client in ("a", "b"):
+        for step in range(2):
+            assert f"in/{client}/loop/step-{step}" in page
 
 
 def test_attacks_that_send_models_are_refused(tmp_path: Path) -> None:

@@ -298,3 +298,42 @@ def test_a_results_key_does_not_depend_on_where_files_are(
         moved.write_bytes(file.read_bytes())
         keys.append([t.cell.key for t in plan(load_config(tiny | {"defenses": [f"{moved}:Mine"]}))])
     assert keys[0] == keys[1]
+
+
+def test_the_longer_search_of_the_readme_is_one_line() -> None:
+    line = "adversaries: [PriorGuess, {name: InvertingGradients, iterations: [300, 24000]}]"
+    assert line in (Path(__file__).parents[2] / "README.md").read_text()
+    config = load_config(
+        {"scenarios": ["fashion-mini/mlp"], "defenses": ["none"], **yaml.safe_load(line)}
+    )
+    assert [(one.name, one.options.get("iterations")) for one in config.members()] == [
+        ("PriorGuess", None),
+        ("InvertingGradients", 300),
+        ("InvertingGradients", 24000),
+    ]
+    twice = {"name": "InvertingGradients", "iterations": [7, 7]}
+    with pytest.raises(ConfigError, match="two adversaries are called"):
+        load_config(
+            {"scenarios": ["fashion-mini/mlp"], "defenses": ["none"], "adversaries": [twice]}
+        )
+
+
+@pytest.mark.parametrize("place", ["./tinybert", "models/x", "/nowhere/x", "~/nowhere-x", "own/x"])
+@pytest.mark.parametrize("key", ["model", "tokenizer"])
+def test_a_missing_path_of_a_model_is_an_immediate_error(
+    key: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own").mkdir()
+    given = {"model": {"name": "hf", "id": place}} if key == "model" else {key: place}
+    scenario = {"dataset": "messages", "task": "next-token", **given}
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"scenarios": [scenario], "defenses": ["none"]}))
+    with pytest.raises(ConfigError, match=f"scenarios.0.{key}: there is no folder or file"):
+        load_config(file)
+
+
+def test_an_id_on_the_hub_stays_one(tmp_path: Path) -> None:
+    scenario = {"dataset": "messages", "model": {"name": "hf", "id": "owner/name"}}
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"scenarios": [scenario], "defenses": ["none"]}))
+    assert load_config(file).scenarios[0].model.options["id"] == "owner/name"

@@ -30,7 +30,7 @@ def test_frontier_by_hand(tmp_path: Path) -> None:
     assert pd.isna(points.loc["Bad()", "p_pareto"])
     assert points["gains"].to_dict() == {"none": False, "Good()": True, "Bad()": False}
     assert points.loc["Good()", "verdict"] == "Pareto-optimal"
-    assert points.loc["Bad()", "verdict"] == "no gain shown over no defense, less accurate"
+    assert points.loc["Bad()", "verdict"] == "no privacy gain shown (less accurate)"
     assert points.loc["Good()", "success_text"] == "<= 36.9 %"  # 1 - 0.025^(1/8)
     areas = frontier.families.set_index("family")["hypervolume"]
     assert areas["Good"] == pytest.approx(8 / 9)
@@ -52,7 +52,7 @@ def test_a_lucky_accuracy_is_no_reason_to_call_a_useless_defense_optimal(tmp_pat
         tmp_path, none=(842, lost(20)), Lucky=(850, lost(20)), Unlucky=(828, lost(18))
     )
     verdicts = points.loc[["Lucky", "Unlucky"], "verdict"]
-    assert set(verdicts) == {"no gain shown over no defense"}
+    assert set(verdicts) == {"no privacy gain shown"}
     assert points["pareto"].to_dict() == {"none": True, "Lucky": False, "Unlucky": False}
     assert points.loc[["Lucky", "Unlucky"], "p_pareto"].isna().all()
 
@@ -64,13 +64,30 @@ def test_a_gain_in_privacy_must_be_significant_among_all_defenses(tmp_path: Path
     assert few.loc["Some", "verdict"] == "Pareto-optimal"
     others = {f"Other{i}": (850, lost(20)) for i in range(3)}
     many = points_of(tmp_path / "many", none=(850, lost(20)), Some=(850, lost(14)), **others)
-    assert many.loc["Some", "verdict"] == "no gain shown over no defense"
+    assert many.loc["Some", "verdict"] == "no privacy gain shown"
 
 
-def test_a_significant_gain_in_accuracy_counts_as_well(tmp_path: Path) -> None:
+def test_accuracy_alone_is_no_defense(tmp_path: Path) -> None:
     points = points_of(tmp_path, none=(800, lost(20)), Better=(900, lost(20)))
-    assert points.loc["Better", "verdict"] == "Pareto-optimal"
-    assert not points.loc["Better", "gains"]
+    assert points.loc["Better", "verdict"] == "no privacy gain shown (more accurate)"
+    assert not points.loc["Better", ["gains", "pareto"]].any()
+
+
+def test_nothing_is_optimal_where_the_evaluation_fails() -> None:
+    """A cell without a result fails its own setting, and no other."""
+    sound, failed = (shared_results(failed=count) for count in (0, 1))
+    (where,) = failed.cells.loc[failed.cells["status"] != "ok", "scenario"].unique()
+    for before, frontier in zip(make_frontiers(sound), make_frontiers(failed), strict=True):
+        points = frontier.points[~frontier.points["control"]]
+        spoilt = points["verdict"] == "its evaluation fails its checks (completeness)"
+        optimal = before.points.loc[points.index, "pareto"]
+        assert optimal.any()
+        if frontier.scenario == where:
+            assert spoilt[optimal].all()
+            assert not points["pareto"].any()
+            assert points["p_pareto"].isna().all()
+        else:
+            assert not spoilt.any()
 
 
 def test_nothing_is_optimal_without_a_control(tmp_path: Path) -> None:
@@ -83,11 +100,12 @@ def test_nothing_is_optimal_without_a_control(tmp_path: Path) -> None:
     ("arm", "verdict"),
     [
         ((700, lost(12)), "dominated by Rival"),
-        ((700, lost(2)), "less accurate than Rival, privacy tied"),
-        ((800, lost(12)), "leaks more than Rival, accuracy tied"),
-        ((805, lost(3)), "Pareto-optimal, tied with Rival"),
+        ((700, lost(2)), "dominated by Rival"),
+        ((800, lost(12)), "dominated by Rival"),
+        ((805, lost(3)), "Pareto-optimal"),
         ((795, lost(3)), "tied with Rival"),
-        ((700, lost(0)), "less accurate than Rival, privacy tied"),
+        ((800, lost(2)), "Pareto-optimal"),
+        ((700, lost(0)), "Pareto-optimal"),
         ((860, lost(9)), "Pareto-optimal"),
     ],
 )
@@ -96,13 +114,14 @@ def test_only_significance_dominates_and_ties_are_ties(
 ) -> None:
     points = points_of(tmp_path, none=(900, lost(20)), Rival=(800, lost(2)), Mine=arm)
     assert points.loc["Mine", "verdict"] == verdict
+    assert points.loc["Mine", "pareto"] == (verdict == "Pareto-optimal")
 
 
 def test_comparisons_are_paired(tmp_path: Path) -> None:
     """Intervals overlap, but one loses every victim of the other, and six more."""
     points = points_of(tmp_path, none=(900, lost(20)), Less=(800, lost(4)), More=(800, lost(10)))
     assert points.loc["More", "success_low"] < points.loc["Less", "success_high"]
-    assert points.loc["More", "verdict"] == "leaks more than Less, accuracy tied"
+    assert points.loc["More", "verdict"] == "dominated by Less"
 
 
 def made_up(draws: int = 20, **options: object) -> Frontier:

@@ -10,9 +10,10 @@ from synthetic import SCENARIOS, make_results, write_tiny
 from leakfrontier.adversaries import PANEL
 from leakfrontier.evaluate import leaderboard
 from leakfrontier.evaluate.errors import UserError
-from leakfrontier.evaluate.leaderboard import make_settings, part_of
+from leakfrontier.evaluate.leaderboard import make_settings
 from leakfrontier.evaluate.pack import Pack, read_pack
 from leakfrontier.evaluate.store import Store
+from leakfrontier.reports.tables import headline_table
 
 NOBODY, HALF, ALL = [False] * 40, [True] * 20 + [False] * 20, [True] * 40
 
@@ -44,14 +45,51 @@ def test_who_leaks_less_at_equal_utility_comes_first(tmp_path: Path) -> None:
         ("Useless", 700, ALL),
     ]
     table = places(tiny_pack(tmp_path, "one", arms))
-    assert table["place"].dropna().to_dict() == {"Good": 1, "Cheap": 1, "Dear": 1, "Middling": 2}
-    assert table.loc["Good", "tied"] == 2
-    assert table.loc["Good", "verdict"] == "not dominated"
+    assert table["place"].dropna().to_dict() == {"Good": 1, "Cheap": 1, "Dear": 2, "Middling": 3}
+    assert table.loc["Good", "tied"] == 1
+    assert table.loc["Good", "verdict"] == "Pareto-optimal"
     assert table.loc["Middling", "dominated"] in ("Good", "Cheap")
     assert table.loc["Dear", "verdict"] == "dominated by Good"  # as private, less accurate
-    assert table.loc["Useless", "verdict"] == "no gain shown over no defense"
+    assert table.loc["Useless", "verdict"] == "no privacy gain shown (less accurate)"
     assert table.loc["none", "verdict"] == "undefended control"
     assert [*table.index[:2]] == ["Good", "Cheap"]  # dominated ones come after those that are not
+
+
+ARMS = [
+    ("none", 800, ALL),
+    ("Accurate", 900, ALL),
+    ("Good", 700, NOBODY),
+    ("Near", 705, [True] * 2 + [False] * 38),
+    ("Same", 690, NOBODY),
+    ("Dear", 500, NOBODY),
+    ("Leaky", 700, HALF),
+]
+
+
+def test_a_row_has_one_verdict_wherever_it_stands(tmp_path: Path) -> None:
+    pack = tiny_pack(tmp_path, "one", ARMS)
+    table, points = places(pack), pack.results.frontier().points.set_index("defense")
+    assert points["verdict"].to_dict() == table["verdict"].to_dict()
+    assert table["verdict"].to_dict() == {
+        "none": "undefended control",
+        "Accurate": "no privacy gain shown (more accurate)",  # it protects nobody
+        "Good": "Pareto-optimal",
+        "Near": "Pareto-optimal",
+        "Same": "tied with Good",
+        "Dear": "dominated by Good",
+        "Leaky": "dominated by Good",
+    }
+    assert (table["place"] == 1).to_dict() == {
+        name: name in ("Good", "Near", "Same") for name in table.index
+    }
+    assert pd.isna(table.loc["Accurate", "place"])
+    defended = points[~points["control"]]
+    assert (defended["pareto"] == (defended["verdict"] == "Pareto-optimal")).all()
+    judged = defended.index.isin(table.index[table["place"].notna()])
+    assert (defended["p_pareto"].notna() == judged).all()
+    marks = headline_table(points.reset_index())
+    for line, mark in zip(marks.rows, marks.marks, strict=True):
+        assert (mark == "pareto") == (line[-1] == "Pareto-optimal")
 
 
 def test_across_packs_intervals_decide(tmp_path: Path) -> None:
@@ -82,7 +120,7 @@ def test_a_failed_evaluation_has_no_place(tmp_path: Path) -> None:
     table = places(sound, weak)
     assert table.loc["Best", "evaluation"] == "fail"  # nothing works undefended either
     assert pd.isna(table.loc["Best", "place"])
-    assert table.loc["Best", "verdict"] == "its evaluation fails its own checks"
+    assert table.loc["Best", "verdict"] == ("its evaluation fails its checks (undefended control)")
     assert table.loc["Good", "place"] == 1  # and it beats nobody
 
 
@@ -126,7 +164,7 @@ def test_stronger_servers_have_places_of_their_own(tmp_path: Path) -> None:
 
 def test_checks_are_those_of_the_setting(tmp_path: Path) -> None:
     results = make_results(tmp_path, checkpoints=(0, 40))
-    part = part_of(results, "fashion-mini/mlp", 40)
+    part = results.part("fashion-mini/mlp", 40)
     assert part.attacks["checkpoint"].eq(40).all()
     assert {*part.cells["scenario"]} == {"fashion-mini/mlp"}
     assert len(part.utility) == len(results.utility) // 2

@@ -12,7 +12,13 @@ from pydantic import ValidationError
 from leakfrontier.adversaries import PANEL, FedAvg, FedSGD, PriorGuess
 from leakfrontier.defenses import DPSGD, Chain, TopK
 from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
-from leakfrontier.evaluate.methods import Method, build_adversary, build_defense, build_protocol
+from leakfrontier.evaluate.methods import (
+    Method,
+    adversary_grid,
+    build_adversary,
+    build_defense,
+    build_protocol,
+)
 from leakfrontier.evaluate.run import load_config
 from leakfrontier.evaluate.scenario import Scenario, Training, label
 
@@ -78,6 +84,21 @@ def test_grid_is_every_combination_of_lists() -> None:
 def test_grid_without_lists_is_the_method_itself() -> None:
     for method in (Method(name="none"), Method(name="TopK", options={"ratio": 0.1})):
         assert method.grid() == [method]
+
+
+def test_adversaries_have_grids_as_defenses_have(user_file: UserFile) -> None:
+    search = Method(name="InvertingGradients", options={"iterations": [300, 24000], "lr": 0.1})
+    found = adversary_grid([Method(name="PriorGuess"), search])
+    assert [one.options.get("iterations") for one in found] == [None, 300, 24000]
+    assert [one.options.get("lr") for one in found] == [None, 0.1, 0.1]
+    several = [[4, 5], [6]]
+    for given, taken in (([4, 5], [[4, 5]]), (several, several)):  # an option that is a list itself
+        one = Method(name="LAMP", options={"lengths": given})
+        assert [method.options["lengths"] for method in adversary_grid([one])] == taken
+    with pytest.raises(ValueError, match="a list of values must not be empty"):
+        adversary_grid([Method(name="InvertingGradients", options={"iterations": []})])
+    with pytest.raises(ValueError, match="iterations must"):
+        adversary_grid([Method(name="InvertingGradients", options={"iterations": [300, -1]})])
 
 
 def test_grid_of_an_empty_list_is_refused() -> None:

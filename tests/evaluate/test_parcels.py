@@ -166,6 +166,8 @@ def test_captures_travel(home: Path, tmp_path: Path) -> None:
     trial = CaptureTrial(
         captures=(folder,),
         contents=(load_capture(folder).content,),
+        names=("one",),
+        observations=(0,),
         about=about,
         adversary=Method(name="LinearLeakage"),
         knows_defense=True,

@@ -4,7 +4,13 @@ from pathlib import Path
 import pytest
 
 from leakfrontier.evaluate import pretrained
-from leakfrontier.evaluate.pretrained import Source, find_source, fingerprint, loaded
+from leakfrontier.evaluate.pretrained import (
+    Source,
+    find_source,
+    fingerprint,
+    load_tokenizer,
+    loaded,
+)
 
 
 def test_a_model_is_found_by_folder_file_or_id(
@@ -18,6 +24,33 @@ def test_a_model_is_found_by_folder_file_or_id(
     assert find_source(str(tmp_path / "model.GGUF")) == Source(str(tmp_path), "model.GGUF")
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     assert find_source(f"~/{tmp_path.name}") == Source(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("./tinybert", "../tinybert", "/nowhere/tinybert", "~/nowhere-at-all", "tinybert/"),
+        *("models/tinybert", "here/tinybert", "a/b/c", "a\\b", "my model", "tinybert.safetensors"),
+        *("owner/", "."),
+    ],
+)
+def test_a_missing_path_is_never_looked_up_on_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    no_model = "holds no model" if name == "." else "there is no folder or file"
+    with pytest.raises(ValueError, match=no_model):
+        find_source(name)
+    with pytest.raises(ValueError, match=no_model):
+        load_tokenizer(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "openai-community/gpt2", "a/b.c-1_0", "Qwen/Qwen2.5-0.5B"]
+)
+def test_an_id_is_looked_up_on_the_hub(name: str) -> None:
+    assert find_source(name) == Source(name)
 
 
 def test_pickled_weights_are_refused() -> None:

@@ -209,6 +209,21 @@ def test_a_bound_counts_every_guess() -> None:
     assert [row.bound for row, _ in transformed.rows(0.0)] == [pytest.approx(0.6)] * 3
 
 
+def test_a_bound_is_never_that_of_no_guess() -> None:
+    """An attack that finds nothing could have guessed: its bound is that of one guess."""
+    here = world(batch_size=3)
+    silent = [attempt(here, number, noise=None) for number in (0, 1)]
+    scoring = Scoring(here, Defense(), PriorGuess(), 0, silent, bound=lambda p: p)
+    assert [row.bound for row, _ in scoring.rows(0.0)] == [pytest.approx(0.1)] * 6
+
+
+def test_a_bound_is_for_the_most_guesses_that_were_made_of_any_upload() -> None:
+    here = world(batch_size=3)
+    mixed = [attempt(here, 0), attempt(here, 1, noise=None)]
+    scoring = Scoring(here, Defense(), PriorGuess(), 0, mixed, bound=lambda p: p)
+    assert [row.bound for row, _ in scoring.rows(0.0)] == [pytest.approx(0.3)] * 6
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -227,7 +242,7 @@ def test_the_first_observations_are_rendered() -> None:
     here = world(batch_size=2)
     refused = Attempt(1, victims(here, 0, 1), Refused("no"))
     attempts = [attempt(here, 0), refused, attempt(here, 2), attempt(here, 3)]
-    shown = list(Scoring(here, Defense(), PriorGuess(), 0, attempts).renderings(3))
+    shown = list(Scoring(here, Defense(), PriorGuess(), 0, attempts).renderings(range(3)))
     assert [one.observation for one in shown] == [0, 2]
     for one in shown:
         assert (one.victim, one.media) == (0, "image/png")
@@ -235,3 +250,20 @@ def test_the_first_observations_are_rendered() -> None:
         pixels = np.asarray(Image.open(io.BytesIO(one.truth))) / 255
         truth = here.train_values.inputs[victims(here, 0, one.observation)[0], 0]
         assert pixels == pytest.approx(truth.numpy(), abs=0.51 / 255)
+
+
+def test_more_victims_of_each_are_rendered_on_request() -> None:
+    here = world(batch_size=2)
+    scoring = Scoring(here, Defense(), PriorGuess(), 0, [attempt(here, 0), attempt(here, 7)])
+    shown = [(one.observation, one.victim) for one in scoring.renderings((7,), 3)]
+    assert shown == [(7, 0), (7, 1)]
+
+
+def test_a_counterfactual_is_of_other_victims() -> None:
+    """Captures may hold the same examples twice: a guess at them is no other upload's."""
+    here = world()
+    twice, other = attempt(here, 0), attempt(here, 1)
+    again = replace(twice, observation=5)
+    found = [row.counterfactual for row, _ in scored(here, twice, again, other)]
+    assert found == [False, False, False]
+    assert [row.counterfactual for row, _ in scored(here, twice, again)] == [None, None]

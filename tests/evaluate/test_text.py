@@ -166,6 +166,17 @@ def test_a_dataset_as_the_hub_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load_dataset(f"{HUB}/nowhere/at/all")
 
 
+@pytest.mark.parametrize(
+    "name", ["./texts", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c", "data/x"]
+)
+def test_a_missing_folder_of_texts_is_not_looked_up_on_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leakfrontier.evaluate.text.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"cannot load the dataset hub:.*no folder or file"):
+        load_dataset(f"{HUB}{name}")
+
+
 def test_the_hub_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leakfrontier.evaluate.text.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the library datasets: pip install .*\[hub\]"):

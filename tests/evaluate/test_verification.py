@@ -1,5 +1,7 @@
 """A pack that was tampered with is found out, as often as it is said to be."""
 
+import io
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +124,28 @@ def test_what_does_not_follow_is_found_without_running(path: Path, packed: bytes
     path.write_bytes(packed)
     problems = problems_of(path, relabelled)
     assert any("as its configuration has it" in problem for problem in problems)
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+@pytest.mark.parametrize(
+    ("code", "number", "refused"),
+    [(None, False, True), ("other", False, False), ("other", True, True)],
+)
+def test_only_other_code_has_other_words_for_the_same_numbers(
+    path: Path, code: str | None, number: bool, refused: bool
+) -> None:
+    def edit(entries: dict[str, bytes]) -> None:
+        table = pd.read_csv(io.BytesIO(entries["tables/frontier.csv"]))
+        table["verdict"] = "something else"
+        if number:
+            table["accuracy"] += 0.1
+        entries["tables/frontier.csv"] = table.to_csv(index=False).encode()
+        if code is not None:
+            meta = json.loads(entries["pack.json"])
+            entries["pack.json"] = json.dumps({**meta, "code": code}).encode()
+
+    found = problems_of(path, edit)
+    assert found == (("tables/frontier.csv does not follow from its rows",) if refused else ())
 
 
 @pytest.mark.usefixtures("nothing_is_run")

@@ -91,6 +91,14 @@ def test_a_bound_is_compared_with_rates_over_all_uploads() -> None:
     assert strongest[weak] == "70.0 % [45.7, 88.1] by LinearLeakage"  # not what Imprint had left
 
 
+def test_without_a_success_no_attack_is_the_strongest() -> None:
+    results = shared_results(scenarios=(MLP,), attack_success=0.0, guaranteed=True, bound=0.9)
+    claims = results.claims()
+    table = guarantee_table(claims[claims["scenario"] == MLP], at(results.rates(), MLP, 0))
+    assert {*column(table, "Strongest attack").values()} == {"none succeeded (<= 16.8 %)"}
+    assert {*column(table, "Its bound \u03b3").values()} == {"90.0 %"}
+
+
 @pytest.mark.parametrize(("measured", "refuted"), [(0.8, True), (1.0, False)])
 def test_a_refuted_epsilon_is_struck_out(measured: float, refuted: bool) -> None:
     results = shared_results(scenarios=(MLP,), guaranteed=True, measured=measured)

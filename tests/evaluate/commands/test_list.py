@@ -7,11 +7,13 @@ import pytest
 
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES
-from leakfrontier.evaluate.config import RunConfig
+from leakfrontier.evaluate.commands.list import TIMES
+from leakfrontier.evaluate.config import PRESETS, RunConfig, load_config
 from leakfrontier.evaluate.data import DATASETS
 from leakfrontier.evaluate.methods import Strict
 from leakfrontier.evaluate.models import MODELS
 from leakfrontier.evaluate.papers.tables import TABLES
+from leakfrontier.evaluate.run import plan
 from leakfrontier.evaluate.scenario import SCENARIOS, Scenario, Training
 
 Command = Callable[..., tuple[int, str, str]]
@@ -32,6 +34,7 @@ def command(command: Command) -> Command:
         ("datasets", DATASETS),
         ("models", MODELS),
         ("tables", TABLES),
+        ("presets", dict.fromkeys(PRESETS)),
     ],
 )
 def test_lists_every_name(command: Command, what: str, registry: dict[str, object]) -> None:
@@ -52,13 +55,26 @@ def test_lists_every_name(command: Command, what: str, registry: dict[str, objec
 def test_lists_every_key_with_its_default_and_meaning(
     command: Command, model: type[Strict], defaults: dict[str, str]
 ) -> None:
-    lines = command("list", "scenarios", columns=300)[1].splitlines()
+    lines = command("list", "scenarios", columns=700)[1].splitlines()
     rows = [[part.strip() for part in line.split("│")[1:-1]] for line in lines if "│" in line]
     for name, field in model.model_fields.items():
         assert field.description
         meaning = " ".join(field.description.split())
         (default,) = (row[1] for row in rows if (row[0], row[2]) == (name, meaning))
         assert defaults.get(name, default) == default
+
+
+def test_lists_what_presets_are_for_and_what_they_take(command: Command) -> None:
+    code, output, errors = command("list", "presets", columns=300)
+    assert code == 0, errors
+    assert {*TIMES} == {*PRESETS}
+    for name in PRESETS:
+        config = load_config(name)
+        (line,) = (one for one in output.splitlines() if one.strip("│ ").startswith(f"{name} "))
+        assert f"{len(config.scenarios)} scenario" in line
+        assert f"{len(plan(config)):,} cells; {TIMES[name]}" in line
+    for said in ("7 defenses", "All five families of defenses", "fashion-mini/lenet"):
+        assert said in output
 
 
 def test_lists_options_and_their_defaults(command: Command) -> None:

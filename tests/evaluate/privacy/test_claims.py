@@ -30,6 +30,7 @@ from leakfrontier.defenses import (
 from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
 from leakfrontier.evaluate.methods import Method
 from leakfrontier.evaluate.privacy.accounting import epsilon
+from leakfrontier.evaluate.privacy.bounds import Bounds
 from leakfrontier.evaluate.privacy.claims import (
     Claim,
     claim_of,
@@ -249,6 +250,43 @@ def test_the_bound_is_for_what_the_upload_is_made_of() -> None:
     several = world(FEDAVG, batch_size=8)
     assert proven_bound(private, several, 0)(0.1) == pytest.approx(gamma(0.1, 1.0), rel=1e-3)
     assert proven_bound(client, several, 0)(0.1) == pytest.approx(gamma(0.1, 0.5), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "defense", [DPSGD(0.5), DPSGD(50.0), ClientDP(2.0), Noise(0.3, "laplace", max_norm=0.1)]
+)
+@pytest.mark.parametrize("checkpoint", [0, 2])
+def test_no_bound_is_below_the_blind_guess(defense: Defense, checkpoint: int) -> None:
+    bound = proven_bound(claimed(defense), world(), checkpoint)
+    for prior in (1e-6, 0.01, 0.5, 1.0):
+        assert prior <= bound(prior) <= 1
+    for impossible in (0.0, -0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match=r"success of a blind guess must be in \(0, 1\]"):
+            bound(impossible)
+
+
+def test_a_bound_below_the_blind_guess_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bounds, "reconstruction", lambda self, prior: prior / 2)
+    with pytest.raises(ValueError, match="is below the blind guess"):
+        proven_bound(claimed(DPSGD(1.0)), world(), 0)(0.01)
+
+
+SILENT = """
+from dataclasses import dataclass
+from leakfrontier.adversaries import PriorGuess, Reconstruction
+
+@dataclass(frozen=True)
+class Silent(PriorGuess):
+    def reconstruct(self, observation, rng):
+        return Reconstruction(super().reconstruct(observation, rng).inputs[:0])
+"""
+
+
+def test_an_attack_that_finds_nothing_has_the_bound_of_a_guess(tmp_path: Path) -> None:
+    private = Method(name="DPSGD", options={"noise_multiplier": 1.0})
+    (tmp_path / "silent.py").write_text(SILENT)
+    rows = attack(private, adversary=f"{tmp_path / 'silent.py'}:Silent").run(tmp_path).attacks
+    assert [r.bound for r in rows] == [pytest.approx(norm.cdf(norm.ppf(1 / 20) + 1), rel=1e-3)] * 2
 
 
 def test_a_trained_model_may_know_the_victim() -> None:
