@@ -17,12 +17,13 @@ from .spaces import NotApplicable, TokenSpace
 from .subspace import Subspace, threshold
 from .token_pool import ROUNDING, TokenPool, find_tokens
 from .transformer import (
-    LinearLayer,
     Transformer,
     block_gradient,
     block_space,
+    block_spaces,
     find_transformer,
     is_causal,
+    most_inputs,
 )
 
 _STRANGERS = 256
@@ -113,9 +114,10 @@ class DAGER(Adversary):
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the sentences; see `Adversary`."""
         view = find_transformer(observation)
+        spaces = block_spaces(view, observation, tolerance=self.tolerance)
         first, second = (
-            self._space(observation, block.projections, place)
-            for block, place in ((view.first, "first"), (view.second, "second"))
+            self._usable(space, most_inputs(observation), place)
+            for space, place in zip(spaces, ("first", "second"), strict=True)
         )
         pool = find_tokens(view, first, view.positions, most=self.pool)
         if not sum(len(tokens) for tokens in pool.tokens):
@@ -131,10 +133,12 @@ class DAGER(Adversary):
             found = _search(view, probe, pool, limit, observation, self.combinations, rng)
         return rebuilt(view, observation, found, limit)
 
-    def _space(
-        self, observation: Observation, layers: Sequence[LinearLayer], place: str
-    ) -> Subspace:
-        space = block_space(observation, layers, tolerance=self.tolerance)
+    def _usable(self, space: Subspace, inputs: int, place: str) -> Subspace:
+        """Return a space that tells vectors apart.
+
+        Raises:
+            NotApplicable: If it holds nothing, or everything.
+        """
         if not space.rank:
             raise NotApplicable(
                 f"nothing of the {place} block's gradient is above the noise"
@@ -144,11 +148,19 @@ class DAGER(Adversary):
         if not space.saturated:
             return space
         if self.rank_cutoff is None:
-            raise NotApplicable(
-                f"the rank is saturated: the {place} block's gradient spans all {space.width} "
-                "dimensions, because at least as many tokens are behind the upload"
-            )
+            raise NotApplicable(f"the rank is saturated: {why_full(space, inputs, place)}")
         return space.without(self.rank_cutoff)
+
+
+def why_full(space: Subspace, inputs: int, place: str) -> str:
+    """Return why a block's gradient spans everything, given how many inputs it can have."""
+    spans = f"the {place} block's gradient spans all {space.width} dimensions"
+    if inputs < space.width:
+        return (
+            f"{spans}, but at most {inputs} tokens are behind the upload: noise, compression or an "
+            "adaptive optimizer has filled it"
+        )
+    return f"{spans}, and as many tokens may be behind the upload ({inputs})"
 
 
 class Probe(NamedTuple):

@@ -20,7 +20,7 @@ from .sentence_ends import Ending, find_endings
 from .spaces import NotApplicable
 from .subspace import Subspace, row_space
 from .token_pool import TokenPool, find_tokens, vocabulary_energy
-from .transformer import Transformer, block_space, find_transformer, is_causal
+from .transformer import Transformer, block_spaces, find_transformer, is_causal
 
 
 class Aggregation(NamedTuple):
@@ -145,9 +145,7 @@ class SOMP(Adversary):
         view = find_transformer(observation)
         if not is_causal(view):
             raise NotApplicable("the model is an encoder: its sentences cannot be grown by tokens")
-        first, second = (
-            block_space(observation, block.projections) for block in (view.first, view.second)
-        )
+        first, second = block_spaces(view, observation)
         if not first.rank or not second.rank:
             raise NotApplicable("nothing of the gradient is above the noise")
         table = TABLE_5[min(size for size in TABLE_5 if size >= min(observation.batch_size, 16))]

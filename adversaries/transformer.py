@@ -414,7 +414,11 @@ def block_gradient(observation: Observation, layers: Sequence[LinearLayer]) -> T
 
 
 def block_space(
-    observation: Observation, layers: Sequence[LinearLayer], *, tolerance: float = PRECISION
+    observation: Observation,
+    layers: Sequence[LinearLayer],
+    *,
+    tolerance: float = PRECISION,
+    least: int = 0,
 ) -> Subspace:
     """Return the space that the gradients of layers with the same inputs span, above rounding.
 
@@ -424,4 +428,29 @@ def block_space(
     seen = [layer for layer in layers if layer.name in observation.update]
     gradient = block_gradient(observation, layers)
     rounding = torch.cat([layer.rounding(observation) for layer in seen])
-    return row_space(gradient, tolerance=tolerance, noise=rounding)
+    most = most_inputs(observation)
+    return row_space(gradient, tolerance=tolerance, noise=rounding, least=least, most=most)
+
+
+def block_spaces(
+    view: Transformer, observation: Observation, *, tolerance: float = PRECISION
+) -> tuple[Subspace, Subspace]:
+    """Return the spaces of the first two blocks.
+
+    The second is given at least as many different vectors as the first: one for every prefix or
+    sentence that a token stands in.
+    """
+    first = block_space(observation, view.first.projections, tolerance=tolerance)
+    least = 0 if first.noise > 0 or first.saturated else first.rank
+    second = block_space(observation, view.second.projections, tolerance=tolerance, least=least)
+    return first, second
+
+
+def most_inputs(observation: Observation) -> int:
+    """Return how many vectors a block was given at most, of which the gradient is a sum.
+
+    Every token is one in each pass over the examples; the last under a next-token loss is a label.
+    """
+    space = cast(TokenSpace, observation.space)
+    tokens = space.shape[0] - (space.task == "next-token")
+    return observation.batch_size * tokens * observation.protocol.passes
