@@ -79,7 +79,7 @@ class Subspace:
     @property
     def saturated(self) -> bool:
         """Return whether the space is everything, so that it tells no vector from another."""
-        return self.rank >= self.width - max(1, self.width // 64)  # norms leave out some directions
+        return _saturates(self.rank, self.width)
 
     def energy(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
         """Return the share of each vector's squared norm that lies in the space, weighted.
@@ -107,6 +107,10 @@ class Subspace:
         """Return the space without its weakest directions, so that at most the rest is kept."""
         keep = max(1, min(self.rank, self.width - directions))
         return replace(self, basis=self.basis[:keep], weights=self.weights[:keep])
+
+
+def _saturates(rank: int, width: int) -> bool:
+    return rank >= width - max(1, width // 64)  # norms leave out some directions
 
 
 def _share(vectors: Tensor, basis: Tensor) -> Tensor:
@@ -147,7 +151,7 @@ def row_space(
         nothing = torch.zeros_like(gradient[0], dtype=torch.float64)
         return Subspace(nothing.new_zeros(0, len(nothing)), nothing[:0], nothing, 0.0)
     if noise is not None and bool((noise > 0).any()):
-        space = _above(gradient, noise, tolerance)
+        space = _above(gradient, noise, tolerance, most)
         if not space.saturated:
             return space
     exact = _above_rounding(gradient, tolerance, least, most)
@@ -223,7 +227,7 @@ def _sizes(square: Tensor) -> _Sizes:
     return _Sizes(across, along)
 
 
-def _above(gradient: Tensor, noise: Tensor, tolerance: float) -> Subspace:
+def _above(gradient: Tensor, noise: Tensor, tolerance: float, most: int | None) -> Subspace:
     """Return the space of the directions that are above noise of known deviations."""
     square = noise.double().square()
     square = square + 1e-6 * square.mean()  # weights that are 0 do not stay there
@@ -232,6 +236,8 @@ def _above(gradient: Tensor, noise: Tensor, tolerance: float) -> Subspace:
     values, directions = _decompose(gradient.double() / (across * along).sqrt())
     rows, width = gradient.shape
     rank = int((values > max(_edge(rows, width, 1.0), tolerance * float(values[0]))).sum())
+    if not _saturates(rank, width):  # or else there is more noise than that
+        rank = min(rank, most or rank)
     weights = torch.ones_like(values[:rank])
     return Subspace(directions[:rank], weights, values, 1.0, along.sqrt(), noise_is_known=True)
 

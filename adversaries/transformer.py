@@ -9,6 +9,7 @@ reached the layer in question, so that norms, positions and rotations are what t
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,17 @@ from .subspace import PRECISION, Subspace, row_space
 
 _TOKENS_AT_ONCE = 4096
 """Tokens that one run of a block gets."""
+
+
+def half_spacing(value: Tensor) -> Tensor:
+    """Return the most that numbers were rounded by if 16 bits hold them all, or else 0."""
+    wide = value.to(torch.promote_types(value.dtype, torch.float32))
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(wide.to(dtype).to(wide.dtype), wide):
+            kind = torch.finfo(dtype)
+            size = wide.abs().clamp(min=kind.tiny)  # smaller numbers are as far apart
+            return kind.eps / 2 * 2.0 ** (torch.frexp(size).exponent - 1)
+    return torch.zeros_like(wide)
 
 
 @dataclass(frozen=True)
@@ -52,12 +64,21 @@ class LinearLayer:
 
     def gradient(self, observation: Observation) -> Tensor:
         """Return what was seen of its gradient, as (outputs, inputs)."""
-        gradient = observation.as_gradient(self.name).detach()
-        return gradient.T if self.transposed else gradient
+        return self._as_gradient(observation, observation.update[self.name].detach())
 
     def rounding(self, observation: Observation) -> Tensor:
-        """Return the deviations that rounding gives the gradient."""
-        return observation.protocol.rounding(self.weight, observation.batch_size)
+        """Return the deviations that rounding gives the gradient.
+
+        Weights are rounded in every local step, and what is sent in fewer bits once more.
+        """
+        steps = observation.protocol.rounding(self.weight, observation.batch_size)
+        sent = half_spacing(observation.update[self.name].detach())
+        return torch.hypot(steps, self._as_gradient(observation, sent).abs() / math.sqrt(3))
+
+    def _as_gradient(self, observation: Observation, value: Tensor) -> Tensor:
+        wide = value.to(torch.promote_types(value.dtype, torch.float32))
+        gradient = observation.protocol.as_gradient(wide, observation.batch_size)
+        return gradient.T if self.transposed else gradient
 
 
 @dataclass(frozen=True)
