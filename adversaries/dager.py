@@ -35,6 +35,9 @@ _UNEVEN = 5.0
 _STRANGE = 4
 """Their tokens, at most."""
 
+_COMPLETE = 0.95
+"""Share of the second block's dimensions that sentences account for if none is missing."""
+
 
 class Sentence(NamedTuple):
     """A sequence whose every prefix is near the second block's space.
@@ -63,9 +66,10 @@ class DAGER(Adversary):
 
     - Gradients of queries, keys and values are stacked: alone, queries miss a sequence's first
       token, keys without rotation span only differences, grouped keys and values have few rows.
-    - Ranks are where singular values fall most steeply, and thresholds where distances do, between
-      those of kept tokens and those of random ones: the published ones are absolute, and depend
-      on the scale of the gradient, the precision and the protocol.
+    - Ranks are at the last gap of the singular values above rounding errors (`subspace`), and
+      thresholds where distances grow most steeply, between those of kept tokens and those of
+      random ones: the published ones are absolute, and depend on the scale of the gradient, the
+      precision and the protocol.
     - Of a decoder's prefix only the newest position is tested, and only its newest token runs
       through the block: causality leaves the others as they were.
     - Growth stops when as many prefixes are accepted as the second block's rank.
@@ -76,8 +80,8 @@ class DAGER(Adversary):
       from random starts; the published code draws at random.
     - Under noise, directions are weighted by their share of signal, and tokens and sentences are
       kept that stand out of the vocabulary.
-    - A change of weights has the noise of their rounding, whose size is known for every entry:
-      rows and columns are divided by it first. Prefixes are then compared at the way out of the
+    - A change of weights has the noise of their rounding, and an upload of 16 bits that of its own,
+      whose size is known for every entry: rows and columns are divided by it first. Prefixes are then compared at the way out of the
       first block's attention, where contexts differ most, and sentences are verified in the second
       block (`verified`). The published code trains in double precision instead.
 
@@ -131,7 +135,7 @@ class DAGER(Adversary):
                 found = verified(view, observation, pool, found, rng)
         else:
             found = _search(view, probe, pool, limit, observation, self.combinations, rng)
-        return rebuilt(view, observation, found, limit)
+        return rebuilt(view, observation, found, limit, second)
 
     def _usable(self, space: Subspace, inputs: int, place: str) -> Subspace:
         """Return a space that tells vectors apart.
@@ -429,14 +433,21 @@ def _climb(
 
 
 def rebuilt(
-    view: Transformer, observation: Observation, found: Sequence[Sentence], limit: Limit
+    view: Transformer,
+    observation: Observation,
+    found: Sequence[Sentence],
+    limit: Limit,
+    second: Subspace,
 ) -> Reconstruction:
     """Return the batch that sentences make, with what no span says of them.
 
-    A guess is as certain as it is near, compared with random vectors. The objective is the share
+    A guess is as certain as it is near, compared with random vectors; less so if the sentences
+    have fewer prefixes than the second block's space has dimensions, so that some are missing.
+    Then how often each occurs is unknown, too, and there are no copies. The objective is the share
     of the second block's gradient that the sentences do not span.
     """
-    sure = {s.tokens: max(0.0, 1 - s.distance / max(limit.high, 1e-12)) for s in found}
+    share = explained_share([sentence.tokens for sentence in found], second)
+    sure = {s.tokens: share * max(0.0, 1 - s.distance / max(limit.high, 1e-12)) for s in found}
     endings = find_endings(view, observation, [*sure]) if is_causal(view) else None
     once: list[tuple[float, tuple[int, ...]]] = []
     again: list[tuple[float, tuple[int, ...]]] = []  # copies leave room for other sentences first
@@ -445,9 +456,10 @@ def rebuilt(
             continue  # a beginning's count is a difference of weights, and noise is as large
         nearest = max(sure[s] for s in sure if s[: len(ending.prefix)] == ending.prefix)
         once.append((nearest * _trust(ending), sentence_of(view, ending)))
-        again += once[-1:] * (round(ending.count) - 1)
-    if endings is None:
-        once = [(certainty, tokens) for tokens, certainty in sure.items()]
+        again += once[-1:] * (round(ending.count) - 1 if share > _COMPLETE else 0)
+    if endings is None:  # then the last tokens are missing where they are labels
+        lost = view.space.task == "next-token"
+        once = [(c * len(tokens) / (len(tokens) + lost), tokens) for tokens, c in sure.items()]
     ranked = (sorted(part, key=lambda guess: -guess[0]) for part in (once, again))
     guesses = [*chain(*ranked)][: observation.batch_size]
     gradient = block_gradient(observation, view.second.projections)
@@ -456,6 +468,16 @@ def rebuilt(
         objective=_unexplained(view, gradient, [*sure]),
         confidence=torch.tensor([certainty for certainty, _ in guesses]),
     )
+
+
+def explained_share(sentences: Sequence[tuple[int, ...]], second: Subspace) -> float:
+    """Return how many of the second block's dimensions the prefixes of sentences account for.
+
+    1 where noise hides how many there are.
+    """
+    if second.noise > 0 or not second.rank:
+        return 1.0
+    return min(1.0, len({s[:end] for s in sentences for end in range(1, len(s) + 1)}) / second.rank)
 
 
 def _trust(ending: Ending) -> float:

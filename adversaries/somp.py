@@ -40,6 +40,9 @@ TABLE_5 = {
     16: Aggregation(3200, 3, 4, 12, 16),
 }
 
+_UNEXPLAINED = 0.1
+"""Share of an upload's norm that a batch leaves unexplained if no sentence is missing."""
+
 _PREFIXES = 64
 """Most beginnings of sentences that are candidates of the pursuit."""
 
@@ -287,7 +290,8 @@ class SOMP(Adversary):
         total = sum(abs(amount) for amount in selection.amounts) or 1.0
         guesses, sure = [], []
         for chosen, amount in zip(selection.chosen, selection.amounts, strict=True):
-            copies = max(1, round(size * abs(amount) / total))
+            whole = selection.residual < _UNEXPLAINED  # or else amounts are no counts
+            copies = max(1, round(size * abs(amount) / total)) if whole else 1
             guesses += [chosen] * copies
             sure += [max(0.0, 1 - selection.residual) * endings[chosen].fit] * copies
         guesses, sure = guesses[:size], sure[:size]
