@@ -471,13 +471,9 @@ def rebuilt(
 
 
 def explained_share(sentences: Sequence[tuple[int, ...]], second: Subspace) -> float:
-    """Return how many of the second block's dimensions the prefixes of sentences account for.
-
-    1 where noise hides how many there are.
-    """
-    if second.noise > 0 or not second.rank:
-        return 1.0
-    return min(1.0, len({s[:end] for s in sentences for end in range(1, len(s) + 1)}) / second.rank)
+    """Return the share of the second block's dimensions that prefixes of sentences account for."""
+    prefixes = {s[:end] for s in sentences for end in range(1, len(s) + 1)}
+    return min(1.0, len(prefixes) / max(1, second.rank))
 
 
 def _trust(ending: Ending) -> float:

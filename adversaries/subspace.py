@@ -42,6 +42,9 @@ GAP = 4.0
 NOISE_EDGE = 1.05
 """Singular values above this multiple of the largest that noise alone would have are signal."""
 
+_CANCELLED = 1e3
+"""How much larger than an entry's own its rounding errors are if the products in it cancel."""
+
 _CHUNK = 16_384
 """Vectors that are looked at together."""
 
@@ -191,11 +194,12 @@ def _above_rounding(
     errors = unit / math.sqrt(3) * (math.sqrt(rows) + math.sqrt(width))
     floor = max(errors * math.sqrt(inputs), tolerance * float(values[0]))
     floored = values.clamp(min=_EXACT * float(values[0]))
-    gaps = (floored[:-1] >= GAP * floored[1:]) & (values[1:] <= floor)
+    wide = GAP * (floored[1:] / floor).clamp(min=1)
+    gaps = (floored[:-1] >= wide * floored[1:]) & (values[1:] <= _CANCELLED * floor)
     ends = gaps.nonzero().flatten() + 1
     if len(ends):
         rank = int(ends[ends <= inputs][-1] if bool((ends <= inputs).any()) else ends[-1])
-    elif inputs < width and float(values[inputs]) <= floor:
+    elif inputs < width and float(values[inputs]) <= GAP * floor:
         rank = int((values > NOISE_EDGE * values[inputs]).sum())
     elif inputs >= width and float(values[-1]) <= errors:
         rank = int((values > errors * inputs**0.25).sum())
