@@ -201,7 +201,7 @@ def _above_rounding(
         rank = int(ends[ends <= inputs][-1] if bool((ends <= inputs).any()) else ends[-1])
     elif inputs < width and float(values[inputs]) <= GAP * floor:
         rank = int((values > NOISE_EDGE * values[inputs]).sum())
-    elif inputs >= width and float(values[-1]) <= errors:
+    elif inputs >= width and float(values[-1]) <= errors * inputs**0.25:
         rank = int((values > errors * inputs**0.25).sum())
     else:
         return None
