@@ -80,15 +80,17 @@ class DAGER(Adversary):
       from random starts; the published code draws at random.
     - Under noise, directions are weighted by their share of signal, and tokens and sentences are
       kept that stand out of the vocabulary.
-    - A change of weights has the noise of their rounding, and an upload of 16 bits that of its own,
-      whose size is known for every entry: rows and columns are divided by it first. Prefixes are then compared at the way out of the
-      first block's attention, where contexts differ most, and sentences are verified in the second
-      block (`verified`). The published code trains in double precision instead.
+    - A change of weights has the noise of their rounding, and an upload of 16 bits that of its own.
+      Its size is known for every entry: rows and columns are divided by it first. Prefixes are
+      then compared at the way out of the first block's attention, where contexts differ most, and
+      sentences are verified in the second block (`verified`). The published code trains in double
+      precision instead.
 
     Attributes:
         rank_cutoff: Directions that are left out of a space that is full, the weakest first; the
             published code has 20. None to refuse.
-        tolerance: Singular values below this share of the largest are zero.
+        tolerance: Singular values below this share of the largest may be zero: they are if a gap
+            is above them.
         pool: Most tokens for one position under noise.
         combinations: Most combinations of tokens that are tested for one length of an encoder's
             sentences; the published code has 10^7.

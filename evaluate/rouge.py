@@ -36,7 +36,8 @@ class _Words:
         A word is a run of letters, digits and their marks. Where a script has no spaces, it is
         one character.
         """
-        words, open_word = [], False
+        words: list[str] = []
+        open_word = False
         for character in unicodedata.normalize("NFC", text.lower()):
             kind = unicodedata.category(character)
             if kind[0] in "LN":

@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Return the text of every token; bytes of a part of a character are escaped by `text_of`."""
+        """Return the text of every token; `text_of` escapes parts of characters."""
 
     @property
     def padding(self) -> int:
