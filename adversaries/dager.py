@@ -17,12 +17,13 @@ from .spaces import NotApplicable, TokenSpace
 from .subspace import Subspace, threshold
 from .token_pool import ROUNDING, TokenPool, find_tokens
 from .transformer import (
-    LinearLayer,
     Transformer,
     block_gradient,
     block_space,
+    block_spaces,
     find_transformer,
     is_causal,
+    most_inputs,
 )
 
 _STRANGERS = 256
@@ -33,6 +34,9 @@ _UNEVEN = 5.0
 
 _STRANGE = 4
 """Their tokens, at most."""
+
+_COMPLETE = 0.95
+"""Share of the second block's dimensions that sentences account for if none is missing."""
 
 
 class Sentence(NamedTuple):
@@ -62,9 +66,10 @@ class DAGER(Adversary):
 
     - Gradients of queries, keys and values are stacked: alone, queries miss a sequence's first
       token, keys without rotation span only differences, grouped keys and values have few rows.
-    - Ranks are where singular values fall most steeply, and thresholds where distances do, between
-      those of kept tokens and those of random ones: the published ones are absolute, and depend
-      on the scale of the gradient, the precision and the protocol.
+    - Ranks are at the last gap of the singular values above rounding errors (`subspace`), and
+      thresholds where distances grow most steeply, between those of kept tokens and those of
+      random ones: the published ones are absolute, and depend on the scale of the gradient, the
+      precision and the protocol.
     - Of a decoder's prefix only the newest position is tested, and only its newest token runs
       through the block: causality leaves the others as they were.
     - Growth stops when as many prefixes are accepted as the second block's rank.
@@ -75,15 +80,17 @@ class DAGER(Adversary):
       from random starts; the published code draws at random.
     - Under noise, directions are weighted by their share of signal, and tokens and sentences are
       kept that stand out of the vocabulary.
-    - A change of weights has the noise of their rounding, whose size is known for every entry:
-      rows and columns are divided by it first. Prefixes are then compared at the way out of the
-      first block's attention, where contexts differ most, and sentences are verified in the second
-      block (`verified`). The published code trains in double precision instead.
+    - A change of weights has the noise of their rounding, and an upload of 16 bits that of its own.
+      Its size is known for every entry: rows and columns are divided by it first. Prefixes are
+      then compared at the way out of the first block's attention, where contexts differ most, and
+      sentences are verified in the second block (`verified`). The published code trains in double
+      precision instead.
 
     Attributes:
         rank_cutoff: Directions that are left out of a space that is full, the weakest first; the
             published code has 20. None to refuse.
-        tolerance: Singular values below this share of the largest are zero.
+        tolerance: Singular values below this share of the largest may be zero: they are if a gap
+            is above them.
         pool: Most tokens for one position under noise.
         combinations: Most combinations of tokens that are tested for one length of an encoder's
             sentences; the published code has 10^7.
@@ -113,9 +120,10 @@ class DAGER(Adversary):
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the sentences; see `Adversary`."""
         view = find_transformer(observation)
+        spaces = block_spaces(view, observation, tolerance=self.tolerance)
         first, second = (
-            self._space(observation, block.projections, place)
-            for block, place in ((view.first, "first"), (view.second, "second"))
+            self._usable(space, most_inputs(observation), place)
+            for space, place in zip(spaces, ("first", "second"), strict=True)
         )
         pool = find_tokens(view, first, view.positions, most=self.pool)
         if not sum(len(tokens) for tokens in pool.tokens):
@@ -129,12 +137,14 @@ class DAGER(Adversary):
                 found = verified(view, observation, pool, found, rng)
         else:
             found = _search(view, probe, pool, limit, observation, self.combinations, rng)
-        return rebuilt(view, observation, found, limit)
+        return rebuilt(view, observation, found, limit, second)
 
-    def _space(
-        self, observation: Observation, layers: Sequence[LinearLayer], place: str
-    ) -> Subspace:
-        space = block_space(observation, layers, tolerance=self.tolerance)
+    def _usable(self, space: Subspace, inputs: int, place: str) -> Subspace:
+        """Return a space that tells vectors apart.
+
+        Raises:
+            NotApplicable: If it holds nothing, or everything.
+        """
         if not space.rank:
             raise NotApplicable(
                 f"nothing of the {place} block's gradient is above the noise"
@@ -144,11 +154,19 @@ class DAGER(Adversary):
         if not space.saturated:
             return space
         if self.rank_cutoff is None:
-            raise NotApplicable(
-                f"the rank is saturated: the {place} block's gradient spans all {space.width} "
-                "dimensions, because at least as many tokens are behind the upload"
-            )
+            raise NotApplicable(f"the rank is saturated: {why_full(space, inputs, place)}")
         return space.without(self.rank_cutoff)
+
+
+def why_full(space: Subspace, inputs: int, place: str) -> str:
+    """Return why a block's gradient spans everything, given how many inputs it can have."""
+    spans = f"the {place} block's gradient spans all {space.width} dimensions"
+    if inputs < space.width:
+        return (
+            f"{spans}, but at most {inputs} tokens are behind the upload: noise, compression or an "
+            "adaptive optimizer has filled it"
+        )
+    return f"{spans}, and as many tokens may be behind the upload ({inputs})"
 
 
 class Probe(NamedTuple):
@@ -417,14 +435,21 @@ def _climb(
 
 
 def rebuilt(
-    view: Transformer, observation: Observation, found: Sequence[Sentence], limit: Limit
+    view: Transformer,
+    observation: Observation,
+    found: Sequence[Sentence],
+    limit: Limit,
+    second: Subspace,
 ) -> Reconstruction:
     """Return the batch that sentences make, with what no span says of them.
 
-    A guess is as certain as it is near, compared with random vectors. The objective is the share
+    A guess is as certain as it is near, compared with random vectors; less so if the sentences
+    have fewer prefixes than the second block's space has dimensions, so that some are missing.
+    Then how often each occurs is unknown, too, and there are no copies. The objective is the share
     of the second block's gradient that the sentences do not span.
     """
-    sure = {s.tokens: max(0.0, 1 - s.distance / max(limit.high, 1e-12)) for s in found}
+    share = explained_share([sentence.tokens for sentence in found], second)
+    sure = {s.tokens: share * max(0.0, 1 - s.distance / max(limit.high, 1e-12)) for s in found}
     endings = find_endings(view, observation, [*sure]) if is_causal(view) else None
     once: list[tuple[float, tuple[int, ...]]] = []
     again: list[tuple[float, tuple[int, ...]]] = []  # copies leave room for other sentences first
@@ -433,9 +458,10 @@ def rebuilt(
             continue  # a beginning's count is a difference of weights, and noise is as large
         nearest = max(sure[s] for s in sure if s[: len(ending.prefix)] == ending.prefix)
         once.append((nearest * _trust(ending), sentence_of(view, ending)))
-        again += once[-1:] * (round(ending.count) - 1)
-    if endings is None:
-        once = [(certainty, tokens) for tokens, certainty in sure.items()]
+        again += once[-1:] * (round(ending.count) - 1 if share > _COMPLETE else 0)
+    if endings is None:  # then the last tokens are missing where they are labels
+        lost = view.space.task == "next-token"
+        once = [(c * len(tokens) / (len(tokens) + lost), tokens) for tokens, c in sure.items()]
     ranked = (sorted(part, key=lambda guess: -guess[0]) for part in (once, again))
     guesses = [*chain(*ranked)][: observation.batch_size]
     gradient = block_gradient(observation, view.second.projections)
@@ -444,6 +470,12 @@ def rebuilt(
         objective=_unexplained(view, gradient, [*sure]),
         confidence=torch.tensor([certainty for certainty, _ in guesses]),
     )
+
+
+def explained_share(sentences: Sequence[tuple[int, ...]], second: Subspace) -> float:
+    """Return the share of the second block's dimensions that prefixes of sentences account for."""
+    prefixes = {s[:end] for s in sentences for end in range(1, len(s) + 1)}
+    return min(1.0, len(prefixes) / max(1, second.rank))
 
 
 def _trust(ending: Ending) -> float:

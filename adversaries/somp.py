@@ -20,7 +20,7 @@ from .sentence_ends import Ending, find_endings
 from .spaces import NotApplicable
 from .subspace import Subspace, row_space
 from .token_pool import TokenPool, find_tokens, vocabulary_energy
-from .transformer import Transformer, block_space, find_transformer, is_causal
+from .transformer import Transformer, block_spaces, find_transformer, is_causal
 
 
 class Aggregation(NamedTuple):
@@ -39,6 +39,9 @@ TABLE_5 = {
     8: Aggregation(2400, 3, 4, 6, 8),
     16: Aggregation(3200, 3, 4, 12, 16),
 }
+
+_UNEXPLAINED = 0.1
+"""Share of an upload's norm that a batch leaves unexplained if no sentence is missing."""
 
 _PREFIXES = 64
 """Most beginnings of sentences that are candidates of the pursuit."""
@@ -145,9 +148,7 @@ class SOMP(Adversary):
         view = find_transformer(observation)
         if not is_causal(view):
             raise NotApplicable("the model is an encoder: its sentences cannot be grown by tokens")
-        first, second = (
-            block_space(observation, block.projections) for block in (view.first, view.second)
-        )
+        first, second = block_spaces(view, observation)
         if not first.rank or not second.rank:
             raise NotApplicable("nothing of the gradient is above the noise")
         table = TABLE_5[min(size for size in TABLE_5 if size >= min(observation.batch_size, 16))]
@@ -289,7 +290,8 @@ class SOMP(Adversary):
         total = sum(abs(amount) for amount in selection.amounts) or 1.0
         guesses, sure = [], []
         for chosen, amount in zip(selection.chosen, selection.amounts, strict=True):
-            copies = max(1, round(size * abs(amount) / total))
+            whole = selection.residual < _UNEXPLAINED  # or else amounts are no counts
+            copies = max(1, round(size * abs(amount) / total)) if whole else 1
             guesses += [chosen] * copies
             sure += [max(0.0, 1 - selection.residual) * endings[chosen].fit] * copies
         guesses, sure = guesses[:size], sure[:size]

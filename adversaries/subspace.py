@@ -4,8 +4,14 @@ A layer y = W x has dL/dW = sum_i (dL/dy_i) x_i^T: the rows of the gradient are 
 the inputs x_i, and span them all while there are fewer of them than x has entries. Which of many
 known vectors were among the inputs is then a question of distances.
 
-The singular values come from the Gram matrix in double precision: one product and one symmetric
-eigenproblem of the width, exact to 1e-8 of the largest, where gradients in single precision end.
+The singular values come from the Gram matrix in double precision, which is exact to 1e-8 of the
+largest, and a second time from what is left without the large ones: exact to 1e-10, well below
+where gradients in single precision end.
+
+Where the directions of inputs end and those of rounding errors begin shows only if all entries
+have errors of about the same size. Rounding errors are proportional to entries, so rows and columns
+are first divided by their sizes. That changes no rank, and keeps a few large rows or columns from
+covering weak inputs, as they do in trained models.
 
 References:
     [1] Petrov, Dimitrov, Baader, Mueller, Vechev. "DAGER: Exact Gradient Inversion for Large
@@ -19,18 +25,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 PRECISION = 1e-7
-"""Singular values below this share of the largest are rounding errors of single precision."""
+"""Singular values below this share of the largest may be rounding errors of single precision."""
+
+_EXACT = 1e-10
+"""Singular values below this share of the largest are rounding errors of our own."""
 
 GAP = 4.0
 """Ratio of successive singular values that shows where signal ends."""
 
 NOISE_EDGE = 1.05
 """Singular values above this multiple of the largest that noise alone would have are signal."""
+
+_CANCELLED = 1e3
+"""How much larger than an entry's own its rounding errors are if the products in it cancel."""
 
 _CHUNK = 16_384
 """Vectors that are looked at together."""
@@ -46,6 +59,7 @@ class Subspace:
         values: All singular values, the largest first.
         noise: Standard deviation of the noise of one entry; 0 where a gap shows the rank.
         scale: What the entries of vectors are divided by, so that their noise is alike; None for 1.
+        noise_is_known: Whether the deviation of every entry's noise was known.
     """
 
     basis: Tensor
@@ -53,16 +67,12 @@ class Subspace:
     values: Tensor
     noise: float
     scale: Tensor | None = None
+    noise_is_known: bool = False
 
     @property
     def rank(self) -> int:
         """Return the dimension of the space."""
         return len(self.basis)
-
-    @property
-    def noise_is_known(self) -> bool:
-        """Return whether the deviation of every entry's noise was known."""
-        return self.scale is not None
 
     @property
     def width(self) -> int:
@@ -72,7 +82,7 @@ class Subspace:
     @property
     def saturated(self) -> bool:
         """Return whether the space is everything, so that it tells no vector from another."""
-        return self.rank >= self.width - max(1, self.width // 64)  # norms leave out some directions
+        return _saturates(self.rank, self.width)
 
     def energy(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
         """Return the share of each vector's squared norm that lies in the space, weighted.
@@ -102,20 +112,32 @@ class Subspace:
         return replace(self, basis=self.basis[:keep], weights=self.weights[:keep])
 
 
+def _saturates(rank: int, width: int) -> bool:
+    return rank >= width - max(1, width // 64)  # norms leave out some directions
+
+
 def _share(vectors: Tensor, basis: Tensor) -> Tensor:
     size = vectors.square().sum(1).clamp(min=torch.finfo(vectors.dtype).tiny)
     return (vectors @ basis).square().sum(1) / size
 
 
 def row_space(
-    gradient: Tensor, *, tolerance: float = PRECISION, noise: Tensor | None = None
+    gradient: Tensor,
+    *,
+    tolerance: float = PRECISION,
+    noise: Tensor | None = None,
+    least: int = 0,
+    most: int | None = None,
 ) -> Subspace:
     """Return the space that the rows of a gradient span.
 
-    Its rank is where the singular values fall most steeply. Where they nowhere fall much, the
-    gradient is taken for signal plus noise that is alike in all entries: directions count that
-    are above what noise alone would reach [2], each weighted by s^2 / (s^2 + m sigma^2), where
-    m sigma^2 is the noise along it. Where the smallest ones are no noise either, the space is all.
+    Its rank is at the last gap of the singular values below which there is nothing but rounding
+    errors (`_above_rounding`). A larger gap before it is no end: one direction often dominates.
+
+    Where rounding errors do not show, the gradient is taken for signal plus noise that is alike in
+    all entries: directions count that are above what noise alone would reach [2], each weighted by
+    s^2 / (s^2 + m sigma^2), where m sigma^2 is the noise along it. Where the smallest ones are no
+    noise either, the space is all.
 
     Noise whose deviations are known is made alike in all entries first, as far as factors for
     rows and for columns can, and directions above it are all kept. Where that leaves hardly any
@@ -123,30 +145,93 @@ def row_space(
 
     Args:
         gradient: Of shape (rows, width), with rows that are combinations of inputs.
-        tolerance: Singular values below this share of the largest are taken for zero.
+        tolerance: Singular values below this share of the largest may be zero.
         noise: Deviations of the entries' noise, if they are known and not 0.
+        least: Directions that there are at least, if noise hides none.
+        most: Inputs behind the gradient at most; None for any number.
     """
+    if not bool(gradient.any()):
+        nothing = torch.zeros_like(gradient[0], dtype=torch.float64)
+        return Subspace(nothing.new_zeros(0, len(nothing)), nothing[:0], nothing, 0.0)
     if noise is not None and bool((noise > 0).any()):
-        space = _above(gradient, noise, tolerance)
+        space = _above(gradient, noise, tolerance, most)
         if not space.saturated:
             return space
+    exact = _above_rounding(gradient, tolerance, least, most)
+    if exact is not None:
+        return exact
     values, directions = _decompose(gradient)
-    if not values[0] > 0:
-        return Subspace(directions[:0], values[:0], values, 0.0)
     rows = len(gradient)
-    rank = _rank_by_gap(values, tolerance)
-    if rank is not None:
-        weights = torch.ones_like(values[:rank])
-        return Subspace(directions[:rank], weights, values, 0.0)
     level = noise_level(values, rows)
     if not _like_noise(values, rows, level):
         return Subspace(directions, torch.ones_like(values), values, 0.0)
-    kept = values[values > _edge(rows, len(values), level)].square()
-    weights = kept / (kept + rows * level**2)
-    return Subspace(directions[: len(kept)], weights, values, level)
+    rank = int((values > _edge(rows, len(values), level)).sum())
+    rank = rank if most is None else min(rank, most)
+    if 0 < rank < len(values) and float(values[rank - 1]) >= GAP * float(values[rank]):
+        return Subspace(directions[:rank], torch.ones_like(values[:rank]), values, 0.0)
+    kept = values[:rank].square()
+    return Subspace(directions[:rank], kept / (kept + rows * level**2), values, level)
 
 
-def _above(gradient: Tensor, noise: Tensor, tolerance: float) -> Subspace:
+def _above_rounding(
+    gradient: Tensor, tolerance: float, least: int, most: int | None
+) -> Subspace | None:
+    """Return the space of the directions that are above rounding errors; None if none are below.
+
+    An entry is a sum of as many products as there are inputs, T. Each addition rounds it by up to
+    the precision u of its type: by u in all if errors cancel, by u sqrt(T) if they add up like a
+    random walk. Errors alone then have singular values of at most u sqrt(T) (sqrt(m) + sqrt(d)).
+    The rank is at the last gap below which all are smaller. Where signal falls into the errors
+    without a gap, it ends where they do: at the values that more inputs than there can be would
+    make, or at the geometric mean of both estimates of the errors. A direction too many costs
+    little, one too few costs the inputs that it is part of.
+    """
+    rows, width = gradient.shape
+    size = _sizes(gradient.double().square())
+    values, directions = _decompose(gradient.double() / (size.across * size.along).sqrt())
+    unit = max(torch.finfo(gradient.dtype).eps, torch.finfo(torch.float32).eps) / 2
+    inputs = width if most is None else most
+    errors = unit / math.sqrt(3) * (math.sqrt(rows) + math.sqrt(width))
+    floor = max(errors * math.sqrt(inputs), tolerance * float(values[0]))
+    floored = values.clamp(min=_EXACT * float(values[0]))
+    wide = GAP * (floored[1:] / floor).clamp(min=1)
+    gaps = (floored[:-1] >= wide * floored[1:]) & (values[1:] <= _CANCELLED * floor)
+    ends = gaps.nonzero().flatten() + 1
+    if len(ends):
+        rank = int(ends[ends <= inputs][-1] if bool((ends <= inputs).any()) else ends[-1])
+    elif inputs < width and float(values[inputs]) <= GAP * floor:
+        rank = int((values > NOISE_EDGE * values[inputs]).sum())
+    elif inputs >= width and float(values[-1]) <= errors * inputs**0.25:
+        rank = int((values > errors * inputs**0.25).sum())
+    else:
+        return None
+    rank = min(max(rank, least), width)
+    return Subspace(
+        directions[:rank],
+        torch.ones_like(values[:rank]),
+        values,
+        0.0,
+        size.along.sqrt().flatten(),
+    )
+
+
+class _Sizes(NamedTuple):
+    """Factors for rows (m, 1) and columns (1, d) whose products are near a matrix of squares."""
+
+    across: Tensor
+    along: Tensor
+
+
+def _sizes(square: Tensor) -> _Sizes:
+    square = square + 1e-12 * square.mean()  # what is 0 has no size
+    along = torch.ones_like(square[:1])
+    for _ in range(2):
+        across = (square / along).mean(1, keepdim=True)
+        along = (square / across).mean(0, keepdim=True)
+    return _Sizes(across, along)
+
+
+def _above(gradient: Tensor, noise: Tensor, tolerance: float, most: int | None) -> Subspace:
     """Return the space of the directions that are above noise of known deviations."""
     square = noise.double().square()
     square = square + 1e-6 * square.mean()  # weights that are 0 do not stay there
@@ -155,7 +240,10 @@ def _above(gradient: Tensor, noise: Tensor, tolerance: float) -> Subspace:
     values, directions = _decompose(gradient.double() / (across * along).sqrt())
     rows, width = gradient.shape
     rank = int((values > max(_edge(rows, width, 1.0), tolerance * float(values[0]))).sum())
-    return Subspace(directions[:rank], torch.ones_like(values[:rank]), values, 1.0, along.sqrt())
+    if not _saturates(rank, width):  # or else there is more noise than that
+        rank = min(rank, most or rank)
+    weights = torch.ones_like(values[:rank])
+    return Subspace(directions[:rank], weights, values, 1.0, along.sqrt(), noise_is_known=True)
 
 
 def _edge(rows: int, width: int, noise: float) -> float:
@@ -168,18 +256,18 @@ def _decompose(gradient: Tensor) -> tuple[Tensor, Tensor]:
     wide = gradient.detach().double()
     size = wide.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
     wide = wide / size
-    squares, vectors = torch.linalg.eigh(wide.T @ wide)
-    return squares.flip(0).clamp(min=0).sqrt() * size, vectors.flip(1).T
+    values, vectors = _gram(wide)
+    large = int((values > 1e-5 * values[0]).sum())
+    if large < len(values):
+        values[large:], turns = _gram(wide @ vectors[:, large:])
+        vectors[:, large:] = vectors[:, large:] @ turns
+    return values * size, vectors.T
 
 
-def _rank_by_gap(values: Tensor, tolerance: float) -> int | None:
-    """Return the rank that a gap shows; the full one if all are well above rounding errors."""
-    floored = values.clamp(min=float(values[0]) * 1e-9)
-    ratios = floored[:-1] / floored[1:]
-    ratios[values[:-1] < tolerance * values[0]] = 0
-    if len(ratios) and float(ratios.max()) >= GAP:
-        return int(ratios.argmax()) + 1
-    return None
+def _gram(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return singular values, the largest first, and right singular vectors, as columns."""
+    squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
+    return squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
 
 
 def noise_level(values: Tensor, rows: int) -> float:

@@ -9,6 +9,7 @@ reached the layer in question, so that norms, positions and rotations are what t
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,17 @@ from .subspace import PRECISION, Subspace, row_space
 
 _TOKENS_AT_ONCE = 4096
 """Tokens that one run of a block gets."""
+
+
+def half_spacing(value: Tensor) -> Tensor:
+    """Return the most that numbers were rounded by if 16 bits hold them all, or else 0."""
+    wide = value.to(torch.promote_types(value.dtype, torch.float32))
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(wide.to(dtype).to(wide.dtype), wide):
+            kind = torch.finfo(dtype)
+            size = wide.abs().clamp(min=kind.tiny)  # smaller numbers are as far apart
+            return kind.eps / 2 * 2.0 ** (torch.frexp(size).exponent - 1)
+    return torch.zeros_like(wide)
 
 
 @dataclass(frozen=True)
@@ -52,12 +64,21 @@ class LinearLayer:
 
     def gradient(self, observation: Observation) -> Tensor:
         """Return what was seen of its gradient, as (outputs, inputs)."""
-        gradient = observation.as_gradient(self.name).detach()
-        return gradient.T if self.transposed else gradient
+        return self._as_gradient(observation, observation.update[self.name].detach())
 
     def rounding(self, observation: Observation) -> Tensor:
-        """Return the deviations that rounding gives the gradient."""
-        return observation.protocol.rounding(self.weight, observation.batch_size)
+        """Return the deviations that rounding gives the gradient.
+
+        Weights are rounded in every local step, and what is sent in fewer bits once more.
+        """
+        steps = observation.protocol.rounding(self.weight, observation.batch_size)
+        sent = half_spacing(observation.update[self.name].detach())
+        return torch.hypot(steps, self._as_gradient(observation, sent).abs() / math.sqrt(3))
+
+    def _as_gradient(self, observation: Observation, value: Tensor) -> Tensor:
+        wide = value.to(torch.promote_types(value.dtype, torch.float32))
+        gradient = observation.protocol.as_gradient(wide, observation.batch_size)
+        return gradient.T if self.transposed else gradient
 
 
 @dataclass(frozen=True)
@@ -414,7 +435,11 @@ def block_gradient(observation: Observation, layers: Sequence[LinearLayer]) -> T
 
 
 def block_space(
-    observation: Observation, layers: Sequence[LinearLayer], *, tolerance: float = PRECISION
+    observation: Observation,
+    layers: Sequence[LinearLayer],
+    *,
+    tolerance: float = PRECISION,
+    least: int = 0,
 ) -> Subspace:
     """Return the space that the gradients of layers with the same inputs span, above rounding.
 
@@ -424,4 +449,29 @@ def block_space(
     seen = [layer for layer in layers if layer.name in observation.update]
     gradient = block_gradient(observation, layers)
     rounding = torch.cat([layer.rounding(observation) for layer in seen])
-    return row_space(gradient, tolerance=tolerance, noise=rounding)
+    most = most_inputs(observation)
+    return row_space(gradient, tolerance=tolerance, noise=rounding, least=least, most=most)
+
+
+def block_spaces(
+    view: Transformer, observation: Observation, *, tolerance: float = PRECISION
+) -> tuple[Subspace, Subspace]:
+    """Return the spaces of the first two blocks.
+
+    The second is given at least as many different vectors as the first: one for every prefix or
+    sentence that a token stands in.
+    """
+    first = block_space(observation, view.first.projections, tolerance=tolerance)
+    least = 0 if first.noise > 0 or first.saturated else first.rank
+    second = block_space(observation, view.second.projections, tolerance=tolerance, least=least)
+    return first, second
+
+
+def most_inputs(observation: Observation) -> int:
+    """Return how many vectors a block was given at most, of which the gradient is a sum.
+
+    Every token is one in each pass over the examples; the last under a next-token loss is a label.
+    """
+    space = cast(TokenSpace, observation.space)
+    tokens = space.shape[0] - (space.task == "next-token")
+    return observation.batch_size * tokens * observation.protocol.passes

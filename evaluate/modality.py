@@ -20,7 +20,7 @@ from leakfrontier.defenses import Batch, Loss
 
 from . import metrics
 from .language import NextTokenLoss
-from .rendering import image_png, token_texts, wave_file
+from .rendering import image_png, joined, token_texts, wave_file
 from .rouge import rouge
 from .rows import Media
 
@@ -312,7 +312,7 @@ class Text(Modality):
     def text(self, tokens: Tensor) -> str:
         """Return a sequence as text, without what stands for none."""
         ids = (int(token) for token in self._real(tokens))
-        return "".join(self._text(token) for token in ids if token not in self.space.special)
+        return joined([self._text(token) for token in ids if token not in self.space.special])
 
     def _real(self, tokens: Tensor) -> Tensor:
         return tokens[self.space.real(tokens)]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from PIL import Image
 from scipy.io import wavfile
 from torch import Tensor, int16, uint8
+
+_JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+_SKIN_TONES = range(0x1F3FB, 0x1F400)
 
 
 def png(pixels: bytes, shape: Sequence[int]) -> bytes:
@@ -42,5 +47,51 @@ def wave_file(amplitudes: Tensor, rate: int) -> bytes:
 
 
 def token_texts(texts: Sequence[str]) -> bytes:
-    """Return the texts of a sequence's tokens."""
-    return json.dumps(list(texts)).encode()
+    """Return the texts of a sequence's tokens, one for each, in whole characters.
+
+    A character that several tokens make up, such as an emoji, is the first one's.
+    """
+    whole = [""] * len(texts)
+    place = 0
+    for start, character in _characters(texts):
+        if not (whole[place] and _continues(whole[place], character)):
+            place = start
+        whole[place] += character
+    return json.dumps(whole).encode()
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Return the text that tokens make up, whose texts may be parts of characters."""
+    return b"".join(map(_encoded, texts)).decode(errors="replace")
+
+
+def _characters(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield every character, with the place of the token that it begins in."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    start = 0
+    for place, text in enumerate(texts):
+        for value in _encoded(text):
+            begun = bool(decoder.getstate()[0])
+            start = start if begun else place
+            for number, character in enumerate(decoder.decode(bytes([value]))):
+                yield (start if number == 0 else place), character
+            if begun and decoder.getstate() == (bytes([value]), 0):  # the last one was broken off
+                start = place
+    yield from ((start, character) for character in decoder.decode(b"", final=True))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # surrogates that stand for no byte
+        return text.encode(errors="replace")
+
+
+def _continues(before: str, character: str) -> bool:
+    """Return whether a character is drawn as one with those before it."""
+    return (
+        before[-1] == "\N{ZERO WIDTH JOINER}"
+        or character in _JOINERS
+        or ord(character) in _SKIN_TONES
+        or unicodedata.category(character).startswith("M")
+    )

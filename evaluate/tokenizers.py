@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Protocol
 
 from .pretrained import load_tokenizer
@@ -15,17 +16,18 @@ MOST_WORDS = 20_000
 """The largest vocabulary of words; rarer ones are unknown."""
 
 _WORDS = re.compile(r"\s*(?:\w+|[^\w\s])")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer(Protocol):
     """From texts to tokens: ids that are places in a vocabulary.
 
-    The texts of a sequence's tokens, joined, are its text.
+    The texts of a sequence's tokens, joined, are its text (`rendering.joined`).
     """
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Return the text of every token."""
+        """Return the text of every token; `text_of` escapes parts of characters."""
 
     @property
     def padding(self) -> int:
@@ -125,8 +127,8 @@ class ByteTokenizer:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Return the bytes as Latin-1, and the name of padding."""
-        return (*(bytes([value]).decode("latin-1") for value in range(256)), "[PAD]")
+        """Return the bytes, and the name of padding."""
+        return (*(text_of(bytes([value])) for value in range(256)), "[PAD]")
 
     def encode(self, text: str) -> list[int]:
         """Return the bytes."""
@@ -155,8 +157,21 @@ class ModelTokenizer:
             return tuple(_word_piece(str(piece)) for piece in pieces)
         decode = self.source.convert_tokens_to_string
         # Alone, some tokenizers strip the space that a token begins with: hence the difference.
-        before = decode(["a"])
-        return tuple(decode(["a", str(piece)])[len(before) :] for piece in pieces)
+        before, kinds = decode(["a"]), self._decoders
+        return tuple(
+            _bytes_of(str(piece), kinds) or decode(["a", str(piece)])[len(before) :]
+            for piece in pieces
+        )
+
+    @property
+    def _decoders(self) -> frozenset[str]:
+        """Return the kinds of decoders that the tokenizer has."""
+        backend = getattr(self.source, "backend_tokenizer", None)
+        decoder = getattr(backend, "decoder", None)
+        if decoder is None:
+            return frozenset({"ByteLevel"} if hasattr(self.source, "byte_decoder") else ())
+        state = json.loads(decoder.__getstate__())
+        return frozenset(part["type"] for part in (state, *state.get("decoders", ())))
 
     @property
     def padding(self) -> int:
@@ -193,6 +208,31 @@ class ModelTokenizer:
         found = {self.encode(text)[place] for text in ("a", "Some words.")}
         token = found.pop()
         return token if not found and token in self.special else None
+
+
+def text_of(data: bytes) -> str:
+    """Return bytes as text, in which those that are no whole character are lone surrogates."""
+    return data.decode(errors="surrogateescape")
+
+
+def _bytes_of(piece: str, decoders: frozenset[str]) -> str:
+    """Return the text of a token that stands for bytes; empty for any other."""
+    single = _BYTE.fullmatch(piece)
+    if single and "ByteFallback" in decoders:
+        return text_of(bytes.fromhex(single[1]))
+    letters = _byte_letters()
+    if "ByteLevel" in decoders and all(letter in letters for letter in piece):
+        return text_of(bytes(letters[letter] for letter in piece))
+    return ""
+
+
+@cache
+def _byte_letters() -> Mapping[str, int]:
+    """Return the bytes that GPT-2's tokenizer, and all of its kind, write as visible letters."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in visible]
+    letters = {chr(value): value for value in visible}
+    return letters | {chr(256 + place): value for place, value in enumerate(others)}
 
 
 def _word_piece(piece: str) -> str:

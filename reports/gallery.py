@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any
 
 import pandas as pd
@@ -49,6 +49,15 @@ class Tile:
     identified: bool = False
     absent: str = ""
     attack: str = ""
+
+    @property
+    def runs(self) -> tuple[Token, ...]:
+        """Return the text in runs of right tokens, which are shaped as a whole, and wrong ones."""
+        return tuple(
+            token
+            for wrong, run in groupby(self.tokens, key=lambda token: token.wrong)
+            for token in (run if wrong else [Token("".join(part.text for part in run))])
+        )
 
 
 @dataclass(frozen=True)

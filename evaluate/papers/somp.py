@@ -79,8 +79,8 @@ def text_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator)
     seconds, truth = time.perf_counter() - start, upload.truth.inputs
     found = torch.cat([guess, modality.nothing(truth)])[modality.match(guess, truth)]
     scores = modality.scores(found, truth)
-    return {  # where there are no pairs of words, ROUGE-2 is 0 in papers
-        **{metric: scores[metric].nan_to_num().tolist() for metric in METRICS},
+    return {  # a text without pairs of words has no ROUGE-2: in papers it counts as 0
+        **{name: scores[name][~scores[name].isnan()].tolist() for name in METRICS},
         "noise": [_relative_noise(problem, upload)] * len(truth),
         "seconds": [seconds],
     }

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from federated import rng
-from sentences import language_model, recovered, seen_by_server, sentences
+from sentences import few_words, language_model, recovered, seen_by_server, sentences, tune
 from small_language import observed
 
 from leakfrontier.adversaries import (
@@ -16,6 +16,7 @@ from leakfrontier.adversaries import (
     NotApplicable,
     TokenSpace,
     dager,
+    somp,
 )
 from leakfrontier.adversaries.sentence_ends import Ending
 from leakfrontier.defenses import DPSGD, Batch
@@ -115,6 +116,59 @@ def test_recovers_changes_of_weights() -> None:
     assert recovered(DAGER().reconstruct(observation, rng()), tokens) == 1
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("steps", [8, 50])
+def test_recovers_a_batch_of_a_model_that_was_fine_tuned(family: str, steps: int) -> None:
+    """One direction outweighs all others in its gradients, and many are weak."""
+    model = tune(language_model(family), steps)
+    for size in (1, 4, 6):
+        tokens = few_words(sentences([10] * size, seed=99))
+        clipping = DPSGD(noise_multiplier=0.0, max_grad_norm=0.1, poisson_sampling=False)
+        for defense in (None, clipping):
+            observation = seen_by_server(model, tokens, defense=defense)
+            guess = DAGER().reconstruct(observation, rng())
+            assert recovered(guess, tokens) == 1
+            assert guess.confidence is not None
+            assert guess.confidence.min() > 0.9
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_recovers_uploads_of_16_bits(family: str, dtype: torch.dtype) -> None:
+    tokens = sentences([10, 7])
+    seen = seen_by_server(language_model(family), tokens)
+    narrow = {name: value.to(dtype) for name, value in seen.update.items()}
+    widened = {name: value.float() for name, value in narrow.items()}
+    for update in (narrow, widened):
+        for attack in (DAGER(), SOMP()):
+            guess = attack.reconstruct(replace(seen, update=update), rng())
+            assert recovered(guess, tokens) == 1
+
+
+def test_says_what_else_fills_the_rank() -> None:
+    tokens = few_words(sentences([10] * 4, seed=99))
+    seen = seen_by_server(tune(language_model("llama"), 50), tokens)
+    signs = {name: value / (value.abs() + 1e-8) for name, value in seen.update.items()}
+    with pytest.raises(NotApplicable, match=r"at most 36 tokens .* adaptive optimizer"):
+        DAGER().reconstruct(replace(seen, update=signs), rng())
+
+
+@pytest.mark.parametrize("attack", [DAGER(), SOMP()], ids=["DAGER", "SOMP"])
+def test_what_explains_little_is_not_certain_and_not_copied(
+    monkeypatch: pytest.MonkeyPatch, attack: Adversary
+) -> None:
+    tokens = sentences([10, 10, 10, 10])
+    seen = seen_by_server(language_model("gpt2"), tokens)
+    one = [dager.Sentence(tuple(tokens[0, :9].tolist()), 0.0)]
+    for module in (dager, somp):
+        monkeypatch.setattr(module, "grow", lambda *given: one)
+    monkeypatch.setattr(somp, "search", lambda *given: [])
+    guess = attack.reconstruct(seen, rng())
+    assert len(guess.inputs) == 1
+    assert guess.confidence is not None
+    assert guess.confidence.max() < 0.6
+
+
 def test_differential_privacy_is_not_broken() -> None:
     tokens = sentences([9, 7])
     defense = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, poisson_sampling=False)
@@ -142,7 +196,7 @@ def test_says_what_it_cannot_attack() -> None:
 def test_more_tokens_than_dimensions_saturate_the_rank() -> None:
     tokens = sentences([10] * 10)
     observation = seen_by_server(language_model("llama"), tokens)
-    with pytest.raises(NotApplicable, match="saturated"):
+    with pytest.raises(NotApplicable, match=r"saturated: .* as many tokens may be behind"):
         DAGER().reconstruct(observation, rng())
     guess = DAGER(rank_cutoff=20).reconstruct(observation, rng())
     assert guess.inputs.shape[1] == 10
@@ -156,6 +210,8 @@ def test_without_the_last_block_only_its_knowledge_is_missing() -> None:
     before = tokens.clone()
     before[0, 9] = before[1, 6] = 0
     assert recovered(guess, before) == 1
+    assert guess.confidence is not None  # each lacks its last token
+    assert guess.confidence.tolist() == pytest.approx([9 / 10, 6 / 7], abs=0.01)
 
 
 @pytest.mark.parametrize(

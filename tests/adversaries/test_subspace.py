@@ -18,8 +18,7 @@ def test_the_space_is_that_of_the_singular_value_decomposition(dtype: torch.dtyp
     space = row_space(gradient)
     assert space.rank == 12
     assert not space.saturated
-    reference = torch.linalg.svd(gradient.double())
-    torch.testing.assert_close(space.values[:12], reference.S[:12], rtol=1e-6, atol=0)
+    reference = torch.linalg.svd(space.scaled(gradient.double()))
     projector = reference.Vh[:12].T @ reference.Vh[:12]
     torch.testing.assert_close(space.basis.T @ space.basis, projector, rtol=0, atol=1e-6)
 
@@ -28,15 +27,50 @@ def test_distances_are_zero_inside_one_outside_and_do_not_depend_on_scale() -> N
     gradient = low_rank(12)
     space = row_space(gradient)
     inside = gradient[:5]
+    assert space.scale is not None
     outside = torch.randn(4, 48, dtype=torch.float64)
-    outside = outside - (outside @ space.basis.T) @ space.basis
+    outside = (outside - (outside @ space.basis.T) @ space.basis) * space.scale
     assert space.distance(inside).max() < 1e-7
     torch.testing.assert_close(space.distance(outside), torch.ones(4, dtype=torch.float64))
-    both = inside[0] / inside[0].norm() + outside[0] / outside[0].norm()
+    both = inside[0] / space.scaled(inside)[0].norm() + outside[0] / space.scaled(outside)[0].norm()
     assert float(space.distance(1e5 * both)) == pytest.approx(math.sqrt(0.5))
     torch.testing.assert_close(
         space.energy(inside, exact=False).double(), space.energy(inside), rtol=0, atol=1e-5
     )
+
+
+def uneven(rank: int, rows: int, width: int, size: float = 100.0) -> torch.Tensor:
+    """Return a sum of outer products in single precision, as trained models have them.
+
+    Some columns are large, inputs are of very different weight, and one outweighs all others.
+    """
+    draws = torch.Generator().manual_seed(7)
+    inputs, slopes = (torch.randn(rank, n, generator=draws) for n in (width, rows))
+    inputs = inputs * torch.logspace(0, -2, width)
+    slopes = slopes * torch.logspace(0, -4, rank)[:, None]
+    slopes[0] *= size
+    return slopes.T @ inputs
+
+
+@pytest.mark.parametrize(("rank", "width"), [(5, 64), (40, 64), (150, 192)])
+@pytest.mark.parametrize("most", [None, 160])
+def test_a_direction_that_outweighs_all_others_is_not_the_rank(
+    rank: int, width: int, most: int | None
+) -> None:
+    space = row_space(uneven(rank, 3 * width, width), most=most)
+    assert space.rank == rank
+    assert space.noise == 0
+
+
+def test_signal_that_falls_into_rounding_errors_ends_where_they_do() -> None:
+    draws = torch.Generator().manual_seed(8)
+    weights = torch.logspace(0, -9, 60)  # the weakest are below single precision
+    left, right = (torch.randn(n, 60, generator=draws) for n in (300, 96))
+    gradient = (left * weights) @ right.T
+    for most in (60, 200):
+        assert 40 <= row_space(gradient, most=most).rank <= 75
+    assert row_space(gradient, most=60, least=58).rank >= 58
+    assert row_space(gradient[:, :50], most=60).rank > 35
 
 
 def test_a_full_gradient_is_saturated_and_a_zero_one_spans_nothing() -> None:

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from scipy.io import wavfile
 
-from leakfrontier.evaluate.rendering import image_png, token_texts, wave_file
+from leakfrontier.evaluate.rendering import image_png, joined, token_texts, wave_file
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
@@ -39,3 +39,27 @@ def test_loud_sound_is_cut_off() -> None:
 def test_tokens_can_be_read_back() -> None:
     texts = ["a", " ", "\n", '"', "é", "[PAD]"]
     assert json.loads(token_texts(texts)) == texts
+
+
+def in_bytes(text: str) -> list[str]:
+    return [bytes([value]).decode(errors="surrogateescape") for value in text.encode()]
+
+
+@pytest.mark.parametrize(
+    ("texts", "whole"),
+    [
+        (["a", *in_bytes("\u00e4"), "b"], ["a", "\u00e4", "", "b"]),
+        (in_bytes("\U0001f600!"), ["\U0001f600", "", "", "", "!"]),
+        (in_bytes("\u00e4")[:1], ["\ufffd"]),
+        ([*in_bytes("\u6211")[:2], "a"], ["\ufffd", "", "a"]),
+        ([in_bytes("\u6211")[0], *in_bytes("\u00e4")], ["\ufffd", "\u00e4", ""]),
+        (["e", "\u0301", "x"], ["e\u0301", "", "x"]),  # an accent of its own
+        (["\U0001f469", "\u200d", "\U0001f467", "."], ["\U0001f469\u200d\U0001f467", "", "", "."]),
+        (["\ud83d", "a"], ["?", "a"]),  # half of a character in UTF-16
+    ],
+)
+def test_characters_are_whole_and_stand_where_they_begin(
+    texts: list[str], whole: list[str]
+) -> None:
+    assert json.loads(token_texts(texts)) == whole
+    assert joined(texts) == "".join(whole)

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from leakfrontier.evaluate.rendering import joined
 from leakfrontier.evaluate.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
@@ -14,8 +15,16 @@ from leakfrontier.evaluate.tokenizers import (
 TEXTS = ["The cat isn't here.", "The  dog\nbarks!"]
 
 
+LANGUAGES = [
+    "Die F\u00fc\u00dfe sind gr\u00f6\u00dfer.",
+    "\u6211\u4eec\u4eca\u5929\u53bb\u5317\u4eac\u3002",
+    "\u0647\u0630\u0627 \u0646\u064e\u0635 \u0639\u0631\u0628\u064a.",
+    "\U0001f600\U0001f469\u200d\U0001f467 \u2764\ufe0f",
+]
+
+
 def text_of(tokenizer: Tokenizer, text: str) -> str:
-    return "".join(tokenizer.vocabulary[token] for token in tokenizer.encode(text))
+    return joined([tokenizer.vocabulary[token] for token in tokenizer.encode(text)])
 
 
 def test_a_character_is_a_token() -> None:
@@ -37,6 +46,32 @@ def test_a_byte_is_a_token() -> None:
     assert text_of(tokenizer, TEXTS[0]) == TEXTS[0]
     assert len(tokenizer.encode("\N{EURO SIGN}")) == 3
     assert len(tokenizer.vocabulary) == tokenizer.padding + 1
+
+
+@pytest.mark.parametrize("text", LANGUAGES)
+def test_parts_of_characters_make_up_a_text(text: str) -> None:
+    for tokenizer in (ByteTokenizer(), byte_pairs("ByteLevel"), byte_pairs("ByteFallback")):
+        assert len(tokenizer.encode(text)) > len(text)
+        assert text_of(tokenizer, text) == text
+
+
+def byte_pairs(kind: str) -> ModelTokenizer:
+    """Return a tokenizer whose every token is a byte, written as GPT-2 or as Llama does."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    level = kind == "ByteLevel"
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = letters if level else [f"<0x{value:02X}>" for value in range(256)]
+    vocabulary = {piece: place for place, piece in enumerate(["<end>", *pieces])}
+    fast = Fast(models.BPE(vocabulary, [], byte_fallback=not level))
+    if level:
+        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        fast.decoder = decoders.ByteLevel()
+    else:
+        fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return ModelTokenizer(PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>"))
 
 
 def test_tokenizers_by_name() -> None:

@@ -8,17 +8,27 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+import torch
 from browser import chart_marks
 from PIL import Image
 from playwright.sync_api import Page
 from synthetic import make_results, write_tiny
 
+from leakfrontier.adversaries import TokenSpace
+from leakfrontier.evaluate.modality import modality_of
 from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.rows import Media
+from leakfrontier.evaluate.rows import Media, Rendering
+from leakfrontier.evaluate.tokenizers import ByteTokenizer
 from leakfrontier.reports import page as page_module
 from leakfrontier.reports import write_report
 from leakfrontier.reports.charts import Figure, unvalidated
 from leakfrontier.reports.page import _figures, _scenarios
+
+SENTENCES = [
+    "\u00dcber gro\u00dfe F\u00fc\u00dfe.",
+    "\u6211\u4eec\u53bb\u5317\u4eac \U0001f600\u3002",
+    "\u0647\u0630\u0627 \u0646\u064e\u0635 \u0639\u0631\u0628\u064a.",
+]
 
 
 @pytest.fixture(scope="module")
@@ -320,3 +330,26 @@ def test_wrong_tokens_are_marked_and_not_by_colour_alone(
     assert truths.first.inner_text() == "to be <or> not"
     assert page.locator("#gallery td:nth-last-child(2) mark").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_sentences_of_any_language_are_whole(tmp_path: Path) -> None:
+    tokens = ByteTokenizer()
+    space = TokenSpace((60,), 2, len(tokens.vocabulary), tokens.padding, special=tokens.special)
+    text, renderings = modality_of(space, tokens.vocabulary), []
+    for number, sentence in enumerate(SENTENCES):
+        rows = torch.full((2, 60), tokens.padding)
+        rows[:, : len(sentence.encode())] = torch.tensor(tokens.encode(sentence))
+        rows[1, 0] += 1  # the first byte is wrong, and no other
+        truth, guess = (text.render(row) for row in rows)
+        renderings.append(Rendering(number, 0, "tokens", truth, guess))
+    write_tiny(
+        tmp_path,
+        [("none", "none", None, 900, [True] * len(SENTENCES))],
+        renderings=tuple(renderings),
+    )
+    page = write_report(tmp_path).read_text()
+    for sentence in SENTENCES:
+        assert f'<span class="tokens" dir="auto"><span>{sentence}</span></span>' in page
+        rest = re.escape(sentence[1:])
+        assert re.search(rf"<mark>[^\n]*</mark>[^\n]*<span>{rest}</span>", page)

@@ -41,3 +41,14 @@ def test_a_trial(more: dict[str, float]) -> None:
     if not more:
         assert scores["exact"] == [1.0, 1.0]
     assert (scores["noise"][0] > 1) == ("sigma" in more)
+
+
+@pytest.mark.usefixtures("small")
+def test_texts_without_a_score_are_not_worth_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = torch.tensor([torch.nan, 1.0], dtype=torch.float64)
+    scores = dict.fromkeys(somp.METRICS, missing)
+    monkeypatch.setattr("leakfrontier.evaluate.modality.Text.scores", lambda *given: scores)
+    problem, rng = {"dataset": "cola", "B": 2}, torch.Generator().manual_seed(0)
+    method = {"attack": "PriorGuess", "model": "small"}
+    found = somp.text_trial(problem, method, load_dataset("messages"), rng)
+    assert found["rouge2"] == [1.0]
