@@ -31,7 +31,7 @@ from .data import DATASETS
 from .errors import UserError
 from .methods import Method, Strict, Whole, build_defense, build_protocol, own_code
 from .models import build_model
-from .plugins import file_of, local_files
+from .plugins import file_of, local_files, trust
 from .seeds import generator
 
 DESCRIPTION, WEIGHTS, UPDATE, TRUTH = (
@@ -95,7 +95,8 @@ class Description(Strict):
     @field_validator("protocol")
     @classmethod
     def _valid_protocol(cls, value: Method) -> Method:
-        build_protocol(value)
+        if not own_code(value):
+            build_protocol(value)
         return value
 
     @field_validator("defense")
@@ -114,6 +115,12 @@ class Description(Strict):
         if value is not None and size is not None and len(value) != size:
             raise ValueError(f"labels must be {size}, one per private example, got {len(value)}")
         return value
+
+    @property
+    def code(self) -> list[str]:
+        """Return the users' own classes and functions that it names."""
+        named = (self.model, self.protocol, *([] if self.defense is None else [self.defense]))
+        return [name for method in named for name in own_code(method)]
 
     @property
     def inputs(self) -> InputSpace:
@@ -181,6 +188,7 @@ def capture(
         CaptureError: Before the block if the description does not fit the model, after it if
             there is no update.
     """
+    trust(about.code)
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     check_weights(about.build(), weights, "the model")
     gradient = about.training.uploads_gradient
@@ -225,9 +233,10 @@ def write_capture(
         )
     check_finite(update, "the update")
     folder.mkdir(parents=True, exist_ok=True)
-    about = about.model_copy(update={"model": _copied(about.model, folder)})
-    if about.defense is not None:
-        about = about.model_copy(update={"defense": _copied(about.defense, folder)})
+    named = {"model": about.model, "protocol": about.protocol, "defense": about.defense}
+    about = about.model_copy(
+        update={role: method and _copied(method, folder) for role, method in named.items()}
+    )
     save_file(_plain(weights), folder / WEIGHTS)
     save_file(_plain(update), folder / UPDATE)
     if truth is not None:

@@ -32,7 +32,7 @@ from .analysis import FINISHED, with_scores
 from .archive import PackError, sha256, unzipped, zipped
 from .cells import AttackTrial, Trial
 from .checks import conclusion
-from .config import RunConfig, load_config
+from .config import RunConfig, received_config
 from .data import is_named
 from .environment import environment
 from .labels import rows
@@ -137,11 +137,12 @@ class Pack:
 _CELL_COLUMNS = ("cell", "kind", "status", "error", "note", "seconds", "busy", "digest", "labels")
 
 
-def pack_run(folder: Path) -> bytes:
+def pack_run(folder: Path, *, trust_code: bool = False) -> bytes:
     """Return the pack of a run.
 
     Args:
         folder: Holds `results.sqlite`.
+        trust_code: Whether code that the run names may be executed.
 
     Raises:
         PackError: If it is not that of a run, or the code is no longer what made its rows.
@@ -149,7 +150,7 @@ def pack_run(folder: Path) -> bytes:
     results = Store(folder).results()
     if not {"scenarios", "defenses", "observations"} <= {*results.config}:
         raise PackError(f"{folder} is no folder of `leakfrontier run`: nothing else can be packed")
-    config = load_config(results.config)
+    config = received_config(results.config, Path(), trust_code=trust_code)
     trials = narrowed(plan(config), results)
     outcomes = outcomes_of(results)
     finished = results.cells["status"].isin(FINISHED).tolist()

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import yaml
 from rich.console import Console
 from rich.markup import escape as markup
 from scipy import stats
@@ -32,7 +31,7 @@ from .analysis import FINISHED
 from .archive import PackError
 from .cascade import Schedule, Step
 from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial
-from .config import RunConfig, load_config, named_code
+from .config import RunConfig, named_code, received_config
 from .data import forget_fingerprints
 from .engine import LOCAL, Engine, Failure
 from .environment import environment
@@ -156,7 +155,7 @@ def verify(
     forget_fingerprints()
     console = Console(quiet=True) if console is None else console
     with TemporaryDirectory() as place:
-        config = _config(pack, Path(place), data)
+        config = _config(pack, Path(place), data, trust_code)
         planned = plan(config)
         problems = [*_not_as_planned(pack, planned), *_not_derived(pack)]
         if config.panel != pack.comparable:
@@ -181,7 +180,7 @@ def verify(
         )
 
 
-def _config(pack: Pack, folder: Path, data: Path | None) -> RunConfig:
+def _config(pack: Pack, folder: Path, data: Path | None, trust_code: bool) -> RunConfig:
     """Return the configuration of a pack, whose code and data are put into a folder."""
     for name, body in pack.sources.items():
         path = folder / name
@@ -198,8 +197,7 @@ def _config(pack: Pack, folder: Path, data: Path | None) -> RunConfig:
                 f"{pack.name} is of data that it does not hold: give --data with a folder that "
                 f"has {name.removeprefix('data/')!r}"
             )
-    (folder / "config.yaml").write_text(yaml.safe_dump(pack.meta["config"], sort_keys=False))
-    return load_config(folder / "config.yaml")  # whose paths are relative to it
+    return received_config(pack.meta["config"], folder, trust_code=trust_code)
 
 
 def _not_as_planned(pack: Pack, trials: Sequence[Trial]) -> Iterator[str]:

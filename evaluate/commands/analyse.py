@@ -17,7 +17,7 @@ from ..architecture import Analysis, LayerCounts, build, space_of
 from ..architecture import analyse as analyse_model
 from ..errors import UserError, given_by_user
 from ..methods import Method
-from .options import AsJson, method_from, print_path
+from .options import AsJson, method_from, print_path, users_own
 
 
 def analyse(
@@ -56,6 +56,7 @@ def _analysis(model: str, shape: str, classes: int) -> Analysis:
     except ValueError as error:
         raise UserError(f"--shape must be whole numbers, as in 3,32,32, got {shape!r}") from error
     method = Method.model_validate(method_from(model, "the model"))
+    users_own(method)
     space = space_of(sizes, classes)
     built = build(method.name, space, method.options)
     try:

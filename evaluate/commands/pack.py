@@ -18,10 +18,14 @@ def pack(
     out: Annotated[
         Path | None, typer.Option(help="The pack; DIR/NAME.zip by default, NAME being DIR's.")
     ] = None,
+    trust_code: Annotated[
+        bool,
+        typer.Option("--trust-code", help="Execute Python files that the run names: your own."),
+    ] = False,
 ) -> None:
     """Write a reproducibility pack: configuration, rows, sources, versions, checksums."""
     path = out or folder / f"{folder.resolve().name}.zip"
-    content = pack_run(folder)
+    content = pack_run(folder, trust_code=trust_code)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -132,6 +132,7 @@ def test_the_capture_is_sound_before_it_is_broken(folder: Path) -> None:
     assert load_capture(folder).about.batch_size == 2
 
 
+@pytest.mark.usefixtures("gate")
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_capture_is_explained(folder: Path, case: str) -> None:
     change, message = BROKEN[case]
