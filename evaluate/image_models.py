@@ -56,7 +56,7 @@ def image_classifier(space: ImageSpace, id: str, pretrained: bool = True) -> nn.
                 **source.options,
             )
         else:
-            config = AutoConfig.from_pretrained(source.place, num_labels=space.classes)
+            config = AutoConfig.from_pretrained(source.place, num_labels=space.classes, **NO_CODE)
             for name, value in (("image_size", max(height, width)), ("num_channels", channels)):
                 if hasattr(config, name):
                     setattr(config, name, value)

@@ -23,6 +23,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
+from .copies import copied
 from .data import fingerprint, is_named, load_dataset
 from .devices import Device, current_device, on_device
 from .language_models import pretrained_of, tokenizer_of
@@ -362,7 +363,7 @@ class World:
                 **method.options,
             )
             model = defense.on_model(model)
-        return model.to(self.device)
+        return copied(model).to(self.device)  # the defense may have kept its own
 
     def client(self, defense: Defense, model: nn.Module) -> Client:
         """Return a client of the scenario."""

@@ -173,6 +173,8 @@ def hub_texts(name: str, task: Task) -> Splits:
     from datasets import load_dataset  # slow to import
 
     place, _, configuration = name.removeprefix(HUB).partition("@")
+    if place == "pandas":
+        raise ValueError(f"{name} is a reader of pickles, which are never read")
     try:
         splits = load_dataset(place, configuration or None)
     except Exception as error:  # the library's own, the network's, or that of a file
