@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from leakfrontier.adversaries import ImageSpace
 from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or transformers may fail)
 
-from .pretrained import find_source, loaded
+from .pretrained import NO_CODE, find_source, loaded
 
 
 class ImageClassifier(nn.Module):
