@@ -6,7 +6,6 @@ folder, and code that it brings along is executed only if the user says so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +32,7 @@ from .capture import (
 )
 from .config import explain
 from .data import DATASETS
+from .foreign import parse_json
 from .methods import Method, own_code, placed_name
 from .plugins import digest_of, trust
 
@@ -127,7 +127,7 @@ def load_capture(
 def _read_description(folder: Path, given: Mapping[str, object], trust_code: bool) -> Description:
     path = _inside(folder, DESCRIPTION)
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise CaptureError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):

@@ -35,6 +35,7 @@ from .checks import conclusion
 from .config import RunConfig, received_config
 from .data import is_named
 from .environment import environment
+from .foreign import check_cells, check_labels, check_meta, check_rows, parse_json
 from .labels import rows
 from .methods import own_code
 from .packed_rows import exact, from_csv, outcomes_of, to_csv, types_of
@@ -104,7 +105,7 @@ class Pack:
     def cells(self) -> pd.DataFrame:
         """Return the planned cells, in their order: cells.csv with `labels` as data."""
         cells = from_csv(self.entries[CELLS], dict.fromkeys(_CELL_COLUMNS, str))
-        cells["labels"] = [json.loads(text) for text in cells["labels"]]
+        cells["labels"] = [check_labels(parse_json(text)) for text in cells["labels"]]
         return cells.assign(**{name: pd.to_numeric(cells[name]) for name in ("seconds", "busy")})
 
     @cached_property
@@ -114,6 +115,7 @@ class Pack:
         labels = pd.DataFrame(
             [{"cell": cell.cell, "kind": cell.kind, **cell.labels} for cell in rows(cells)]
         )
+        check_cells(labels)
         outcomes = cells.drop(columns=["kind", "labels", "digest"])
         frames = {name: labels.merge(self.rows(name), on="cell") for name in TABLES}
         return Results(
@@ -130,6 +132,7 @@ class Pack:
         if table == "renderings":
             for name in ("truth", "guess"):
                 frame[name] = [self.entries[file] for file in frame[name]]
+        check_rows(frame, TABLES[table])
         frame.insert(0, "cell", self.cells["cell"].loc[frame.pop("number")].to_numpy())
         return frame
 
@@ -226,7 +229,7 @@ def read_pack(path: Path) -> Pack:
     pack = Pack(path.stem, meta, entries)
     try:
         pack.results  # noqa: B018 - whatever is wrong with a row is wrong here
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise PackError(f"{path} has rows that cannot be read: {error}") from error
     return pack
 
@@ -321,11 +324,10 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:  # noqa: ANN401 - any
 
 def _parsed(path: Path, body: bytes) -> dict[str, Any]:
     try:
-        meta = json.loads(body)
-        missing = {"format", "panel", "config", "notes", "versions", "machine", "code"} - {*meta}
-    except (ValueError, TypeError) as error:
+        meta = check_meta(parse_json(body))
+    except ValueError as error:
         raise PackError(f"{path}: {META} cannot be read: {error}") from error
+    missing = {"format", "panel", "config", "notes", "versions", "machine", "code"} - {*meta}
     if missing:
         raise PackError(f"{path}: {META} lacks {', '.join(sorted(missing))}")
-    found: dict[str, Any] = meta
-    return found
+    return dict(meta)

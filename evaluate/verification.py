@@ -42,6 +42,7 @@ from .rows import Outcome
 from .run import plan
 from .statistics import sign_test
 from .store import TABLES
+from .terminal import terminal
 
 TOLERANCE = (
     "the same uploads scored, refused and not applicable; no significant difference in who is "
@@ -153,7 +154,7 @@ def verify(
             f"{', '.join(sorted(code))}, and give --trust-code if you trust it"
         )
     forget_fingerprints()
-    console = Console(quiet=True) if console is None else console
+    console = terminal(quiet=True) if console is None else console
     with TemporaryDirectory() as place:
         config = _config(pack, Path(place), data, trust_code)
         planned = plan(config)

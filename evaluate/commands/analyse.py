@@ -17,6 +17,7 @@ from ..architecture import Analysis, LayerCounts, build, space_of
 from ..architecture import analyse as analyse_model
 from ..errors import UserError, given_by_user
 from ..methods import Method
+from ..terminal import terminal
 from .options import AsJson, method_from, print_path, users_own
 
 
@@ -44,9 +45,9 @@ def analyse(
     if as_json:
         typer.echo(json.dumps(analysis.document(), indent=2))
     else:
-        print_analysis(Console(), analysis)
+        print_analysis(terminal(), analysis)
     if drawing is not None:
-        print_path(Console(stderr=True), "Drawing:", drawing)
+        print_path(terminal(stderr=True), "Drawing:", drawing)
 
 
 @given_by_user()

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..capture_run import attack_captures
 from ..errors import given_by_user
 from ..methods import Method
+from ..terminal import terminal
 from .options import (
     Address,
     Data,
@@ -64,7 +64,7 @@ def attack(
     from leakfrontier.reports.captured import write_gallery
 
     folder_out = out or Path("runs") / "attack" / folder.resolve().name
-    console = Console()
+    console = terminal()
     print_path(console, "Results go to", folder_out)
     with given_by_user():
         methods = [

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..errors import UserError
 from ..pack import pack_run
+from ..terminal import terminal
 from .options import print_path
 
 
@@ -31,6 +31,6 @@ def pack(
         path.write_bytes(content)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another --out") from error
-    console = Console()
+    console = terminal()
     print_path(console, "Pack:", path)
     console.print(f"{len(content) / 1e6:.2f} MB", highlight=False)
