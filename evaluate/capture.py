@@ -12,6 +12,7 @@ the client was sent), `update.safetensors` (what it uploaded, by parameter name)
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,6 +48,9 @@ SPACES: dict[str, type[InputSpace]] = {
 }
 """The kinds of input spaces, as `capture.json` calls them."""
 
+MOST_ENTRIES = 2**26
+"""The largest example that is captured: 256 MB."""
+
 Truth = Batch | tuple[Tensor, Tensor]
 
 
@@ -62,7 +66,7 @@ class Description(Strict):
     space: dict[str, Any]
     """What is known of the inputs: `kind` (`images`, `sound` or `tokens`), `shape`, `classes` and
     the normalisation; an `InputSpace` does as well."""
-    batch_size: Whole = Field(ge=1)
+    batch_size: Whole = Field(ge=1, le=2**20)
     """Private examples behind the update."""
     protocol: Method = Method(name="FedSGD")
     """`FedSGD` if the update is a gradient, `FedAvg` if it is a change of weights; with `clients`
@@ -166,7 +170,16 @@ def _space(value: Mapping[str, Any]) -> InputSpace:
         raise ValueError(
             f"shape and classes must be whole numbers from 1, got {space.shape} and {space.classes}"
         )
+    if math.prod(sides) > MOST_ENTRIES or max(_sizes(space)) > MOST_ENTRIES:
+        raise ValueError(f"no example and no vocabulary has more than {MOST_ENTRIES:,} entries")
     return space
+
+
+def _sizes(space: InputSpace) -> tuple[int, ...]:
+    vocabulary = space.vocabulary if isinstance(space, TokenSpace) else 1
+    if type(vocabulary) is not int or vocabulary < 1:
+        raise ValueError(f"vocabulary must be a whole number from 1, got {vocabulary!r}")
+    return space.classes, vocabulary
 
 
 @contextmanager

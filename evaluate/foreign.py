@@ -14,6 +14,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pandas as pd
 
+from .rows import GuaranteeRow, Kind, Status
+
 DEPTH = 64
 """How deeply lists and mappings may be nested; what we write has fewer than ten levels."""
 
@@ -72,9 +74,13 @@ def check_labels(labels: object) -> dict[str, Any]:
 
 
 def check_cells(cells: pd.DataFrame) -> None:
-    """Raise a ValueError for cells that lack the labels of their kind, or come twice."""
+    """Raise a ValueError for cells without the labels of their kind, or with other values."""
     if not cells["cell"].is_unique:
         raise ValueError("two cells have the same key")
+    for name, (is_right, words) in _CELLS.items():
+        for value in cells.get(name, ()):
+            if not _is_missing(value) and not is_right(value):
+                raise ValueError(f"{name} of a cell must be {words}, got {_shown(value)}")
     for kind, needed in _NEEDED.items():
         own = cells[cells["kind"] == kind]
         for name in needed if len(own) else ():
@@ -86,7 +92,7 @@ def check_rows(frame: pd.DataFrame, row_type: type) -> None:
     """Raise a ValueError for values that no row of a table can have.
 
     Args:
-        frame: The rows.
+        frame: The rows, with the keys of their cells.
         row_type: The dataclass that they are of.
     """
     hints = get_type_hints(row_type)
@@ -95,6 +101,9 @@ def check_rows(frame: pd.DataFrame, row_type: type) -> None:
         for value in frame[name]:
             if not is_right(value):
                 raise ValueError(f"{name} must be {words}, got {_shown(value)}")
+    key = ["cell", *(name for name in _KEYS if name in frame)]
+    if row_type is not GuaranteeRow and frame.duplicated(key).any():
+        raise ValueError(f"two rows have the same {', '.join(key)}")
     if "correct" in frame and not (frame["correct"] <= frame["total"]).all():
         raise ValueError("correct must be at most total")
     if "media" in frame:
@@ -143,7 +152,7 @@ def _is_text(value: object) -> bool:
 def _is_whole(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    return abs(value) < 2**53 and float(value).is_integer()
+    return abs(float(value)) < 2**53 and float(value).is_integer()
 
 
 def _is_number(value: object) -> bool:
@@ -188,6 +197,15 @@ _META: dict[str, tuple[_Test, str]] = {
     "notes": _TEXTS,
     "plan": _TEXTS,
 }
+_STATUS = (*get_args(Status), "missing")
+_KEYS = ("observation", "victim", "metric", "round")
+_THREATS = ("passive", "parameters", "architecture")
+_CELLS: dict[str, tuple[_Test, str]] = {
+    **dict.fromkeys(("cell", "error", "note"), _KINDS[str]),
+    **dict.fromkeys(("seconds", "busy"), _KINDS[float]),
+    "kind": (lambda value: value in get_args(Kind), f"one of {', '.join(get_args(Kind))}"),
+    "status": (lambda value: value in _STATUS, f"one of {', '.join(_STATUS)}"),
+}
 _NAMES = ("scenario", "dataset", "model", "protocol", "defense", "family", "task")
 _LABELS: dict[str, tuple[_Test, str]] = {
     **dict.fromkeys((*_NAMES, "adversary", "adversary_name", "table", "setting"), _KINDS[str]),
@@ -201,7 +219,6 @@ _LABELS: dict[str, tuple[_Test, str]] = {
     "threat": (lambda value: value in _THREATS, "one of passive, parameters, architecture"),
     "captures": _TEXTS,
 }
-_THREATS = ("passive", "parameters", "architecture")
 _TRAINED = ("scenario", "defense", "family", "defense_options")
 _NEEDED: dict[str, tuple[str, ...]] = {
     "replay": _TRAINED,

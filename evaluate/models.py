@@ -28,6 +28,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 """The activations that `lenet` can have."""
 
+LARGE = 4096
+"""Options from which the size of a model of ours is looked at before it is made."""
+
+MOST_PARAMETERS = 2**30
+
 
 def build_model(
     name: str,
@@ -51,11 +56,13 @@ def build_model(
     _check_options(name, factory, space, options)
     if name in NETWORKS:
         _image_shape(name, space)  # raises if it has none
+    if name in MODELS:
+        _check_size(name, factory, space, options)
     seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[]):
         # Unlike torch.manual_seed, this leaves the generators of other devices alone.
         torch.default_generator.manual_seed(seed)
-        model = factory(space, **options)
+        model = _built(name, factory, space, options)
         if replace_batch_norm and isinstance(model, nn.Module):
             model = _with_group_norm(model)
         _check_model(name, model, space)
@@ -276,6 +283,42 @@ def _check_options(
             f"{name} cannot be called with the input space and the options "
             f"{', '.join(options) or '(none)'}: {error}; its options are {allowed or '(none)'}"
         ) from error
+
+
+def _check_size(
+    name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
+) -> None:
+    """Raise if a model of ours is larger than any memory; a file of others may ask for it."""
+    numbers = [value for value in options.values() if isinstance(value, int)]
+    if max(numbers, default=0) < LARGE:
+        return
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            model = _built(name, factory, space, options)
+            parameters = sum(one.numel() for one in model.parameters())
+    except (RuntimeError, OverflowError):  # sizes that no tensor can have
+        parameters = MOST_PARAMETERS + 1
+    if parameters > MOST_PARAMETERS:
+        raise ValueError(
+            f"{name} with {_listed(options)} would have more than {MOST_PARAMETERS:,} parameters: "
+            "choose smaller options"
+        )
+
+
+def _built(
+    name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
+) -> nn.Module:
+    """Return a model; options of another type than a model of ours takes are named."""
+    try:
+        return factory(space, **options)
+    except TypeError as error:
+        if name not in MODELS:
+            raise
+        raise ValueError(f"{name} cannot be built with {_listed(options)}: {error}") from error
+
+
+def _listed(options: dict[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def _check_model(name: str, model: object, space: InputSpace) -> None:

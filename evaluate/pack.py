@@ -35,6 +35,7 @@ from .checks import conclusion
 from .config import RunConfig, received_config
 from .data import is_named
 from .environment import environment
+from .errors import given_by_user
 from .foreign import check_cells, check_labels, check_meta, check_rows, parse_json
 from .labels import rows
 from .methods import own_code
@@ -48,6 +49,9 @@ from .store import TABLES, Store
 FORMAT = 1
 VICTIMS = 4
 """Victims that the gallery of a pack shows under every defense."""
+
+MANY_UPLOADS = 1000
+"""Uploads that a configuration may have even if none was attacked."""
 
 META, CELLS = "pack.json", "cells.csv"
 
@@ -105,7 +109,8 @@ class Pack:
     def cells(self) -> pd.DataFrame:
         """Return the planned cells, in their order: cells.csv with `labels` as data."""
         cells = from_csv(self.entries[CELLS], dict.fromkeys(_CELL_COLUMNS, str))
-        cells["labels"] = [check_labels(parse_json(text)) for text in cells["labels"]]
+        labels: list[Any] = [check_labels(parse_json(text)) for text in cells["labels"]]
+        cells["labels"] = labels
         return cells.assign(**{name: pd.to_numeric(cells[name]) for name in ("seconds", "busy")})
 
     @cached_property
@@ -115,8 +120,8 @@ class Pack:
         labels = pd.DataFrame(
             [{"cell": cell.cell, "kind": cell.kind, **cell.labels} for cell in rows(cells)]
         )
-        check_cells(labels)
         outcomes = cells.drop(columns=["kind", "labels", "digest"])
+        check_cells(labels.merge(outcomes, on="cell"))
         frames = {name: labels.merge(self.rows(name), on="cell") for name in TABLES}
         return Results(
             self.meta["config"],
@@ -132,8 +137,8 @@ class Pack:
         if table == "renderings":
             for name in ("truth", "guess"):
                 frame[name] = [self.entries[file] for file in frame[name]]
-        check_rows(frame, TABLES[table])
         frame.insert(0, "cell", self.cells["cell"].loc[frame.pop("number")].to_numpy())
+        check_rows(frame, TABLES[table])
         return frame
 
 
@@ -154,7 +159,9 @@ def pack_run(folder: Path, *, trust_code: bool = False) -> bytes:
     if not {"scenarios", "defenses", "observations"} <= {*results.config}:
         raise PackError(f"{folder} is no folder of `leakfrontier run`: nothing else can be packed")
     config = received_config(results.config, Path(), trust_code=trust_code)
-    trials = narrowed(plan(config), results)
+    if config.observations > max(MANY_UPLOADS, len(results.attacks)):
+        raise PackError(f"{folder} has a run of {config.observations:,} uploads, and no such rows")
+    trials = narrowed(plan_of(config), results)
     outcomes = outcomes_of(results)
     finished = results.cells["status"].isin(FINISHED).tolist()
     same = len(trials) == len(results.cells) and config.panel == results.panel
@@ -262,6 +269,15 @@ def portable(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:
     for scenario in moved["scenarios"]:
         scenario["data_folder"] = None
     return moved, files
+
+
+def plan_of(config: RunConfig) -> list[Trial]:
+    """Return the cells of a configuration from others; whatever is wrong with it is said."""
+    with given_by_user():
+        planned = plan(config)
+        for trial in planned:
+            trial.cell  # noqa: B018 - it is kept
+    return planned
 
 
 def narrowed(trials: Sequence[Trial], results: Results) -> list[Trial]:

@@ -239,7 +239,9 @@ class Store:
             plan = [key for (key,) in database.execute(query)]
         found = {
             key: {"cell": key, "kind": kind, **check_labels(parse_json(labels))}
-            for key, kind, labels in database.execute("SELECT cell, kind, labels FROM plan")
+            for key, kind, labels in database.execute(
+                "SELECT cell, kind, labels FROM plan"
+            ).fetchall()  # an error must leave no query open, which would lock the file
         }
         return pd.DataFrame([found[key] for key in plan], columns=None if plan else ["cell"])
 
@@ -347,7 +349,7 @@ class Store:
     @staticmethod
     def _meta(database: sqlite3.Connection) -> dict[str, Any]:
         query = "SELECT name, value FROM meta"
-        return {name: parse_json(value) for name, value in database.execute(query)}
+        return {name: parse_json(value) for name, value in database.execute(query).fetchall()}
 
 
 def _planned(cell: Cell, place: int) -> tuple[str, str, str, str, int]:

@@ -42,7 +42,8 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:  # noqa: ANN401 - untyped
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
         before = self._values
         node = super().compose_node(parent, index)
         if not isinstance(event, yaml.AliasEvent):
@@ -51,12 +52,10 @@ class _Loader(yaml.SafeLoader):
         elif id(node) in self._sizes:
             self._values += self._sizes[id(node)]
         else:
-            raise yaml.MarkedYAMLError(
-                f"the alias {event.anchor!r} stands for what it is in", event.start_mark
-            )
+            raise yaml.MarkedYAMLError(f"the alias {event.anchor!r} stands for what it is in", mark)
         if self._values > MOST_VALUES:
             raise yaml.MarkedYAMLError(
-                f"it has more than {MOST_VALUES:,} values", problem_mark=event.start_mark
+                f"it has more than {MOST_VALUES:,} values", problem_mark=mark
             )
         return node
 

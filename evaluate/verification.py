@@ -36,10 +36,9 @@ from .data import forget_fingerprints
 from .engine import LOCAL, Engine, Failure
 from .environment import environment
 from .labels import rows
-from .pack import Pack, derived, narrowed
+from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
 from .packed_rows import exact, frame_of
 from .rows import Outcome
-from .run import plan
 from .statistics import sign_test
 from .store import TABLES
 from .terminal import terminal
@@ -157,7 +156,8 @@ def verify(
     console = terminal(quiet=True) if console is None else console
     with TemporaryDirectory() as place:
         config = _config(pack, Path(place), data, trust_code)
-        planned = plan(config)
+        _check_extent(pack, config)
+        planned = plan_of(config)
         problems = [*_not_as_planned(pack, planned), *_not_derived(pack)]
         if config.panel != pack.comparable:
             problems.append(f"its configuration is of panel {config.panel}, not of {pack.panel}")
@@ -189,16 +189,29 @@ def _config(pack: Pack, folder: Path, data: Path | None, trust_code: bool) -> Ru
         path.write_bytes(body)
     if data is not None:
         (folder / "data").symlink_to(data.resolve())
-    scenarios = pack.meta["config"].get("scenarios", ())
-    named = [one.get("dataset", "") for one in scenarios]
-    named += [one["model"]["options"].get("id", "") for one in scenarios]
+    config = received_config(pack.meta["config"], folder, trust_code=trust_code)
+    named = [scenario.dataset for scenario in config.scenarios]
+    named += [str(scenario.model.options.get("id", "")) for scenario in config.scenarios]
     for name in named:
-        if str(name).startswith("data/") and not (folder / name).exists():
+        place = name.removeprefix(f"{folder}/")
+        if place.startswith("data/") and not (folder / place).exists():
             raise PackError(
                 f"{pack.name} is of data that it does not hold: give --data with a folder that "
-                f"has {name.removeprefix('data/')!r}"
+                f"has {place.removeprefix('data/')!r}"
             )
-    return received_config(pack.meta["config"], folder, trust_code=trust_code)
+    return config
+
+
+def _check_extent(pack: Pack, config: RunConfig) -> None:
+    """Refuse a configuration of more than the pack holds, before it is planned."""
+    arms = config.seeds * sum(len(config.defenses_of(one)) for one in config.scenarios)
+    uploads = max(MANY_UPLOADS, len(pack.results.attacks))
+    if arms > len(pack.cells) or config.observations > uploads:
+        raise PackError(
+            f"{pack.name} has a configuration of {arms:,} trainings and {config.observations:,} "
+            f"uploads, and only {len(pack.cells):,} cells with {len(pack.results.attacks):,} "
+            "attacked uploads"
+        )
 
 
 def _not_as_planned(pack: Pack, trials: Sequence[Trial]) -> Iterator[str]:
