@@ -118,6 +118,10 @@ class Description(Strict):
         size = info.data.get("batch_size")
         if value is not None and size is not None and len(value) != size:
             raise ValueError(f"labels must be {size}, one per private example, got {len(value)}")
+        space = info.data.get("space")
+        classes = math.inf if space is None else _space(space).classes
+        if value is not None and not all(0 <= one < classes for one in value):
+            raise ValueError(f"labels must be from 0 to {classes - 1}, got {list(value)}")
         return value
 
     @property
@@ -170,9 +174,19 @@ def _space(value: Mapping[str, Any]) -> InputSpace:
         raise ValueError(
             f"shape and classes must be whole numbers from 1, got {space.shape} and {space.classes}"
         )
+    for name in ("mean", "std"):
+        values = lists.get(name, (1.0,))
+        if not (isinstance(values, tuple) and len(values) in (1, sides[0]) and _finite(values)):
+            raise ValueError(f"{name} must hold a number for each channel, got {values!r}")
+    if not all(value > 0 for value in lists.get("std", ())):
+        raise ValueError(f"std must be positive, got {lists['std']}")
     if math.prod(sides) > MOST_ENTRIES or max(_sizes(space)) > MOST_ENTRIES:
         raise ValueError(f"no example and no vocabulary has more than {MOST_ENTRIES:,} entries")
     return space
+
+
+def _finite(values: tuple[object, ...]) -> bool:
+    return all(type(one) in (int, float) and math.isfinite(one) for one in values)  # type: ignore[arg-type]
 
 
 def _sizes(space: InputSpace) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from leakfrontier.adversaries import TokenSpace
 from leakfrontier.defenses import Batch, Update, trainable
 
 from .capture import (
@@ -200,7 +201,10 @@ def _read_truth(folder: Path, about: Description) -> Batch | None:
         raise CaptureError(f"{path} must hold inputs and targets, got {', '.join(sorted(found))}")
     inputs, targets = found["inputs"], found["targets"]
     expected = (about.batch_size, *space.shape)
-    if tuple(inputs.shape) != expected or len(targets) != about.batch_size:
+    of_tokens = isinstance(space, TokenSpace) and tuple(targets.shape) == expected
+    if tuple(inputs.shape) != expected or not (
+        tuple(targets.shape) == (about.batch_size,) or of_tokens
+    ):
         raise CaptureError(
             f"{path} must hold inputs of shape {expected} and as many targets, got "
             f"{tuple(inputs.shape)} and {tuple(targets.shape)}"

@@ -294,9 +294,8 @@ def _check_size(
         return
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            model = _built(name, factory, space, options)
-            parameters = sum(one.numel() for one in model.parameters())
-    except (RuntimeError, OverflowError):  # sizes that no tensor can have
+            parameters = sum(one.numel() for one in factory(space, **options).parameters())
+    except (RuntimeError, OverflowError, TypeError):  # sizes that no tensor can have
         parameters = MOST_PARAMETERS + 1
     if parameters > MOST_PARAMETERS:
         raise ValueError(
