@@ -86,6 +86,8 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "a file that is not there": (described(model="mine.py:build"), "has no mine.py"),
     "code": (described(model="os.path:join"), "only with --trust-code"),
     "code of a defense": (described(defense="os.path:join"), "only with --trust-code"),
+    "code of a protocol": (described(protocol="os.path:join"), "only with --trust-code"),
+    "a protocol's file outside": (described(protocol="../mine.py:P"), "leaves the folder"),
     "a link that leaves": (outside, "'model.safetensors' leaves the folder"),
     "a pickle": (pickled, "looks like a pickle"),
     "noise": (
