@@ -165,7 +165,7 @@ def _of_library(name: str, space: InputSpace) -> Callable[[], nn.Module]:
         if name in CONFIG_MAPPING_NAMES:
             config = AutoConfig.for_model(name)
         else:
-            config = AutoConfig.from_pretrained(name)
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         config.num_labels = space.classes
         model = AutoModelForImageClassification
         return lambda: _Logits(model.from_config(config))

@@ -57,7 +57,8 @@ def unzipped(path: Path, needed: Iterable[str]) -> dict[str, bytes]:
     for name in (*needed, SUMS):
         if name not in entries:
             raise PackError(f"{path} has no {name}: it is no pack, or a part of one")
-    lines = (line.partition("  ") for line in entries.pop(SUMS).decode().splitlines())
+    sums_text = entries.pop(SUMS).decode(errors="replace")
+    lines = (line.partition("  ") for line in sums_text.splitlines())
     sums = {name: total for total, _, name in lines}
     for name in sorted({*sums, *entries}):
         if name not in sums or name not in entries or sha256(entries[name]) != sums[name]:
@@ -72,6 +73,8 @@ def sha256(body: bytes) -> str:
 
 def _entries(path: Path) -> dict[str, bytes]:
     """Return the entries of an archive; refuse one that is damaged, too large or ill-named."""
+    if path.exists() and not path.is_file():
+        raise PackError(f"{path} is no file: `leakfrontier pack DIR` makes a pack")
     try:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()

@@ -12,6 +12,7 @@ the client was sent), `update.safetensors` (what it uploaded, by parameter name)
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from .data import DATASETS
 from .errors import UserError
 from .methods import Method, Strict, Whole, build_defense, build_protocol, own_code
 from .models import Mode, build_model, training_differs
-from .plugins import file_of, local_files
+from .plugins import file_of, local_files, trust
 from .seeds import generator
 
 DESCRIPTION, WEIGHTS, UPDATE, TRUTH = (
@@ -46,6 +47,9 @@ SPACES: dict[str, type[InputSpace]] = {
     "tokens": TokenSpace,
 }
 """The kinds of input spaces, as `capture.json` calls them."""
+
+MOST_ENTRIES = 2**26
+"""The largest example that is captured: 256 MB."""
 
 Truth = Batch | tuple[Tensor, Tensor]
 
@@ -62,7 +66,7 @@ class Description(Strict):
     space: dict[str, Any]
     """What is known of the inputs: `kind` (`images`, `sound` or `tokens`), `shape`, `classes` and
     the normalisation; an `InputSpace` does as well."""
-    batch_size: Whole = Field(ge=1)
+    batch_size: Whole = Field(ge=1, le=2**20)
     """Private examples behind the update."""
     protocol: Method = Method(name="FedSGD")
     """`FedSGD` if the update is a gradient, `FedAvg` if it is a change of weights; with `clients`
@@ -98,7 +102,8 @@ class Description(Strict):
     @field_validator("protocol")
     @classmethod
     def _valid_protocol(cls, value: Method) -> Method:
-        build_protocol(value)
+        if not own_code(value):
+            build_protocol(value)
         return value
 
     @field_validator("defense")
@@ -124,7 +129,17 @@ class Description(Strict):
         size = info.data.get("batch_size")
         if value is not None and size is not None and len(value) != size:
             raise ValueError(f"labels must be {size}, one per private example, got {len(value)}")
+        space = info.data.get("space")
+        classes = math.inf if space is None else _space(space).classes
+        if value is not None and not all(0 <= one < classes for one in value):
+            raise ValueError(f"labels must be from 0 to {classes - 1}, got {list(value)}")
         return value
+
+    @property
+    def code(self) -> list[str]:
+        """Return the users' own classes and functions that it names."""
+        named = (self.model, self.protocol, *([] if self.defense is None else [self.defense]))
+        return [name for method in named for name in own_code(method)]
 
     @property
     def inputs(self) -> InputSpace:
@@ -170,7 +185,26 @@ def _space(value: Mapping[str, Any]) -> InputSpace:
         raise ValueError(
             f"shape and classes must be whole numbers from 1, got {space.shape} and {space.classes}"
         )
+    for name in ("mean", "std"):
+        values = lists.get(name, (1.0,))
+        if not (isinstance(values, tuple) and len(values) in (1, sides[0]) and _finite(values)):
+            raise ValueError(f"{name} must hold a number for each channel, got {values!r}")
+    if not all(value > 0 for value in lists.get("std", ())):
+        raise ValueError(f"std must be positive, got {lists['std']}")
+    if math.prod(sides) > MOST_ENTRIES or max(_sizes(space)) > MOST_ENTRIES:
+        raise ValueError(f"no example and no vocabulary has more than {MOST_ENTRIES:,} entries")
     return space
+
+
+def _finite(values: tuple[object, ...]) -> bool:
+    return all(type(one) in (int, float) and math.isfinite(one) for one in values)  # type: ignore[arg-type]
+
+
+def _sizes(space: InputSpace) -> tuple[int, ...]:
+    vocabulary = space.vocabulary if isinstance(space, TokenSpace) else 1
+    if type(vocabulary) is not int or vocabulary < 1:
+        raise ValueError(f"vocabulary must be a whole number from 1, got {vocabulary!r}")
+    return space.classes, vocabulary
 
 
 @contextmanager
@@ -192,6 +226,7 @@ def capture(
         CaptureError: Before the block if the description does not fit the model, after it if
             there is no update.
     """
+    trust(about.code)
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     built = about.build()
     check_weights(built, weights, "the model")
@@ -240,9 +275,10 @@ def write_capture(
         )
     check_finite(update, "the update")
     folder.mkdir(parents=True, exist_ok=True)
-    about = about.model_copy(update={"model": _copied(about.model, folder)})
-    if about.defense is not None:
-        about = about.model_copy(update={"defense": _copied(about.defense, folder)})
+    named = {"model": about.model, "protocol": about.protocol, "defense": about.defense}
+    about = about.model_copy(
+        update={role: method and _copied(method, folder) for role, method in named.items()}
+    )
     save_file(_plain(weights), folder / WEIGHTS)
     save_file(_plain(update), folder / UPDATE)
     if truth is not None:

@@ -197,11 +197,7 @@ class CaptureTrial:
         return generator("adversary", *self.draws, number)
 
     def _load(self) -> list[Capture]:
-        about = self.about
-        captures = [
-            load_capture(path, trust_code=True, dataset=about.dataset, model=about.model)
-            for path in self.captures
-        ]
+        captures = [load_capture(path, known=self.about) for path in self.captures]
         if tuple(one.content for one in captures) != self.contents:
             raise ValueError("a capture has changed since the attack began: start it again")
         return [one.to(current_device()) for one in captures]

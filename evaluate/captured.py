@@ -6,7 +6,6 @@ folder, and code that it brings along is executed only if the user says so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from leakfrontier.adversaries import TokenSpace
 from leakfrontier.defenses import Batch, Update, trainable
 
 from .capture import (
@@ -33,8 +33,9 @@ from .capture import (
 )
 from .config import explain
 from .data import DATASETS
+from .foreign import parse_json
 from .methods import Method, own_code, placed_name
-from .plugins import digest_of
+from .plugins import digest_of, trust
 
 CPU = torch.device("cpu")
 
@@ -109,6 +110,7 @@ def load_capture(
     trust_code: bool = False,
     dataset: str | None = None,
     model: Method | None = None,
+    known: Description | None = None,
 ) -> Capture:
     """Return a capture, having checked all of it.
 
@@ -117,8 +119,13 @@ def load_capture(
         trust_code: Whether Python files that it brings along may be executed.
         dataset: Data by name or path, in place of what the capture names.
         model: The model, in place of what the capture names.
+        known: How it came about, if that was read before: its methods and its data.
     """
-    about = _read_description(folder, {"dataset": dataset, "model": model}, trust_code)
+    given: dict[str, object] = {"dataset": dataset, "model": model}
+    given = {name: value for name, value in given.items() if value is not None}
+    if known is not None:
+        given = {name: getattr(known, name) for name in ("dataset", *_METHODS)}
+    about = _read_description(folder, given, trust_code)
     built = _built(folder, about)
     wanted = trainable(built)
     update = _read(folder, UPDATE)
@@ -131,20 +138,21 @@ def load_capture(
 def _read_description(folder: Path, given: Mapping[str, object], trust_code: bool) -> Description:
     path = _inside(folder, DESCRIPTION)
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise CaptureError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise CaptureError(f"{path} must hold an object with the keys {_KEYS}")
-    own = {name: value for name, value in given.items() if value is not None}
     try:
         about = Description.model_validate(content)
+        methods = {name: getattr(about, name) for name in _METHODS if name not in given}
         about = about.model_copy(
-            update={
-                "model": _placed(about.model, folder, trust_code, "model" in own),
-                "defense": about.defense and _placed(about.defense, folder, trust_code, False),
-            }
+            update={name: method and _placed(method, folder) for name, method in methods.items()}
         )
+        about = about.model_copy(update={name: given[name] for name in _METHODS if name in given})
+        if trust_code:
+            trust(about.code)
+        about.training, about.known_defense  # noqa: B018 - code that is not trusted ends here
         if about.dataset is not None and about.dataset not in DATASETS:
             raise ValueError(
                 f"dataset must be one of {', '.join(DATASETS)}, got {about.dataset!r}; data by "
@@ -154,28 +162,23 @@ def _read_description(folder: Path, given: Mapping[str, object], trust_code: boo
         raise CaptureError(f"{path}: {explain(error)}") from error
     except ValueError as error:
         raise CaptureError(f"{path}: {error}") from error
-    return about.model_copy(update=own)
+    return about.model_copy(update=given)
 
 
 _KEYS = ", ".join(Description.model_fields)
+_METHODS = ("model", "protocol", "defense")
 
 
-def _placed(method: Method, folder: Path, trust_code: bool, replaced: bool) -> Method:
+def _placed(method: Method, folder: Path) -> Method:
     """Return a method whose file is found wherever one is; it must be in the capture."""
-    if replaced or not own_code(method):
+    if not own_code(method):
         return method
-    links = tuple(_placed(link, folder, trust_code, False) for link in method.links)
+    links = tuple(_placed(link, folder) for link in method.links)
     name = method.name
-    if ":" in name:
-        source = name.rpartition(":")[0]
-        if source.endswith(".py"):
-            _inside(folder, source)
-            name = placed_name(name, folder.resolve())
-        if not trust_code:
-            raise ValueError(
-                f"it brings code along ({method.name}), which is executed only with --trust-code: "
-                "read it first"
-            )
+    source = name.rpartition(":")[0]
+    if source.endswith(".py"):
+        _inside(folder, source)
+        name = placed_name(name, folder.resolve())
     return method.model_copy(update={"name": name, "links": links})
 
 
@@ -208,7 +211,10 @@ def _read_truth(folder: Path, about: Description) -> Batch | None:
         raise CaptureError(f"{path} must hold inputs and targets, got {', '.join(sorted(found))}")
     inputs, targets = found["inputs"], found["targets"]
     expected = (about.batch_size, *space.shape)
-    if tuple(inputs.shape) != expected or len(targets) != about.batch_size:
+    of_tokens = isinstance(space, TokenSpace) and tuple(targets.shape) == expected
+    if tuple(inputs.shape) != expected or not (
+        tuple(targets.shape) == (about.batch_size,) or of_tokens
+    ):
         raise CaptureError(
             f"{path} must hold inputs of shape {expected} and as many targets, got "
             f"{tuple(inputs.shape)} and {tuple(targets.shape)}"

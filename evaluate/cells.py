@@ -31,6 +31,7 @@ from leakfrontier.defenses import Batch, Defense, Refused
 
 from .client import Client, Released, Upload, make_replay, observe, send
 from .contract import Checked
+from .copies import CLIENTS, copied
 from .devices import Device, on_device
 from .examination import EXAMINED_ROUNDS, examine, mending_of
 from .federation import Federation
@@ -201,7 +202,8 @@ class ReplayTrial:
         world = load_world(self.scenario)
         defense = world.defense(self.defense)
         agreed = world.model(defense, EXAMINED_SEED)
-        client = world.client(defense, Checked(defense).on_receive(agreed, agreed))
+        received = Checked(defense).on_receive(agreed, agreed)
+        client = world.client(defense, known_of(agreed, received))
         here = {"clients": defense.cohort, "seed": EXAMINED_SEED}
         rounds = [
             cohort(world, victims(world, EXAMINED_SEED, i), **here, observation=i)
@@ -353,14 +355,15 @@ class _Server:
         model = self._model(index)
         sent = self._sent(model, index)
         received = tuple(Checked(self.defense).on_receive(one, model) for one in sent)
+        known = tuple(map(known_of, sent, received))
         client = world.client(self.defense, model)
         shares = cohort(world, sought, clients=clients, seed=trial.seed, observation=index)
         threat = world.threat(trial.knows_defense)
-        honest = all(one is model for one in received)
-        if received not in self._replays:
+        honest = all(one is model for one in known)
+        if known not in self._replays:
             rng = generator("replay", *trial.draws, 0 if honest else index)
-            self._replays[received] = make_replay(
-                client, threat, rng, models=received, mending=self._mending()
+            self._replays[known] = make_replay(
+                client, threat, rng, models=known, mending=self._mending()
             )
         if self.adversary.needs_candidates and len(sought) == len(shares) == 1:
             among = candidates(world, sought, seed=trial.seed, observation=index)
@@ -371,9 +374,11 @@ class _Server:
             shares,
             threat,
             rng,
-            models=received,
-            replay=self._replays[received],
-            released=self._known(client, shares, rng, index) if honest else None,
+            models=known,
+            replay=self._replays[known],
+            released=self._released(client, shares, rng, index)
+            if honest
+            else send(client, shares, rng, models=received),
         )
         if len(uploads) != 1:
             raise ValueError(
@@ -391,7 +396,7 @@ class _Server:
         except Refused:  # of the clients that are examined: these may accept
             return AS_GIVEN
 
-    def _known(
+    def _released(
         self, client: Client, shares: Sequence[Batch], rng: torch.Generator, index: int
     ) -> Released:
         """Return what clients send to an honest server: the same whoever attacks it."""
@@ -506,6 +511,11 @@ def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[in
     """Return the rounds whose models clients may have when those of some rounds are attacked."""
     oldest = protocol.max_staleness
     return {c - age for c in checkpoints for age in range(oldest + 1) if c > age}
+
+
+def known_of(sent: nn.Module, received: nn.Module) -> nn.Module:
+    """Return what a server knows of the model that a client trains on, which it cannot alter."""
+    return sent if CLIENTS.is_copy(received, sent) else copied(received)
 
 
 def _untrained(scenario: Scenario) -> dict[str, object]:

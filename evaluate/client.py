@@ -26,6 +26,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
 
 from .contract import Checked
+from .copies import CLIENTS, SIMULATED
 from .math_attention import math_attention
 from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
 from .seeds import copied, fork, global_draws
@@ -36,7 +37,7 @@ class Client:
     """All that makes an upload of private examples.
 
     Attributes:
-        model: The model as the client received it.
+        model: The model as the client received it; hooks get a copy of it (`copies`).
         loss: Mean loss of a batch.
         defense: The client's own defense.
         protocol: How it makes an update of its examples.
@@ -63,8 +64,9 @@ class Client:
             in_order: Whether local steps see the examples in order, as in a replay.
             by_epoch: Whether each epoch has examples of its own, one after the other.
         """
-        start = {name: value.detach() for name, value in trainable(self.model).items()}
-        step = _Step(self.model, self.loss, self.defense)
+        model = CLIENTS.of(self.model)
+        start = {name: value.detach() for name, value in trainable(model).items()}
+        step = _Step(model, self.loss, self.defense)
         if in_order:
             batches = partial(self._in_order, examples, by_epoch=by_epoch)
         else:
@@ -125,7 +127,7 @@ def release(
 def shown(clients: Sequence[Client], updates: Sequence[Update], rng: Generator) -> list[Update]:
     """Return what the server sees of the updates of some clients."""
     defense = clients[0].defense
-    defense.on_cohort([client.model for client in clients])
+    defense.on_cohort([CLIENTS.of(client.model) for client in clients])
     return defense.on_round(updates, rng)
 
 
@@ -322,7 +324,7 @@ def make_replay(
         models: What each of them received, if not the same model.
         mending: What is done about the defense's own replay.
     """
-    models = models or [client.model]
+    models = [SIMULATED.of(model) for model in models or [client.model]]
     believed, replay_rng = threat.believed(client.defense), fork(rng)
     fixed = [fork(replay_rng) for _ in range(AVERAGED)]
 
@@ -368,7 +370,11 @@ def _another_round(
 
     def run(inputs: Tensor, targets: Tensor, rng: Generator) -> Update:
         clients = [
-            replace(client, model=model, defense=threat.believed(client.defense).unguarded())
+            replace(
+                client,
+                model=SIMULATED.of(model),
+                defense=threat.believed(client.defense).unguarded(),
+            )
             for model in models
         ]
         return release(clients, _shares(inputs, targets, len(models)), rng)[0]

@@ -26,6 +26,7 @@ from .methods import (
     check_loading,
     placed_name,
 )
+from .plugins import trust
 from .scenario import SCENARIOS, Scenario, adversary_label, configured, family, label
 from .strict_yaml import load_yaml
 
@@ -146,9 +147,10 @@ class RunConfig(Strict):
 def load_config(
     source: Path | str | Mapping[str, Any], extra_defenses: Sequence[object] = ()
 ) -> RunConfig:
-    """Return a configuration from a YAML file, the name of a preset, or a mapping.
+    """Return a configuration of the user's own: a YAML file, the name of a preset, or a mapping.
 
-    Paths in a file are relative to it, all others to the current folder.
+    The code that it names is trusted; for that of others see `received_config`. Paths in a file
+    are relative to it, all others to the current folder.
 
     Args:
         source: The configuration.
@@ -157,14 +159,35 @@ def load_config(
     content = dict(source if isinstance(source, Mapping) else _read_yaml(source))
     in_file = isinstance(source, Path | str) and source not in PRESETS
     folder = Path(str(source)).parent if in_file else Path()
-    check_loading(
-        [*named_code(content, folder), *named_code({"defenses": [*extra_defenses]}, Path())],
-        _seconds(content.get("time_limit")),
-    )
+    code = [*named_code(content, folder), *named_code({"defenses": [*extra_defenses]}, Path())]
+    trust(code)
+    check_loading(code, _seconds(content.get("time_limit")))
     defenses = content.get("defenses") or []
     try:
         if isinstance(defenses, list | tuple):
             content["defenses"] = [*defenses, *map(Method.model_validate, extra_defenses)]
+        return _validated(content, folder)
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from error
+
+
+def received_config(
+    content: Mapping[str, Any], folder: Path, *, trust_code: bool = False
+) -> RunConfig:
+    """Return a configuration that came from others, in a pack or a folder of results.
+
+    Args:
+        content: The configuration.
+        folder: What its paths are relative to.
+        trust_code: Whether the user said that code that it names may be executed.
+    """
+    if trust_code:
+        trust(named_code(content, folder))
+    return _validated(content, folder)
+
+
+def _validated(content: Mapping[str, Any], folder: Path) -> RunConfig:
+    try:
         return RunConfig.model_validate(content, context={"folder": folder})
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
@@ -174,7 +197,7 @@ def named_code(content: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Yield the users' own classes and functions that a configuration names, valid or not."""
     scenarios = content.get("scenarios")
     spelled = [item for item in _items(scenarios) if isinstance(item, Mapping)]
-    models = [item.get("model") for item in spelled]
+    models = [item.get(part) for item in spelled for part in ("model", "protocol")]
     models += [defense for item in spelled for defense in _items(item.get("defenses"))]
     waiting = [*models, *_items(content.get("defenses")), *_items(content.get("adversaries"))]
     while waiting:

@@ -25,6 +25,8 @@ from leakfrontier.defenses import (
     trainable,
 )
 
+from .copies import CLIENTS
+
 
 @dataclass
 class Checked(Defense):
@@ -42,7 +44,11 @@ class Checked(Defense):
     _seen: int = field(default=0, init=False, repr=False, compare=False)
 
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
-        """Check that the client trains on a model, and left the one that it was sent alone."""
+        """Check that the client trains on a model, and left the one that it was sent alone.
+
+        The client is sent copies: what it does to them later has no effect on the server.
+        """
+        model, agreed = CLIENTS.of(model), CLIENTS.of(agreed)
         before = [value.clone() for value in model.state_dict().values()]
         result = self.inner.on_receive(model, agreed)
         self._check_untouched("on_receive", before, model.state_dict().values())
@@ -50,7 +56,7 @@ class Checked(Defense):
             raise ValueError(
                 f"{self._name('on_receive')} must return a model, got {type(result).__name__}"
             )
-        return result
+        return CLIENTS.give(result)
 
     def batches(
         self, examples: int, batch_size: int, epochs: int, rng: Generator

@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Generic, Literal, Protocol, TypeVar
 
+from .plugins import trust, trusted
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -180,7 +182,7 @@ class _Worker(Generic[T, R]):
         self._connection, theirs = context.Pipe()
         environment = {**os.environ, **_ENVIRONMENT}
         self._process = context.Process(
-            target=_work, args=(theirs, function, environment), daemon=True
+            target=_work, args=(theirs, function, environment, trusted()), daemon=True
         )
         with _worker_environment():
             self._process.start()
@@ -287,10 +289,16 @@ def _worker_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _work(connection: Connection, function: bytes, environment: Mapping[str, str]) -> None:
+def _work(
+    connection: Connection,
+    function: bytes,
+    environment: Mapping[str, str],
+    code: frozenset[str],
+) -> None:
     """Be a worker: say that all is ready (None) or what is wrong, then answer task by task."""
     os.environ.clear()  # it may be that of an earlier run, when the server of processes started
     os.environ.update(environment)
+    trust(code)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent sees to it
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:

@@ -6,7 +6,8 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .plugins import PLUGIN
+PLUGIN = "leakfrontier_plugin_"
+"""What modules of users' files are called, before a hash of their path and content."""
 
 
 class UserError(ValueError):

@@ -28,6 +28,7 @@ from leakfrontier.defenses import Batch, Chain, Defense, Loss, Plan, Refused, Up
 from .capture import CaptureError, Description, Truth, check_names, write_capture
 from .client import Client
 from .contract import Checked
+from .plugins import trust
 from .seeds import SystemGenerator, generator
 from .system_draws import SystemDraws
 
@@ -320,6 +321,7 @@ class Capturing(Strategy):  # type: ignore[misc] # Flower is not typed here
     _names: tuple[str, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
+        trust(self.about.code)
         if self.about.training.uploads_gradient:
             raise ValueError("clients of Flower return weights: describe the protocol as FedAvg")
         self._names = tuple(trainable(self.about.build()))

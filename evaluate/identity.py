@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 from leakfrontier.defenses import Chain
 
+from .errors import PLUGIN
 from .meaning import meaning
 from .methods import Method
-from .plugins import PLUGIN, digest_of, load_attribute, local_files, while_unedited
+from .plugins import digest_of, load_attribute, local_files, while_unedited
 
 ROOT = Path(__file__).parents[1]
 """Where the folders of the package `leakfrontier` are."""

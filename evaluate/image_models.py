@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from leakfrontier.adversaries import ImageSpace
 from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or transformers may fail)
 
-from .pretrained import find_source, loaded
+from .pretrained import NO_CODE, find_source, loaded
 
 
 class ImageClassifier(nn.Module):
@@ -56,7 +56,7 @@ def image_classifier(space: ImageSpace, id: str, pretrained: bool = True) -> nn.
                 **source.options,
             )
         else:
-            config = AutoConfig.from_pretrained(source.place, num_labels=space.classes)
+            config = AutoConfig.from_pretrained(source.place, num_labels=space.classes, **NO_CODE)
             for name, value in (("image_size", max(height, width)), ("num_channels", channels)):
                 if hasattr(config, name):
                     setattr(config, name, value)

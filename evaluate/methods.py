@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -41,6 +42,9 @@ Whole = Annotated[int, Field(strict=True)]
 
 Number = Annotated[float, Field(strict=True)]
 """A number in a configuration; `true` is none."""
+
+MOST_COMBINATIONS = 10_000
+"""How many methods lists of values may stand for."""
 
 _SEQUENCE = re.compile(r"\b([tT]uple|[lL]ist|Sequence)\b")
 
@@ -124,6 +128,10 @@ class Method(Strict):
         ]
         if not all(values):
             raise ValueError(f"{self.name}: a list of values must not be empty, got {self.options}")
+        if self._combinations() > MOST_COMBINATIONS:
+            raise ValueError(
+                f"{self.name}: the lists of values make more than {MOST_COMBINATIONS:,} methods"
+            )
         return [
             Method(
                 name=self.name, options=dict(zip(self.options, chosen, strict=True)), links=links
@@ -131,6 +139,10 @@ class Method(Strict):
             for links in product(*(link.grid() for link in self.links))
             for chosen in product(*values)
         ]
+
+    def _combinations(self) -> int:
+        own = math.prod(len(v) for v in self.options.values() if isinstance(v, list))
+        return own * math.prod(link._combinations() for link in self.links)
 
     def config(self) -> dict[str, Any]:
         """Return all that the method depends on; of a user's file, its content and no folder."""

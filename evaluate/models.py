@@ -31,6 +31,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 Mode = Literal["eval", "train"]
 """In which mode clients train: without or with dropout and other randomness of training."""
 
+LARGE = 4096
+"""Options from which the size of a model of ours is looked at before it is made."""
+
+MOST_PARAMETERS = 2**30
+
 
 def build_model(
     name: str,
@@ -54,11 +59,13 @@ def build_model(
     _check_options(name, factory, space, options)
     if name in NETWORKS:
         _image_shape(name, space)  # raises if it has none
+    if name in MODELS and factory not in (hf, smollm2):  # whose sizes are those of files
+        _check_size(name, factory, space, options)
     seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[]):
         # Unlike torch.manual_seed, this leaves the generators of other devices alone.
         torch.default_generator.manual_seed(seed)
-        model = factory(space, **options)
+        model = _built(name, factory, space, options)
         if not isinstance(model, nn.Module):
             raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
         if replace_batch_norm:
@@ -332,6 +339,41 @@ def _check_options(
             f"{name} cannot be called with the input space and the options "
             f"{', '.join(options) or '(none)'}: {error}; its options are {allowed or '(none)'}"
         ) from error
+
+
+def _check_size(
+    name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
+) -> None:
+    """Raise if a model of ours is larger than any memory; a file of others may ask for it."""
+    numbers = [value for value in options.values() if isinstance(value, int)]
+    if max(numbers, default=0) < LARGE:
+        return
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            parameters = sum(one.numel() for one in factory(space, **options).parameters())
+    except (RuntimeError, OverflowError, TypeError):  # sizes that no tensor can have
+        parameters = MOST_PARAMETERS + 1
+    if parameters > MOST_PARAMETERS:
+        raise ValueError(
+            f"{name} with {_listed(options)} would have more than {MOST_PARAMETERS:,} parameters: "
+            "choose smaller options"
+        )
+
+
+def _built(
+    name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
+) -> nn.Module:
+    """Return a model; options of another type than a model of ours takes are named."""
+    try:
+        return factory(space, **options)
+    except TypeError as error:
+        if name not in MODELS:
+            raise
+        raise ValueError(f"{name} cannot be built with {_listed(options)}: {error}") from error
+
+
+def _listed(options: dict[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def _check_model(name: str, model: nn.Module, space: InputSpace) -> None:

@@ -7,13 +7,13 @@ no options, and threats are sentences. Up to format 3 the replays of defenses we
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
+from .foreign import parse_json
 from .rendering import png
 
 REARRANGED = (1, 2)
@@ -30,7 +30,7 @@ _THREATS = {
 def older_labels(database: sqlite3.Connection, labels: pd.DataFrame) -> pd.DataFrame:
     """Return labels of a file of format 1 or 2 as they are now; options come from the cells."""
     configs = dict(database.execute("SELECT cell, config FROM plan"))
-    cells = [json.loads(configs[key]) for key in labels["cell"]]
+    cells = [parse_json(configs[key]) for key in labels["cell"]]
     labels = labels.reindex(columns=labels.columns.union(["family", "adversary", "threat"]))
     defenses, adversaries = (
         pd.Series([cell.get(role, {}) for cell in cells], index=labels.index, dtype=object)
@@ -82,7 +82,7 @@ def _options(method: Mapping[str, Any]) -> dict[str, Any]:
 
 def _renderings(database: sqlite3.Connection) -> pd.DataFrame:
     pictures = pd.read_sql_query("SELECT * FROM pictures ORDER BY cell, observation", database)
-    shapes = [json.loads(text) for text in pictures.pop("shape")]
+    shapes = [parse_json(text) for text in pictures.pop("shape")]
     drawn = [len(shape) == 3 and shape[0] in (1, 3) for shape in shapes]
     for name in ("truth", "guess"):
         pictures[name] = [

@@ -32,9 +32,11 @@ from .analysis import FINISHED, with_scores
 from .archive import PackError, sha256, unzipped, zipped
 from .cells import AttackTrial, Trial
 from .checks import conclusion
-from .config import RunConfig, load_config
+from .config import RunConfig, received_config
 from .data import is_named
 from .environment import environment
+from .errors import given_by_user
+from .foreign import check_cells, check_labels, check_meta, check_rows, parse_json
 from .labels import rows
 from .methods import own_code
 from .packed_rows import exact, from_csv, outcomes_of, to_csv, types_of
@@ -47,6 +49,9 @@ from .store import TABLES, Store
 FORMAT = 1
 VICTIMS = 4
 """Victims that the gallery of a pack shows under every defense."""
+
+MANY_UPLOADS = 1000
+"""Uploads that a configuration may have even if none was attacked."""
 
 META, CELLS = "pack.json", "cells.csv"
 
@@ -104,7 +109,8 @@ class Pack:
     def cells(self) -> pd.DataFrame:
         """Return the planned cells, in their order: cells.csv with `labels` as data."""
         cells = from_csv(self.entries[CELLS], dict.fromkeys(_CELL_COLUMNS, str))
-        cells["labels"] = [json.loads(text) for text in cells["labels"]]
+        labels: list[Any] = [check_labels(parse_json(text)) for text in cells["labels"]]
+        cells["labels"] = labels
         return cells.assign(**{name: pd.to_numeric(cells[name]) for name in ("seconds", "busy")})
 
     @cached_property
@@ -115,6 +121,7 @@ class Pack:
             [{"cell": cell.cell, "kind": cell.kind, **cell.labels} for cell in rows(cells)]
         )
         outcomes = cells.drop(columns=["kind", "labels", "digest"])
+        check_cells(labels.merge(outcomes, on="cell"))
         frames = {name: labels.merge(self.rows(name), on="cell") for name in TABLES}
         return Results(
             self.meta["config"],
@@ -131,17 +138,19 @@ class Pack:
             for name in ("truth", "guess"):
                 frame[name] = [self.entries[file] for file in frame[name]]
         frame.insert(0, "cell", self.cells["cell"].loc[frame.pop("number")].to_numpy())
+        check_rows(frame, TABLES[table])
         return frame
 
 
 _CELL_COLUMNS = ("cell", "kind", "status", "error", "note", "seconds", "busy", "digest", "labels")
 
 
-def pack_run(folder: Path) -> bytes:
+def pack_run(folder: Path, *, trust_code: bool = False) -> bytes:
     """Return the pack of a run.
 
     Args:
         folder: Holds `results.sqlite`.
+        trust_code: Whether code that the run names may be executed.
 
     Raises:
         PackError: If it is not that of a run, or the code is no longer what made its rows.
@@ -149,8 +158,10 @@ def pack_run(folder: Path) -> bytes:
     results = Store(folder).results()
     if not {"scenarios", "defenses", "observations"} <= {*results.config}:
         raise PackError(f"{folder} is no folder of `leakfrontier run`: nothing else can be packed")
-    config = load_config(results.config)
-    trials = narrowed(plan(config), results)
+    config = received_config(results.config, Path(), trust_code=trust_code)
+    if config.observations > max(MANY_UPLOADS, len(results.attacks)):
+        raise PackError(f"{folder} has a run of {config.observations:,} uploads, and no such rows")
+    trials = narrowed(plan_of(config), results)
     outcomes = outcomes_of(results)
     finished = results.cells["status"].isin(FINISHED).tolist()
     same = len(trials) == len(results.cells) and config.panel == results.panel
@@ -225,7 +236,7 @@ def read_pack(path: Path) -> Pack:
     pack = Pack(path.stem, meta, entries)
     try:
         pack.results  # noqa: B018 - whatever is wrong with a row is wrong here
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise PackError(f"{path} has rows that cannot be read: {error}") from error
     return pack
 
@@ -258,6 +269,15 @@ def portable(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:
     for scenario in moved["scenarios"]:
         scenario["data_folder"] = None
     return moved, files
+
+
+def plan_of(config: RunConfig) -> list[Trial]:
+    """Return the cells of a configuration from others; whatever is wrong with it is said."""
+    with given_by_user():
+        planned = plan(config)
+        for trial in planned:
+            trial.cell  # noqa: B018 - it is kept
+    return planned
 
 
 def narrowed(trials: Sequence[Trial], results: Results) -> list[Trial]:
@@ -320,11 +340,10 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:  # noqa: ANN401 - any
 
 def _parsed(path: Path, body: bytes) -> dict[str, Any]:
     try:
-        meta = json.loads(body)
-        missing = {"format", "panel", "config", "notes", "versions", "machine", "code"} - {*meta}
-    except (ValueError, TypeError) as error:
+        meta = check_meta(parse_json(body))
+    except ValueError as error:
         raise PackError(f"{path}: {META} cannot be read: {error}") from error
+    missing = {"format", "panel", "config", "notes", "versions", "machine", "code"} - {*meta}
     if missing:
         raise PackError(f"{path}: {META} lacks {', '.join(sorted(missing))}")
-    found: dict[str, Any] = meta
-    return found
+    return dict(meta)

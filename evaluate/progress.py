@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from .rows import Cell, Status
+from .terminal import terminal
 
 LOG_SECONDS = 30.0
 """Time between two lines where there is no terminal to draw a bar on."""
@@ -30,7 +31,7 @@ class Progress:
         self._workers = workers
         self._seconds: dict[object, list[float]] = defaultdict(list)
         self._failures = 0
-        self._console = Console() if console is None else console
+        self._console = terminal() if console is None else console
         self._live = self._console.is_terminal or self._console.is_jupyter
         self._bar = Bar(
             TextColumn("cells"),

@@ -308,7 +308,7 @@ def call(message: tuple[bytes, bytes, Mapping[str, str]]) -> Any:  # noqa: ANN40
     """Apply a function to a task, both pickled, where its files are elsewhere."""
     function, task, places = message
     if not places:
-        return pickle.loads(function)(pickle.loads(task))
+        return pickle.loads(function)(pickle.loads(task)[0])
     from .parcels import open_parcel  # it imports all that cells do
 
     return pickle.loads(function)(open_parcel(task, places))

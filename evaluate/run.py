@@ -25,6 +25,7 @@ from .results import Results
 from .rows import Outcome
 from .scenario import Scenario
 from .store import Store, other_configuration
+from .terminal import terminal
 
 __all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials"]
 
@@ -64,7 +65,7 @@ def run(
         console: Where progress is shown; by default the terminal.
     """
     forget_fingerprints()
-    console = Console() if console is None else console
+    console = terminal() if console is None else console
     if engine is LOCAL:  # other machines may have what this one lacks
         for scenario in config.scenarios:
             with given_by_user():

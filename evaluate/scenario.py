@@ -23,6 +23,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
+from .copies import copied
 from .data import fingerprint, is_named, load_dataset
 from .devices import Device, current_device, on_device
 from .language_models import pretrained_of, tokenizer_of
@@ -383,6 +384,7 @@ class World:
                 **method.options,
             )
             model = defense.on_model(model)
+        model = copied(model)  # the defense may have kept its own
         return model.train(scenario.mode == "train").to(self.device)
 
     def client(self, defense: Defense, model: nn.Module) -> Client:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -17,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from .errors import UserError
+from .foreign import check_cells, check_labels, check_meta, check_rows, parse_json
 from .older_formats import REARRANGED, older_frames, older_labels
 from .results import Results
 from .rows import (
@@ -31,6 +34,13 @@ from .rows import (
 )
 
 FILE_NAME = "results.sqlite"
+READING = 300.0
+"""Seconds that a file may take to be read."""
+
+_TABLE = re.compile(r"CREATE TABLE \w+ \([\w, ]+\)")
+_INDEX = re.compile(r"CREATE INDEX \w+ ON \w+ \(\w+\)")
+"""What runs make: no brackets within brackets, hence no expressions."""
+
 _APPLICATION_ID = 0x4C46524F  # marks the file as ours
 _FORMAT = 4
 _READABLE = (1, 2, 3, 4)  # see `older_formats` for what older ones lack
@@ -86,9 +96,9 @@ class Store:
         self.path = folder / FILE_NAME
         if create:
             _make(folder)
-        elif not self.path.exists():
+        elif not self.path.is_file():
             raise StoreError(f"{folder} has no {FILE_NAME}: `leakfrontier run --out` makes one")
-        with self._connect() as database:
+        with self._connect(writing=create) as database:
             if create and self._is_empty(database):
                 self._create(database)
             self._check(database, (_FORMAT,) if create else _READABLE)
@@ -123,7 +133,7 @@ class Store:
         notes: Sequence[str] = (),
     ) -> None:
         """Record what is about to run; refuse a folder that another panel version made."""
-        with self._connect() as database:
+        with self._connect(writing=True) as database:
             known = self._meta(database).get("panel")
             if known not in (None, panel):
                 raise StoreError(
@@ -143,7 +153,7 @@ class Store:
 
     def replace(self, cells: Iterable[tuple[Cell, Cell]]) -> None:
         """Put cells in the places of planned ones, which come first in each pair."""
-        with self._connect() as database:
+        with self._connect(writing=True) as database:
             places = dict(database.execute("SELECT cell, place FROM plan"))
             for planned, cell in cells:
                 place = places.pop(planned.key, None)
@@ -175,7 +185,7 @@ class Store:
 
     def write(self, key: str, outcome: Outcome, seconds: float) -> None:
         """Write all rows of a cell, in place of those of an earlier failure."""
-        with self._connect() as database:
+        with self._connect(writing=True) as database:
             for table in ("outcomes", *TABLES):
                 database.execute(f"DELETE FROM {table} WHERE cell = ?", (key,))
             database.execute(
@@ -186,9 +196,21 @@ class Store:
                 self._insert(database, table, row_type, key, getattr(outcome, table))
 
     def results(self) -> Results:
-        """Return the rows of the cells that the last run planned, with their labels."""
+        """Return the rows of the cells that the last run planned, with their labels.
+
+        Raises:
+            StoreError: For values that no run writes, too.
+        """
+        try:
+            return self._results()
+        except StoreError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise StoreError(f"{self.path} has rows that cannot be read: {error}") from error
+
+    def _results(self) -> Results:
         with self._connect() as database:
-            meta = self._meta(database)
+            meta = check_meta(self._meta(database))
             if "panel" not in meta:
                 raise StoreError(f"{self.path} holds no run yet: start one with `leakfrontier run`")
             labels = self._labels(database, meta.get("plan"))
@@ -198,12 +220,15 @@ class Store:
             cells = labels.merge(outcomes, on="cell", how="left")
             cells["status"] = cells["status"].fillna("missing")
             cells["error"] = cells["error"].fillna("")
+            check_cells(cells)
             frames = {
                 table: labels.merge(self._frame(database, table, row_type), on="cell")
                 for table, row_type in TABLES.items()
             }
             if self._version(database) in REARRANGED:
                 frames |= older_frames(database, labels, frames["attacks"])
+            for table, row_type in TABLES.items():
+                check_rows(frames[table], row_type)
         return Results(meta["config"], meta["panel"], cells, **frames, notes=meta.get("notes", ()))
 
     @staticmethod
@@ -213,8 +238,10 @@ class Store:
             query = "SELECT cell FROM plan WHERE place IS NOT NULL ORDER BY place"
             plan = [key for (key,) in database.execute(query)]
         found = {
-            key: {"cell": key, "kind": kind, **json.loads(labels)}
-            for key, kind, labels in database.execute("SELECT cell, kind, labels FROM plan")
+            key: {"cell": key, "kind": kind, **check_labels(parse_json(labels))}
+            for key, kind, labels in database.execute(
+                "SELECT cell, kind, labels FROM plan"
+            ).fetchall()  # an error must leave no query open, which would lock the file
         }
         return pd.DataFrame([found[key] for key in plan], columns=None if plan else ["cell"])
 
@@ -243,18 +270,37 @@ class Store:
         database.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
 
     @contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one transaction: all of it is kept, or nothing."""
+    def _connect(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
+        """Open the file for one transaction: all of it is kept, or nothing.
+
+        It may come from others: nothing but plain tables is read, and only for so long.
+        """
         try:
             connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
             with closing(connection) as database, database:
+                database.execute("PRAGMA trusted_schema = OFF")
+                if not writing:
+                    database.execute("PRAGMA query_only = ON")
+                    end = time.monotonic() + READING
+                    database.set_progress_handler(lambda: time.monotonic() > end, 100_000)
                 database.execute("BEGIN")  # the module's own transactions leave CREATE out
+                self._check_schema(database)
                 yield database
         except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
             raise StoreError(
                 f"{self.path} cannot be used as a results file ({error}): check that its folder "
                 "is writable; if the file is damaged, move it away and run again"
             ) from error
+
+    def _check_schema(self, database: sqlite3.Connection) -> None:
+        """Refuse views, triggers and computed columns, which run as soon as they are touched."""
+        query = "SELECT type, name, coalesce(sql, '') FROM sqlite_master"
+        for kind, name, made_by in database.execute(query).fetchall():
+            plain = {"table": _TABLE, "index": _INDEX}.get(kind)
+            if made_by and (plain is None or not plain.fullmatch(made_by)):
+                raise StoreError(
+                    f"{self.path} has the {kind} {name!r}, which no run makes: it was not read"
+                )
 
     @staticmethod
     def _is_empty(database: sqlite3.Connection) -> bool:
@@ -302,7 +348,8 @@ class Store:
 
     @staticmethod
     def _meta(database: sqlite3.Connection) -> dict[str, Any]:
-        return {name: json.loads(value) for name, value in database.execute("SELECT * FROM meta")}
+        query = "SELECT name, value FROM meta"
+        return {name: parse_json(value) for name, value in database.execute(query).fetchall()}
 
 
 def other_configuration(folder: Path, config: Mapping[str, Any]) -> list[str]:

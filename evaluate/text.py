@@ -176,6 +176,8 @@ def hub_texts(name: str, task: Task) -> Splits:
         raise ValueError(f'{name} needs the library datasets: pip install "leakfrontier[hub]"')
     from datasets import load_dataset  # slow to import
 
+    if place == "pandas":
+        raise ValueError(f"{name} is a reader of pickles, which are never read")
     try:
         splits = load_dataset(str(path) if path.exists() else place, configuration or None)
     except Exception as error:  # the library's own, the network's, or that of a file

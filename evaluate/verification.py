@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import yaml
 from rich.console import Console
 from rich.markup import escape as markup
 from scipy import stats
@@ -32,18 +31,18 @@ from .analysis import FINISHED
 from .archive import PackError
 from .cascade import Schedule, Step
 from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial
-from .config import RunConfig, load_config, named_code
+from .config import RunConfig, named_code, received_config
 from .data import forget_fingerprints
 from .engine import LOCAL, Engine, Failure
 from .environment import environment
 from .labels import rows
-from .pack import Pack, derived, narrowed
+from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
 from .packed_rows import exact, frame_of
 from .rows import Outcome
-from .run import plan
 from .seeds import SEED_BITS, narrow_seeds
 from .statistics import sign_test
 from .store import TABLES
+from .terminal import terminal
 
 TOLERANCE = (
     "the same uploads scored, refused and not applicable; no significant difference in who is "
@@ -155,10 +154,11 @@ def verify(
             f"{', '.join(sorted(code))}, and give --trust-code if you trust it"
         )
     forget_fingerprints()
-    console = Console(quiet=True) if console is None else console
+    console = terminal(quiet=True) if console is None else console
     with TemporaryDirectory() as place:
-        config = _config(pack, Path(place), data)
-        planned = plan(config)
+        config = _config(pack, Path(place), data, trust_code)
+        _check_extent(pack, config)
+        planned = plan_of(config)
         problems = [*_not_as_planned(pack, planned), *_not_derived(pack)]
         if config.panel != pack.comparable:
             problems.append(f"its configuration is of panel {config.panel}, not of {pack.panel}")
@@ -182,7 +182,7 @@ def verify(
         )
 
 
-def _config(pack: Pack, folder: Path, data: Path | None) -> RunConfig:
+def _config(pack: Pack, folder: Path, data: Path | None, trust_code: bool) -> RunConfig:
     """Return the configuration of a pack, whose code and data are put into a folder."""
     for name, body in pack.sources.items():
         path = folder / name
@@ -190,17 +190,29 @@ def _config(pack: Pack, folder: Path, data: Path | None) -> RunConfig:
         path.write_bytes(body)
     if data is not None:
         (folder / "data").symlink_to(data.resolve())
-    scenarios = pack.meta["config"].get("scenarios", ())
-    named = [one.get("dataset", "") for one in scenarios]
-    named += [one["model"]["options"].get("id", "") for one in scenarios]
+    config = received_config(pack.meta["config"], folder, trust_code=trust_code)
+    named = [scenario.dataset for scenario in config.scenarios]
+    named += [str(scenario.model.options.get("id", "")) for scenario in config.scenarios]
     for name in named:
-        if str(name).startswith("data/") and not (folder / name).exists():
+        place = name.removeprefix(f"{folder}/")
+        if place.startswith("data/") and not (folder / place).exists():
             raise PackError(
                 f"{pack.name} is of data that it does not hold: give --data with a folder that "
-                f"has {name.removeprefix('data/')!r}"
+                f"has {place.removeprefix('data/')!r}"
             )
-    (folder / "config.yaml").write_text(yaml.safe_dump(pack.meta["config"], sort_keys=False))
-    return load_config(folder / "config.yaml")  # whose paths are relative to it
+    return config
+
+
+def _check_extent(pack: Pack, config: RunConfig) -> None:
+    """Refuse a configuration of more than the pack holds, before it is planned."""
+    arms = config.seeds * sum(len(config.defenses_of(one)) for one in config.scenarios)
+    uploads = max(MANY_UPLOADS, len(pack.results.attacks))
+    if arms > len(pack.cells) or config.observations > uploads:
+        raise PackError(
+            f"{pack.name} has a configuration of {arms:,} trainings and {config.observations:,} "
+            f"uploads, and only {len(pack.cells):,} cells with {len(pack.results.attacks):,} "
+            "attacked uploads"
+        )
 
 
 def _not_as_planned(pack: Pack, trials: Sequence[Trial]) -> Iterator[str]:

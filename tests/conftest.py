@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -124,12 +125,37 @@ def load_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
+def gate() -> None:
+    """Refuse code that the user did not name, as outside of tests."""
+
+
+@pytest.fixture(autouse=True)
+def code_of_tests_is_trusted(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trust what a test builds itself; commands, workers and tests of the `gate` trust nothing."""
+    plugins = sys.modules.get("leakfrontier.evaluate.plugins")
+    if plugins is None:
+        return
+    if {"gate", "guarded", "command"} & {*request.fixturenames}:
+        monkeypatch.setattr(plugins, "_TRUSTED", set())
+    else:
+        monkeypatch.setattr(plugins, "is_trusted", lambda _: True)
+
+
+@pytest.fixture
 def user_file(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes a user's Python file, by default with all it may import."""
+    """Return a function that writes a user's Python file, by default with all it may import.
+
+    The user trusts what it defines.
+    """
+    from leakfrontier.evaluate.plugins import trust
 
     def write(code: str, name: str = "mine", header: str = HEADER) -> Path:
         path = tmp_path / f"{name}.py"
         path.write_text(header + code)
+        defined = re.findall(r"^(?:(?:class|def) )?(\w+)", code, re.MULTILINE)
+        trust(f"{path}:{one}" for one in defined)
         return path
 
     return write

@@ -16,6 +16,7 @@ from rich.progress import Progress
 from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..scenario import Scenario, load_world
+from ..terminal import terminal
 from .advice import Advice, proven_reasons
 from .experiment import Effort, Experiment, Setting, fitting
 from .levers import MOST_LEVERS, Lever, changes, pull
@@ -68,7 +69,7 @@ def advise(
         Unreachable: If no noise keeps an epsilon or a bound; it says the closest.
     """
     if scenario is None:
-        return _proofs(question, console or Console(quiet=True))
+        return _proofs(question, console or terminal(quiet=True))
     if out is None:
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             return advise(
@@ -92,7 +93,7 @@ def advise(
         seed=seed,
         workers=workers,
         engine=engine,
-        console=console or Console(quiet=True),
+        console=console or terminal(quiet=True),
     )
     advice = _measurements(experiment)
     return replace(advice, asked_candidates=question.candidates)

@@ -22,6 +22,7 @@ from ..engine import Engine
 from ..errors import UserError, given_by_user
 from ..privacy.accounting import Unreachable
 from ..scenario import Scenario, load_world
+from ..terminal import terminal
 from .options import (
     Address,
     AsJson,
@@ -172,7 +173,7 @@ def advise(
             min_accuracy=min_accuracy,
         )
     folder = out or (None if scenario is None else Path("runs") / "advise")
-    progress = Console(stderr=True)
+    progress = terminal(stderr=True)
     advice = _answer(
         question,
         scenario,
@@ -222,7 +223,7 @@ def _show(advice: Advice, folder: Path | None, *, as_json: bool, progress: Conso
     if as_json:
         typer.echo(json.dumps(advice.document(), indent=2, allow_nan=False))
     else:
-        _print_advice(Console(), advice)
+        _print_advice(terminal(), advice)
     if folder is not None and advice.rows:
         from leakfrontier.reports.advice import write_advice
 
@@ -310,4 +311,4 @@ def _print_table(
         table.add_row(*map(escape, row))
     width = console.measure(table, options=console.options.update(width=1000)).maximum
     console.print()
-    Console(file=console.file, width=max(width, console.width)).print(table)
+    terminal(file=console.file, width=max(width, console.width)).print(table)

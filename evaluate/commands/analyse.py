@@ -17,7 +17,8 @@ from ..architecture import Analysis, LayerCounts, build, space_of
 from ..architecture import analyse as analyse_model
 from ..errors import UserError, given_by_user
 from ..methods import Method
-from .options import AsJson, method_from, print_path
+from ..terminal import terminal
+from .options import AsJson, method_from, print_path, users_own
 
 
 def analyse(
@@ -44,9 +45,9 @@ def analyse(
     if as_json:
         typer.echo(json.dumps(analysis.document(), indent=2))
     else:
-        print_analysis(Console(), analysis)
+        print_analysis(terminal(), analysis)
     if drawing is not None:
-        print_path(Console(stderr=True), "Drawing:", drawing)
+        print_path(terminal(stderr=True), "Drawing:", drawing)
 
 
 @given_by_user()
@@ -56,6 +57,7 @@ def _analysis(model: str, shape: str, classes: int) -> Analysis:
     except ValueError as error:
         raise UserError(f"--shape must be whole numbers, as in 3,32,32, got {shape!r}") from error
     method = Method.model_validate(method_from(model, "the model"))
+    users_own(method)
     space = space_of(sizes, classes)
     built = build(method.name, space, method.options)
     try:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..capture_run import attack_captures
 from ..errors import given_by_user
-from ..methods import LOADING, Method, check_loading, own_code
+from ..methods import Method
+from ..terminal import terminal
 from .options import (
     Address,
     Data,
@@ -22,6 +22,7 @@ from .options import (
     engine_from,
     method_from,
     print_path,
+    users_own,
 )
 
 
@@ -63,14 +64,14 @@ def attack(
     from leakfrontier.reports.captured import write_gallery
 
     folder_out = out or Path("runs") / "attack" / folder.resolve().name
-    console = Console()
+    console = terminal()
     print_path(console, "Results go to", folder_out)
     with given_by_user():
         methods = [
             Method.model_validate(method_from(one, "--adversary")) for one in adversary or ()
         ]
         own = None if model is None else Method.model_validate(method_from(model, "--model"))
-        check_loading([name for one in (*methods, own) if one for name in own_code(one)], LOADING)
+        users_own(*methods, *([] if own is None else [own]))
     try:
         results, scored = attack_captures(
             folder,

@@ -26,6 +26,7 @@ from ..privacy.audit import audit as run_audits
 from ..privacy.finding import Audit, most_damning
 from ..privacy.promise import NoClaim, claim_under
 from ..seeds import generator
+from ..terminal import terminal
 from .options import AsJson, Data, DefenseText, defense_from, loaded, scenario_from
 
 AUDITED_EXAMPLES = 1_000
@@ -97,7 +98,7 @@ def audit(
     if as_json:
         typer.echo(json.dumps([one.document() for one in reports], indent=2, allow_nan=False))
     else:
-        _print_audits(Console(), reports)
+        _print_audits(terminal(), reports)
         claim = claim_under(audited, plan)
         if claim is not None:
             about = ADJACENCIES.get(claim.adjacency, claim.adjacency)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..errors import UserError
 from ..pack import read_pack
+from ..terminal import terminal
 from .options import AsJson, print_path
 
 
@@ -32,4 +32,4 @@ def leaderboard(
     if as_json:
         print(json_of(table))
     else:
-        print_path(Console(), "Leaderboard:", out)
+        print_path(terminal(), "Leaderboard:", out)

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 from pydantic.fields import FieldInfo
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -25,6 +24,7 @@ from ..models import MODELS
 from ..papers.tables import TABLES
 from ..run import plan
 from ..scenario import SCENARIOS, Scenario, Training, label
+from ..terminal import terminal
 
 KEYS: dict[str, type[Strict]] = {
     "a run's file": RunConfig,
@@ -63,7 +63,7 @@ def _print(title: str, columns: Sequence[str], rows: Iterable[tuple[str, str, st
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
-    Console().print(table)
+    terminal().print(table)
 
 
 def _classes(registry: dict[str, type]) -> Iterable[tuple[str, str, str]]:

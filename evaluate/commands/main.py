@@ -8,10 +8,10 @@ from functools import wraps
 from typing import NoReturn, ParamSpec
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from ..errors import UserError, users_line
+from ..terminal import terminal
 from .advise import advise
 from .analyse import analyse
 from .attack import attack
@@ -42,7 +42,7 @@ def _interruptible(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt:
-            Console(stderr=True).print("Interrupted.")
+            terminal(stderr=True).print("Interrupted.")
             raise typer.Exit(130) from None
 
     return run
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _explain(message: str) -> NoReturn:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = terminal(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold red]Error:[/bold red] {escape(message)}")
     sys.exit(2)
 

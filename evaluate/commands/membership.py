@@ -22,6 +22,7 @@ from ..privacy.membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_boun
 from ..privacy.membership import membership as play
 from ..scenario import label
 from ..seeds import generator
+from ..terminal import terminal
 from .options import (
     AsJson,
     Data,
@@ -62,7 +63,7 @@ def membership(
     writable(out)
     world, defended, attacked = loaded(scenario, method, seed)
     torch.set_num_threads(1)  # uploads are small: several threads wait for each other
-    progress = Console(stderr=True)
+    progress = terminal(stderr=True)
     found = play(
         world.client(defended, attacked),
         world.train,
@@ -78,7 +79,7 @@ def membership(
     if as_json:
         typer.echo(json.dumps(report.document(), indent=2, allow_nan=False))
     else:
-        report.print(Console())
+        report.print(terminal())
     print_path(progress, "Curves:", out / "membership.png")
     if report.exceeding:
         raise typer.Exit(1)

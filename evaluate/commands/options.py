@@ -19,6 +19,7 @@ from ..devices import Device, resolved
 from ..engine import LOCAL, Engine
 from ..errors import UserError, given_by_user
 from ..methods import LOADING, Method, check_loading, own_code
+from ..plugins import trust
 from ..probe import check_defense
 from ..ray_engine import RayEngine
 from ..results import Results
@@ -100,7 +101,7 @@ def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> 
     given: dict[str, Any] = {"dataset": dataset, "data_folder": data}
     if model is not None:
         given["model"] = Method.model_validate(method_from(model, "--model"))
-        check_loading(own_code(given["model"]), LOADING)
+        users_own(given["model"])
     known = {key: value for key, value in given.items() if value is not None}
     return Scenario(**known, replace_batch_norm=True)
 
@@ -113,11 +114,18 @@ def method_from(text: str, option: str) -> object:
         raise UserError(f"{option} {text!r} is not a valid YAML mapping: {error}") from error
 
 
+def users_own(*methods: Method) -> None:
+    """Trust the code that a command line names, and see that it can be loaded."""
+    code = [name for method in methods for name in own_code(method)]
+    trust(code)
+    check_loading(code, LOADING)
+
+
 @given_by_user()
 def defense_from(text: str) -> Method:
     """Return the one configuration of a defense that a command is about."""
     method = Method.model_validate(method_from(text, "the defense"))
-    check_loading(own_code(method), LOADING)
+    users_own(method)
     configurations = method.grid()
     if len(configurations) != 1:
         raise UserError(

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..errors import UserError
 from ..pack import pack_run
+from ..terminal import terminal
 from .options import print_path
 
 
@@ -18,15 +18,19 @@ def pack(
     out: Annotated[
         Path | None, typer.Option(help="The pack; DIR/NAME.zip by default, NAME being DIR's.")
     ] = None,
+    trust_code: Annotated[
+        bool,
+        typer.Option("--trust-code", help="Execute Python files that the run names: your own."),
+    ] = False,
 ) -> None:
     """Write a reproducibility pack: configuration, rows, sources, versions, checksums."""
     path = out or folder / f"{folder.resolve().name}.zip"
-    content = pack_run(folder)
+    content = pack_run(folder, trust_code=trust_code)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another --out") from error
-    console = Console()
+    console = terminal()
     print_path(console, "Pack:", path)
     console.print(f"{len(content) / 1e6:.2f} MB", highlight=False)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..errors import UserError
 from ..pack import read_pack
 from ..store import Store
+from ..terminal import terminal
 from .options import conclude, print_path
 
 
@@ -27,7 +27,7 @@ def report(
     """Write DIR/report.html, tables and figures from the rows of a run."""
     from leakfrontier.reports import write_picture, write_report
 
-    console = Console()
+    console = terminal()
     if picture is None:
         if scenario is not None:
             raise UserError("--scenario goes with --picture: a page has all scenarios")

@@ -21,6 +21,7 @@ from ..papers.table import Metric, Setting
 from ..papers.table import Table as PaperTable
 from ..papers.tables import TABLES
 from ..statistics import Interval
+from ..terminal import terminal
 from .options import (
     Address,
     AsJson,
@@ -87,7 +88,7 @@ def reproduce(
     paper = TABLES[table]
     chosen = paper.select(rows or (f"1-{paper.quick}" if quick else f"1-{len(paper.rows)}"))
     folder = writable(out or default_folder(paper))
-    progress = Console(stderr=True)
+    progress = terminal(stderr=True)
     try:
         results = reproduce_table(
             paper,
@@ -110,7 +111,7 @@ def reproduce(
     if as_json:
         typer.echo(text)
     else:
-        _print_table(Console(), paper, procedure, results)
+        _print_table(terminal(), paper, procedure, results)
     if quick and paper.reduced:
         limits = ", ".join(f"{value:,} {name}" for name, value in paper.reduced.items())
         progress.print(f"Quick: a batch is reduced to {limits} at most.", highlight=False)

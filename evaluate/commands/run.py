@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..labels import final_round, rows
 from ..results import Results
 from ..run import run as run_config
+from ..terminal import terminal
 from .options import (
     Address,
     DeviceOption,
@@ -94,7 +95,7 @@ def run(
     if device is not None:
         loaded = loaded.on_device(device.device)
     folder = out or Path("runs") / Path(source).stem
-    console = Console()
+    console = terminal()
     print_path(console, "Results go to", folder)
     try:
         results = run_config(

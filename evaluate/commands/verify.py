@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from ..archive import AlteredError
 from ..pack import read_pack
+from ..terminal import terminal
 from ..verification import TOLERANCE, Verification, escapes
 from ..verification import verify as verify_pack
 from .options import Address, EngineName, EngineOption, Workers, engine_from
@@ -34,7 +35,7 @@ def verify(
     address: Address = None,
 ) -> None:
     """Check a pack: its checksums, what follows from its rows, and some of its cells, run again."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(highlight=False, soft_wrap=True)
     try:
         pack = read_pack(path)
     except AlteredError as error:

@@ -14,6 +14,7 @@ from leakfrontier.defenses import Batch, batch_gradient
 from leakfrontier.evaluate.capture import CaptureError, Description, capture, write_capture
 from leakfrontier.evaluate.captured import load_capture
 from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.plugins import trust
 
 SPACE = ImageSpace((1, 4, 4), 3, (0.2,), (0.5,))
 FACTORY = """
@@ -129,6 +130,7 @@ def test_no_file_is_a_pickle(tmp_path: Path, batch: Batch) -> None:
     assert json.loads((folder / "capture.json").read_text())["space"]["kind"] == "images"
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_factory_of_ones_own_travels_and_runs_only_if_it_is_trusted(
     tmp_path: Path, batch: Batch
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_factory_of_ones_own_travels_and_runs_only_if_it_is_trusted(
         "from torch import nn\n\ndef last(width, classes):\n    return nn.Linear(width, classes)\n"
     )
     about = described(model={"name": f"{tmp_path / 'mine.py'}:build", "width": 6})
+    trust(about.code)
     model = about.build()
     with capture(model, tmp_path / "one", about):
         cross_entropy(model(batch.inputs), batch.targets).backward()

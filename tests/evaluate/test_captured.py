@@ -86,6 +86,8 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "a file that is not there": (described(model="mine.py:build"), "has no mine.py"),
     "code": (described(model="os.path:join"), "only with --trust-code"),
     "code of a defense": (described(defense="os.path:join"), "only with --trust-code"),
+    "code of a protocol": (described(protocol="os.path:join"), "only with --trust-code"),
+    "a protocol's file outside": (described(protocol="../mine.py:P"), "leaves the folder"),
     "a link that leaves": (outside, "'model.safetensors' leaves the folder"),
     "a pickle": (pickled, "looks like a pickle"),
     "noise": (
@@ -132,6 +134,7 @@ def test_the_capture_is_sound_before_it_is_broken(folder: Path) -> None:
     assert load_capture(folder).about.batch_size == 2
 
 
+@pytest.mark.usefixtures("gate")
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_capture_is_explained(folder: Path, case: str) -> None:
     change, message = BROKEN[case]

@@ -396,3 +396,37 @@ class Refusing(DPSGD):
     outcome = run_trial((TrainTrial(TINY, refusing, 0), tmp_path))
     assert outcome.guarantees == ()
     assert outcome.utility[-1].refused
+
+
+MEDDLING = """
+STASH = []
+
+@dataclass
+class Meddling(Defense):
+    def on_model(self, model):
+        STASH.append(model)
+        return model
+
+    def on_receive(self, model, agreed):
+        STASH.extend([model, agreed])
+        return model
+
+    def on_round(self, updates, rng):
+        for model in STASH:
+            for value in model.parameters():
+                value.data.zero_()
+        return updates
+"""
+
+
+def test_a_defense_cannot_reach_the_model_that_the_adversary_knows(
+    user_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It leaves uploads as they are, and spoils every model that it was handed."""
+    meddling = Method(name=f"{user_file(MEDDLING)}:Meddling")
+    expected = watched(trial(WATCHING), tmp_path)
+    found = watched(trial(WATCHING, defense=meddling), tmp_path)
+    for one, other in zip(found, expected, strict=True):
+        weights = [list(each.model.state_dict().values()) for each in (one, other)]
+        assert all(map(torch.equal, *weights))
+        assert all(torch.equal(one.update[name], other.update[name]) for name in other.update)

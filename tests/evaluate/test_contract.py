@@ -52,7 +52,9 @@ def test_a_client_may_train_on_another_model() -> None:
     sent, agreed = mlp(), mlp()
     with torch.no_grad():
         next(sent.parameters()).zero_()
-    assert Checked(Receiving("keep")).on_receive(sent, agreed) is sent
+    kept = Checked(Receiving("keep")).on_receive(sent, agreed)
+    assert kept is not sent  # a copy, as what the client does to it is its own affair
+    assert all(map(torch.equal, kept.state_dict().values(), sent.state_dict().values()))
     received = Checked(Receiving("copy")).on_receive(sent, agreed)
     assert received is not agreed
     torch.testing.assert_close(received.state_dict(), agreed.state_dict())

@@ -1,4 +1,5 @@
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -272,3 +273,86 @@ def test_uploads_are_added_up_in_groups_of_the_cohort(cohort: int, groups: list[
     federation = Federation(make_client(mlp(8), defense), shares, 6, batch_size=4)
     federation.round(rng())
     assert defense.together == groups
+
+
+STASH: list[nn.Module] = []
+"""What a dishonest defense keeps between its calls, and between rounds."""
+
+
+@dataclass
+class Meddling(Defense):
+    """Uploads zeros, and writes into every model that it was ever handed by a hook."""
+
+    hook: str
+
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        if self.hook == "on_receive":
+            STASH.extend([model, agreed])
+        return model
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        if self.hook == "gradient":
+            STASH.append(model)
+        if self.hook == "in place":
+            with torch.no_grad():
+                for value in model.parameters():
+                    value += 1
+        return super().gradient(model, loss, batch, rng)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        self.meddle()
+        return {name: torch.zeros_like(value) for name, value in update.items()}
+
+    def on_cohort(self, models: Sequence[nn.Module]) -> None:
+        if self.hook == "on_cohort":
+            STASH.extend(models)
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        self.meddle()
+        return list(updates)
+
+    def meddle(self) -> None:
+        for model in STASH:
+            for value in model.parameters():
+                value.data += 1  # unseen by autograd
+
+
+@pytest.mark.parametrize("protocol", [FedSGD(), FedAvg(), FedBuff(buffer=2, oldest=2)])
+@pytest.mark.parametrize("hook", ["on_receive", "on_cohort", "gradient"])
+def test_a_defense_cannot_reach_the_global_model(hook: str, protocol: Protocol) -> None:
+    STASH.clear()
+    model, shares = mlp(), [batch(4, number) for number in range(3)]
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    client = replace(make_client(model, Meddling(hook)), protocol=protocol)
+    federation = Federation(client, shares, 2, batch_size=2, server="sgd", lr=1.0)
+    federation.train(3, rng(), on_checkpoint=lambda *_: None)
+    assert STASH  # it did try
+    for name, value in federation.model.named_parameters():
+        assert torch.equal(value, before[name])
+
+
+def test_what_a_gradient_writes_into_its_model_is_named_and_has_no_effect() -> None:
+    model = mlp()
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    federation = Federation(make_client(model, Meddling("in place")), [batch(4, 0)], 1)
+    with pytest.raises(ValueError, match=r"Meddling\.gradient modified its argument"):
+        federation.round(rng())
+    for name, value in federation.model.named_parameters():
+        assert torch.equal(value, before[name])
+
+
+def test_clients_of_a_round_share_a_copy_that_none_has_altered() -> None:
+    """Copying a model for each client would be slow, and too much for large ones."""
+    received: list[nn.Module] = []
+
+    @dataclass
+    class Watching(Defense):
+        def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+            received.append(model)
+            return model
+
+    shares = [batch(4, number) for number in range(4)]
+    federation = Federation(make_client(mlp(), Watching()), shares, 4, lr=0.1)
+    federation.train(2, rng(), on_checkpoint=lambda *_: None)
+    assert [received.count(one) for one in dict.fromkeys(received)] == [4, 4]
+    assert federation.model not in received

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from leakfrontier.adversaries import ContinuousSpace, ImageSpace, InputSpace, TokenSpace, WaveSpace
+from leakfrontier.evaluate import models
 from leakfrontier.evaluate.models import MODELS, build_model
 from leakfrontier.evaluate.papers.rconv_networks import NETWORKS
 
@@ -270,3 +271,23 @@ def test_torchvision_is_imported_only_when_needed() -> None:
         "sys.exit('torchvision' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("width", [10**9, 10**30])
+def test_a_model_larger_than_any_memory_is_refused(width: int) -> None:
+    with pytest.raises(ValueError, match="more than 1,073,741,824 parameters"):
+        build_model("mlp", DIGITS, rng(), width=width)
+
+
+def test_a_large_model_is_the_same_whether_or_not_its_size_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build_model("token_mlp", TEXT, rng(), hidden=models.LARGE)
+    monkeypatch.setattr(models, "LARGE", models.LARGE + 1)
+    other = build_model("token_mlp", TEXT, rng(), hidden=models.LARGE - 1)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def test_an_option_of_another_type_is_named() -> None:
+    with pytest.raises(ValueError, match="mlp cannot be built with width=wide"):
+        build_model("mlp", DIGITS, rng(), width="wide")

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
+from leakfrontier.evaluate import plugins
 from leakfrontier.evaluate.capture import Description, write_capture
 from leakfrontier.evaluate.capture_cells import CaptureTrial
 from leakfrontier.evaluate.captured import load_capture
@@ -134,6 +135,22 @@ def _there(trial: Trial, out: Path, home: Path, folder: Path) -> Outcome:
 def untimed(outcome: Outcome) -> Outcome:
     attacks = tuple(replace(row, seconds=0.0) for row in outcome.attacks)
     return replace(outcome, attacks=attacks, busy=0.0)
+
+
+@pytest.mark.usefixtures("gate")
+def test_a_parcel_takes_along_what_is_trusted_and_no_more(
+    home: Path, scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = TrainTrial(scenario, Method(name=f"{home / 'mine.py'}:Rounded"), 0)
+    for named in ([scenario.model.name], [scenario.model.name, trial.defense.name]):
+        monkeypatch.setattr(plugins, "_TRUSTED", set())
+        plugins.trust(named)
+        parcel = pack((trial, home / "out"))
+        monkeypatch.setattr(plugins, "_TRUSTED", set())  # as on another machine
+        task = open_parcel(parcel.task, delivered(parcel, tmp_path / str(len(named))))
+        assert len(plugins.trusted()) == len(named)
+        names = [task[0].scenario.model.name, task[0].defense.name]
+        assert [*map(plugins.is_trusted, names)] == [True, len(named) == 2]
 
 
 def test_another_code_than_the_parcel_s_is_noticed(

@@ -1,12 +1,20 @@
 import dataclasses
 import math
 import pickle
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from leakfrontier.evaluate.plugins import content_of, load_attribute
+from leakfrontier.evaluate.engine import Failure, execute
+from leakfrontier.evaluate.plugins import (
+    UntrustedCodeError,
+    content_of,
+    load_attribute,
+    trust,
+    trusted,
+)
 
 SOURCE = """
 from __future__ import annotations
@@ -130,3 +138,67 @@ def test_a_folder_does_not_hide_a_library(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "mine.py").write_text("import torch\nname = torch.__name__\n")
     assert load_attribute(f"{tmp_path}/mine.py:name") == "torch"
+
+
+@pytest.mark.usefixtures("gate")
+def test_nothing_is_loaded_that_the_user_did_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("name, other = 'mine', 'other'\n")
+    monkeypatch.chdir(tmp_path)
+    for spec in (f"{tmp_path}/mine.py:name", "mine.py:name", "math:sqrt"):
+        with pytest.raises(UntrustedCodeError, match="executed only with --trust-code"):
+            load_attribute(spec)
+    trust(["mine.py:name", "math:sqrt", "TopK"])
+    assert load_attribute(f"{tmp_path}/mine.py:name") == "mine"
+    assert load_attribute("math:sqrt") is math.sqrt
+    for spec in ("mine.py:other", "math:cos"):  # no more than what was named
+        with pytest.raises(UntrustedCodeError):
+            load_attribute(spec)
+    assert trusted() == {f"{tmp_path.resolve()}/mine.py:name", "math:sqrt"}
+
+
+@pytest.mark.usefixtures("gate")
+def test_workers_trust_what_their_parent_does(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("name, other = 'mine', 'other'\n")
+    specs = [f"{tmp_path}/mine.py:{name}" for name in ("name", "other")]
+    trust(specs[:1])
+    done = {
+        one.task: one.result for one in execute(load_attribute, specs, workers=1, time_limit=60)
+    }
+    assert done[specs[0]] == "mine"
+    refused = done[specs[1]]
+    assert isinstance(refused, Failure)
+    assert "executed only with --trust-code" in refused.message
+
+
+def test_who_may_speak_for_the_user() -> None:
+    """Whoever calls `trust` says that the user named the code: look twice before adding one."""
+    root = Path(__file__).parents[2]
+    speaking = {
+        str(path.relative_to(root))
+        for folder in ("evaluate", "reports")
+        for path in (root / folder).rglob("*.py")
+        if re.search(r"\btrust\(", path.read_text())
+    }
+    assert speaking == {
+        "evaluate/plugins.py",  # defines it
+        "evaluate/commands/options.py",  # command lines
+        "evaluate/config.py",  # configuration files; those of others with --trust-code
+        "evaluate/capture.py",  # Python, where updates are captured
+        "evaluate/flower.py",  # likewise
+        "evaluate/captured.py",  # captures, with --trust-code
+        "evaluate/engine.py",  # what the parent trusts
+        "evaluate/parcels.py",  # likewise
+    }
+    loading = re.compile(r"\b(load_config|received_config)\(")
+    calling = {
+        str(path.relative_to(root)): {*loading.findall(path.read_text())}
+        for path in (root / "evaluate").rglob("*.py")
+        if loading.search(path.read_text()) and path.name != "config.py"
+    }
+    assert calling == {
+        "evaluate/commands/run.py": {"load_config"},
+        "evaluate/pack.py": {"received_config"},
+        "evaluate/verification.py": {"received_config"},
+    }

@@ -1,3 +1,4 @@
+import json
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from leakfrontier.evaluate.pretrained import (
     Source,
     find_source,
     fingerprint,
+    load_model,
     load_tokenizer,
     loaded,
 )
@@ -53,9 +55,28 @@ def test_an_id_is_looked_up_on_the_hub(name: str) -> None:
     assert find_source(name) == Source(name)
 
 
-def test_pickled_weights_are_refused() -> None:
-    assert Source("id").options == {"use_safetensors": True}
-    assert Source("folder", "a.gguf").options == {"gguf_file": "a.gguf"}
+def test_pickled_weights_and_code_are_refused() -> None:
+    assert Source("id").options == {"use_safetensors": True, "trust_remote_code": False}
+    assert Source("folder", "a.gguf").options == {"gguf_file": "a.gguf", "trust_remote_code": False}
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_code_that_a_model_brings_along_is_not_run(
+    weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+    (tmp_path / "planted.py").write_text(code)
+    maps = {"AutoConfig": "planted.Planted", "AutoModelForCausalLM": "planted.Planted"}
+    config = {"model_type": "planted", "auto_map": maps}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda *text: asked.append(str(text)) or "y")
+    with pytest.raises(ValueError, match="cannot load the model"):
+        load_model(str(tmp_path), "next-token", 2, pretrained=weights)
+    with pytest.raises(ValueError, match="no tokenizer that can be read"):
+        load_tokenizer(str(tmp_path))
+    assert not asked
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:

@@ -34,6 +34,19 @@ def test_keys_of_different_mappings_may_be_equal() -> None:
     }
 
 
+MANY = "a0: &a0 x\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 10)
+)
+
+
+def test_few_aliases_are_welcome() -> None:
+    assert load_yaml("a: &x [1, 2]\nb: *x\nc: [*x, *x]") == {
+        "a": [1, 2],
+        "b": [1, 2],
+        "c": [[1, 2], [1, 2]],
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -41,6 +54,10 @@ def test_keys_of_different_mappings_may_be_equal() -> None:
         ("a: !!python/object/apply:os.getcwd []", "python/object"),
         ("? [a]\n: 1", "unhashable key"),
         ("[" * 5000, "nested too deeply"),
+        ("[" * 100 + "]" * 100, "nested too deeply"),
+        ("a: &a [*a]", "stands for what it is in"),
+        ("a: &a {b: *a}", "stands for what it is in"),
+        (MANY, "more than 100,000 values"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:

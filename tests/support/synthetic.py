@@ -272,8 +272,8 @@ def _write(folder: Path, cells: list[tuple[Cell, Outcome]], failed: int, missing
 @contextmanager
 def _at_once(store: Store) -> Iterator[None]:
     """Write all cells in one transaction: one for each takes longer than all else."""
-    with store._connect() as database, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "_connect", lambda: nullcontext(database))
+    with store._connect(writing=True) as database, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_connect", lambda **_: nullcontext(database))
         yield
 
 
