@@ -288,13 +288,13 @@ class SOMP(Adversary):
             tolerance=self.tolerance,
         )
         total = sum(abs(amount) for amount in selection.amounts) or 1.0
-        guesses, sure = [], []
-        for chosen, amount in zip(selection.chosen, selection.amounts, strict=True):
-            whole = selection.residual < _UNEXPLAINED  # or else amounts are no counts
-            copies = max(1, round(size * abs(amount) / total)) if whole else 1
-            guesses += [chosen] * copies
-            sure += [max(0.0, 1 - selection.residual) * endings[chosen].fit] * copies
-        guesses, sure = guesses[:size], sure[:size]
+        guesses = [*selection.chosen]
+        if selection.residual < _UNEXPLAINED:  # or else amounts are no counts
+            for chosen, amount in zip(selection.chosen, selection.amounts, strict=True):
+                guesses += [chosen] * (round(size * abs(amount) / total) - 1)
+        guesses = guesses[:size]  # copies leave room for other sentences first
+        certainty = max(0.0, 1 - selection.residual)
+        sure = [certainty * endings[chosen].fit for chosen in guesses]
         return Reconstruction(
             inputs=inputs[guesses],
             targets=None if view.space.task == "next-token" else labels[guesses],

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from federated import rng
@@ -6,6 +7,7 @@ from sentences import language_model, recovered, seen_by_server, sentences
 
 from leakfrontier.adversaries import SOMP, FedAvg, NotApplicable, somp
 from leakfrontier.adversaries.diverse_beams import Candidate
+from leakfrontier.adversaries.gradient_atoms import Selection, pursue
 from leakfrontier.defenses import Noise
 
 
@@ -100,3 +102,15 @@ def test_says_what_it_cannot_attack() -> None:
 def test_rejects_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SOMP(**options)  # type: ignore[arg-type]
+
+
+def test_copies_leave_room_for_every_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = sentences([9, 7, 8])
+    observation = seen_by_server(language_model("gpt2"), tokens)
+
+    def uneven(*given: Any, **options: Any) -> Selection:  # noqa: ANN401 - as they come
+        found = pursue(*given, **options)
+        return found._replace(amounts=[2.0, *[0.5] * (len(found.amounts) - 1)])
+
+    monkeypatch.setattr(somp, "pursue", uneven)
+    assert recovered(SOMP().reconstruct(observation, rng()), tokens) == 1
