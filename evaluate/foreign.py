@@ -98,7 +98,7 @@ def check_rows(frame: pd.DataFrame, row_type: type) -> None:
     hints = get_type_hints(row_type)
     for name in (one.name for one in fields(row_type)):
         is_right, words = _column(name, hints[name])
-        for value in frame[name]:
+        for value in frame[name].unique():
             if not is_right(value):
                 raise ValueError(f"{name} must be {words}, got {_shown(value)}")
     key = ["cell", *(name for name in _KEYS if name in frame)]
