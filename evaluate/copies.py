@@ -65,6 +65,14 @@ def copied(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
+def as_precise(copy: nn.Module, original: nn.Module) -> nn.Module:
+    """Let a copy compute in the precision that its original has by now, as searches change it."""
+    mine, wanted = (next(model.parameters(), None) for model in (copy, original))
+    if mine is not None and wanted is not None and mine.dtype != wanted.dtype:
+        copy.to(wanted.dtype)
+    return copy
+
+
 def _alike(one: nn.Module, other: nn.Module) -> bool:
     """Return whether two models have the same parameters and buffers; NaN equals nothing."""
     left, right = (

@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from leakfrontier.evaluate.copies import Copies, copied
+from leakfrontier.evaluate.copies import Copies, as_precise, copied
 
 
 def network() -> nn.Sequential:
@@ -73,3 +73,14 @@ def test_weights_that_a_module_computes() -> None:
     inputs = torch.randn(4, 3)
     model(inputs)
     assert torch.equal(copied(model)(inputs), model(inputs))
+
+
+def test_a_copy_follows_the_precision_of_its_original() -> None:
+    """Searches let the models that adversaries know compute in double precision for a while."""
+    copies, model = Copies(), network()
+    copy = copies.of(model)
+    before = copied(copy).state_dict()
+    assert as_precise(copy, model.double()) is copy
+    assert {value.dtype for value in copy.parameters()} == {torch.float64}
+    as_precise(copy, model.float())
+    assert all(torch.equal(value, before[name]) for name, value in copy.state_dict().items())
