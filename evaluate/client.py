@@ -26,7 +26,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
 
 from .contract import Checked
-from .copies import CLIENTS, SIMULATED
+from .copies import CLIENTS, SIMULATED, in_precision_of
 from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
 from .seeds import fork, global_draws
 
@@ -322,14 +322,16 @@ def make_replay(
         models: What each of them received, if not the same model.
         mending: What is done about the defense's own replay.
     """
-    models = [SIMULATED.of(model) for model in models or [client.model]]
+    models = models or [client.model]
+    copies = [SIMULATED.of(model) for model in models]
     believed, replay_rng = threat.believed(client.defense), fork(rng)
     fixed = [fork(replay_rng).initial_seed() for _ in range(AVERAGED)]
 
     def uploads(
         make: Callable[[], Defense], guess: Batch, rng: Generator, *, by_epoch: bool
     ) -> list[Update]:
-        clients = [replace(client, model=model, defense=make()) for model in models]
+        own = map(in_precision_of, copies, models)
+        clients = [replace(client, model=model, defense=make()) for model in own]
         shares = _shares(*guess, len(models))
         return release(clients, shares, rng, in_order=True, by_epoch=by_epoch)
 

@@ -71,6 +71,22 @@ def _alike(one: nn.Module, other: nn.Module) -> bool:
         dict(chain(model.named_parameters(), model.named_buffers())) for model in (one, other)
     )
     return left.keys() == right.keys() and all(
-        value.requires_grad == right[name].requires_grad and torch.equal(value, right[name])
+        value.requires_grad == right[name].requires_grad
+        and value.dtype == right[name].dtype
+        and torch.equal(value, right[name])
         for name, value in left.items()
     )
+
+
+def in_precision_of(copy: nn.Module, model: nn.Module) -> nn.Module:
+    """Return a copy that computes as its original does now: attacks change the precision of theirs.
+
+    From single to double precision and back nothing is rounded.
+    """
+    precision = _precision(model)
+    return copy if _precision(copy) == precision else copy.to(precision)
+
+
+def _precision(model: nn.Module) -> torch.dtype | None:
+    values = chain(model.parameters(), model.buffers())
+    return next((value.dtype for value in values if value.is_floating_point()), None)
