@@ -26,7 +26,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
 
 from .contract import Checked
-from .copies import CLIENTS, SIMULATED, as_precise
+from .copies import CLIENTS, SIMULATED, in_precision_of
 from .math_attention import math_attention
 from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
 from .seeds import copied, fork, global_draws
@@ -325,14 +325,15 @@ def make_replay(
         mending: What is done about the defense's own replay.
     """
     models = models or [client.model]
-    copies = [(SIMULATED.of(model), model) for model in models]
+    copies = [SIMULATED.of(model) for model in models]
     believed, replay_rng = threat.believed(client.defense), fork(rng)
     fixed = [fork(replay_rng) for _ in range(AVERAGED)]
 
     def uploads(
         make: Callable[[], Defense], guess: Batch, rng: Generator, *, by_epoch: bool
     ) -> list[Update]:
-        clients = [replace(client, model=as_precise(*pair), defense=make()) for pair in copies]
+        own = map(in_precision_of, copies, models)
+        clients = [replace(client, model=model, defense=make()) for model in own]
         shares = _shares(*guess, len(models))
         return release(clients, shares, rng, in_order=True, by_epoch=by_epoch)
 

@@ -65,20 +65,28 @@ def copied(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def as_precise(copy: nn.Module, original: nn.Module) -> nn.Module:
-    """Let a copy compute in the precision that its original has by now, as searches change it."""
-    mine, wanted = (next(model.parameters(), None) for model in (copy, original))
-    if mine is not None and wanted is not None and mine.dtype != wanted.dtype:
-        copy.to(wanted.dtype)
-    return copy
-
-
 def _alike(one: nn.Module, other: nn.Module) -> bool:
     """Return whether two models have the same parameters and buffers; NaN equals nothing."""
     left, right = (
         dict(chain(model.named_parameters(), model.named_buffers())) for model in (one, other)
     )
     return left.keys() == right.keys() and all(
-        value.requires_grad == right[name].requires_grad and torch.equal(value, right[name])
+        value.requires_grad == right[name].requires_grad
+        and value.dtype == right[name].dtype
+        and torch.equal(value, right[name])
         for name, value in left.items()
     )
+
+
+def in_precision_of(copy: nn.Module, model: nn.Module) -> nn.Module:
+    """Return a copy that computes as its original does now: attacks change the precision of theirs.
+
+    From single to double precision and back nothing is rounded.
+    """
+    precision = _precision(model)
+    return copy if _precision(copy) == precision else copy.to(precision)
+
+
+def _precision(model: nn.Module) -> torch.dtype | None:
+    values = chain(model.parameters(), model.buffers())
+    return next((value.dtype for value in values if value.is_floating_point()), None)

@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from leakfrontier.evaluate.copies import Copies, as_precise, copied
+from leakfrontier.evaluate.copies import Copies, copied, in_precision_of
 
 
 def network() -> nn.Sequential:
@@ -80,7 +80,7 @@ def test_a_copy_follows_the_precision_of_its_original() -> None:
     copies, model = Copies(), network()
     copy = copies.of(model)
     before = copied(copy).state_dict()
-    assert as_precise(copy, model.double()) is copy
+    assert in_precision_of(copy, model.double()) is copy
     assert {value.dtype for value in copy.parameters()} == {torch.float64}
-    as_precise(copy, model.float())
+    in_precision_of(copy, model.float())
     assert all(torch.equal(value, before[name]) for name, value in copy.state_dict().items())
