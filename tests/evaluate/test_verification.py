@@ -205,7 +205,7 @@ def test_a_cascade_leaves_out_only_what_it_may(path: Path, packed: bytes) -> Non
     rewritten(path, edit, sums=True)
     pack = read_pack(path)
     config = load_config(pack.meta["config"])
-    problems = verification._not_a_cascade(pack, verification.plan(config), config)
+    problems = verification._not_a_cascade(pack, verification.plan_of(config), config)
     assert len(problems) == 1
     assert "was run on 0 uploads, and not on the 3 that others left" in problems[0]
 
