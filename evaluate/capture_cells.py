@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -35,13 +35,15 @@ from .capture import CaptureError, Description
 from .captured import Capture, load_capture
 from .cells import ReplayTrial, attack_labels, labels_of, reconstruct, undefended
 from .client import Client, ThreatModel, Upload, make_replay, observation_of, send
-from .data import fingerprint, load_dataset
+from .data import data_files, fingerprint, load_dataset
 from .devices import Device, current_device
 from .examination import EXAMINED_ROUNDS, examine, mending_of
 from .identity import ATTACK, factories, source
 from .mending import AS_GIVEN, Mending
 from .methods import Method, build_adversary
 from .modality import modality_of
+from .parcels import Bundle, Files, Traveller
+from .pretrained import model_files
 from .privacy.claims import claim_of, proven_bound
 from .rows import AttackRow, Cell, Outcome, Rendering, Score
 from .scenario import Scenario, World, label
@@ -58,7 +60,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True)
-class CaptureTrial:
+class CaptureTrial(Traveller):
     """Attack captured updates that are alike in all but their content.
 
     Attributes:
@@ -78,6 +80,8 @@ class CaptureTrial:
         pictures: How many uploads are kept for the gallery.
     """
 
+    download: ClassVar[tuple[str, str]] = ("data_folder", "dataset_name")
+
     captures: tuple[Path, ...]
     contents: tuple[str, ...]
     names: tuple[str, ...]
@@ -92,6 +96,16 @@ class CaptureTrial:
     device: Device = "cpu"
     seed: int = 0
     pictures: int = 6
+
+    def files(self) -> Files:
+        """Yield the captures, their data and the pretrained model that is on this machine."""
+        yield from data_files(self.dataset_name, self.data_folder)
+        yield from model_files(self.about.model.name, self.about.model.options)
+        for folder, content in zip(self.captures, self.contents, strict=True):
+            found = {
+                str(one.relative_to(folder)): one for one in folder.rglob("*") if one.is_file()
+            }
+            yield str(folder), (Bundle(f"capture-{content[:64]}", found), "")
 
     @property
     def dataset_name(self) -> str:

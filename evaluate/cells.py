@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,8 @@ from .federation import Federation
 from .identity import ATTACK, REPLAY, TRAINING, factories, source
 from .math_attention import math_attention
 from .mending import AS_GIVEN, Mending
-from .methods import Method, build_adversary, build_defense
+from .methods import Method, build_adversary, build_defense, build_protocol
+from .parcels import Traveller
 from .partition import partition
 from .privacy.claims import claim_of, guarantee_row, proven_bound
 from .rows import Cell, GuaranteeRow, Outcome, ReplayRow, UtilityRow
@@ -216,7 +217,7 @@ _EXAMINED: dict[str, ReplayRow] = {}
 
 
 @dataclass(frozen=True)
-class AttackTrial:
+class AttackTrial(Traveller):
     """Attack a defense: scores per victim.
 
     Victims, look-alikes and what clients draw depend neither on the adversary nor on the
@@ -288,6 +289,16 @@ class AttackTrial:
             renderings=tuple(scoring.renderings(range(self.pictures))),
             busy=busy,
         )
+
+    def needed(self, folder: Path) -> Iterator[Path]:
+        """Yield the checkpoints of the attacked models."""
+        if not self.checkpoint:
+            return
+        training = TrainTrial(self.scenario, self.defense, self.seed)
+        for version in attackable([self.checkpoint], build_protocol(self.scenario.protocol)):
+            path = training.checkpoint(folder, version)
+            if path.exists():  # else training failed, as the cell will say
+                yield path
 
     def _rng(self, observation: int) -> torch.Generator:
         """Return the source of the adversary's randomness on one upload."""

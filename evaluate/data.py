@@ -22,6 +22,7 @@ from leakfrontier.defenses import Batch, torchvision_ops  # noqa: F401 (or torch
 from .audio import WAVE_SUFFIXES, read_waves
 from .dataset import Dataset, split
 from .messages import messages
+from .parcels import DOWNLOAD, Bundle, Files
 from .plugins import digest_of
 from .text import AS_CHARACTERS, HUB, Reading, Splits, as_dataset, hub_texts, read_splits
 
@@ -358,3 +359,22 @@ def _measured(
     shape = tuple(train.inputs.shape[1:])
     known = space(shape, len(classes), tuple(mean.tolist()), tuple(std.tolist()))
     return Dataset(name, train, test, classes, known)
+
+
+def data_files(dataset: str, folder: Path | None) -> Files:
+    """Yield data by path, or what was downloaded; what comes with the package is there."""
+    if dataset not in DATASETS:
+        path = Path(dataset).expanduser()
+        if path.exists():
+            yield dataset, (bundle_of(dataset, path.resolve().name), path.resolve().name)
+        return
+    place = (folder or DOWNLOADS).expanduser()
+    if files := {str(path.relative_to(place)): path for path in downloads(dataset, place)}:
+        yield DOWNLOAD + dataset, (Bundle(f"download-{dataset}", files), "")
+
+
+def bundle_of(dataset: str, name: str) -> Bundle:
+    """Return the examples at a path, in a folder of some name."""
+    path = Path(dataset).expanduser().resolve()
+    files = {f"{name}/{one.relative_to(path)}": one for one in example_files(path)}
+    return Bundle(f"data-{fingerprint(dataset)}", files if path.is_dir() else {name: path})

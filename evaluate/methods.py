@@ -28,7 +28,8 @@ from leakfrontier.defenses import DEFENSES, Chain, Defense
 from .contract import check_class
 from .engine import Failure, execute
 from .errors import UserError
-from .plugins import content_of, file_of, is_loaded, load_attribute
+from .parcels import Bundle, Files, Traveller
+from .plugins import content_of, file_of, is_loaded, load_attribute, local_files
 
 PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, FedAvg, FedBuff)}
 """Every protocol by name. Add a class here to add a protocol."""
@@ -85,7 +86,7 @@ class Strict(BaseModel):
         return value
 
 
-class Method(Strict):
+class Method(Strict, Traveller):
     """A name and its options; in a file, `TopK`, or `{name: TopK, ratio: 0.1}`.
 
     Attributes:
@@ -155,6 +156,18 @@ class Method(Strict):
             config["links"] = [link.config() for link in self.links]
         return config
 
+    def files(self) -> Files:
+        """Yield the user's file, with those of its folder that it imports."""
+        file = file_of(self.name)
+        if file is not None and file.is_file():
+            found = {str(one.relative_to(file.parent)): one for one in local_files(file)}
+            bundle = Bundle(f"code-{content_of(file)}", found)
+            yield self.name.rpartition(":")[0], (bundle, file.name)
+
+    def code(self) -> list[str]:
+        """Return the method's name if it is the user's own."""
+        return [self.name] if ":" in self.name else []
+
 
 def _is_choice(value: JsonValue, is_sequence: bool) -> TypeGuard[list[JsonValue]]:
     """Return whether an option is a list of values, one per method."""
@@ -165,8 +178,7 @@ def _is_choice(value: JsonValue, is_sequence: bool) -> TypeGuard[list[JsonValue]
 
 def own_code(method: Method) -> list[str]:
     """Return the names of what is the user's own: of the method, and of a chain's links."""
-    own = [method.name] if ":" in method.name else []
-    return own + [name for link in method.links for name in own_code(link)]
+    return method.code() + [name for link in method.links for name in own_code(link)]
 
 
 def check_loading(specs: Iterable[str], time_limit: float) -> None:

@@ -10,21 +10,14 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
-from .capture_cells import CaptureTrial
-from .cells import AttackTrial, TrainTrial, attackable
-from .data import DATASETS, DOWNLOADS, downloads, example_files, fingerprint
-from .methods import Method, build_protocol, own_code
-from .papers.table import TableTrial, find_data
-from .plugins import content_of, file_of, is_trusted, local_files, trust
-from .pretrained import fingerprint as model_fingerprint
-from .scenario import Scenario
+from .plugins import is_trusted, trust
 
 T = TypeVar("T")
 
@@ -53,6 +46,32 @@ class Bundle:
         return buffer.getvalue()
 
 
+Files = Iterator[tuple[str, tuple[Bundle, str]]]
+"""Files by the path that a task knows them by, and their name within a bundle."""
+
+
+class Traveller:
+    """A part of a task that names files or code, and says which.
+
+    Attributes:
+        download: The field that says where downloads are, and what names the dataset.
+    """
+
+    download: ClassVar[tuple[str, str] | None] = None
+
+    def files(self) -> Files:
+        """Yield the files that it names itself; its parts say theirs."""
+        return iter(())
+
+    def code(self) -> Sequence[str]:
+        """Return the code that it names itself, as `load_attribute` takes it."""
+        return ()
+
+    def needed(self, folder: Path) -> Iterator[Path]:
+        """Yield the files that it needs of the folder of its run."""
+        return iter(())
+
+
 @dataclass(frozen=True)
 class Parcel:
     """A task and what it needs.
@@ -76,7 +95,8 @@ def pack(task: object) -> Parcel:
     if not (isinstance(task, tuple) and len(task) == 2 and isinstance(task[1], Path)):
         return Parcel(pickle.dumps((task, ())))
     trial, folder = task
-    kept = {str(path.relative_to(folder)): path for path in _checkpoints(trial, folder)}
+    needed = trial.needed(folder) if isinstance(trial, Traveller) else ()
+    kept = {str(path.relative_to(folder)): path for path in needed}
     return Parcel(pickle.dumps((task, _code_of(trial))), dict(_bundles(trial)), kept, str(folder))
 
 
@@ -94,78 +114,17 @@ def open_parcel(task: bytes, places: Mapping[str, str]) -> Any:  # noqa: ANN401 
 
 def _code_of(value: object) -> tuple[str, ...]:
     """Return the trusted code that a part of a task names."""
-    own = own_code(value) if isinstance(value, Method) else []
+    own = value.code() if isinstance(value, Traveller) else ()
     parts = (name for part in _parts(value).values() for name in _code_of(part))
     return (*filter(is_trusted, own), *parts)
 
 
-def _checkpoints(trial: object, folder: Path) -> Iterator[Path]:
-    if isinstance(trial, AttackTrial) and trial.checkpoint:
-        training = TrainTrial(trial.scenario, trial.defense, trial.seed)
-        protocol = build_protocol(trial.scenario.protocol)
-        for version in attackable([trial.checkpoint], protocol):
-            path = training.checkpoint(folder, version)
-            if path.exists():  # else training failed, as the cell will say
-                yield path
-
-
-def _bundles(value: object) -> Iterator[tuple[str, tuple[Bundle, str]]]:
+def _bundles(value: object) -> Files:
     """Yield the files that a part of a task names."""
-    if isinstance(value, Method):
-        file = file_of(value.name)
-        if file is not None and file.is_file():
-            yield value.name.rpartition(":")[0], (_code(file), file.name)
-        place = str(value.options.get("id", ""))  # of a model of transformers, in a folder
-        if value.name == "hf" and Path(place).expanduser().exists():
-            yield place, _pretrained(Path(place).expanduser(), place)
-    if isinstance(value, Scenario):
-        yield from _data(value.dataset, value.data_folder)
-    if isinstance(value, TableTrial):
-        name, folder = find_data(value.dataset, value.data)
-        if name in DATASETS:
-            yield from _data(name, folder)
-        else:
-            yield str(value.data), (_examples(name, value.dataset), "")
-    if isinstance(value, CaptureTrial):
-        yield from _data(value.dataset_name, value.data_folder)
-        for folder, content in zip(value.captures, value.contents, strict=True):
-            files = {
-                str(one.relative_to(folder)): one for one in folder.rglob("*") if one.is_file()
-            }
-            yield str(folder), (Bundle(f"capture-{content[:64]}", files), "")
+    if isinstance(value, Traveller):
+        yield from value.files()
     for part in _parts(value).values():
         yield from _bundles(part)
-
-
-def _code(file: Path) -> Bundle:
-    files = {str(found.relative_to(file.parent)): found for found in local_files(file)}
-    return Bundle(f"code-{content_of(file)}", files)
-
-
-def _pretrained(path: Path, id: str) -> tuple[Bundle, str]:
-    """Return the files of a model, in a folder or in one file."""
-    files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
-    bundle = Bundle(f"model-{model_fingerprint(id)}", {f"{path.name}/{f.name}": f for f in files})
-    return bundle, f"{path.name}/{path.name}" if path.is_file() else path.name
-
-
-def _data(dataset: str, folder: Path | None) -> Iterator[tuple[str, tuple[Bundle, str]]]:
-    """Yield data by path, or what was downloaded; what comes with the package is there."""
-    if dataset not in DATASETS:
-        path = Path(dataset).expanduser()
-        if path.exists():
-            yield dataset, (_examples(dataset, path.resolve().name), path.resolve().name)
-        return
-    place = (folder or DOWNLOADS).expanduser()
-    if files := {str(path.relative_to(place)): path for path in downloads(dataset, place)}:
-        yield DOWNLOAD + dataset, (Bundle(f"download-{dataset}", files), "")
-
-
-def _examples(dataset: str, name: str) -> Bundle:
-    """Return the examples at a path, in a folder of some name."""
-    path = Path(dataset).expanduser().resolve()
-    files = {f"{name}/{one.relative_to(path)}": one for one in example_files(path)}
-    return Bundle(f"data-{fingerprint(dataset)}", files if path.is_dir() else {name: path})
 
 
 def _parts(value: object) -> dict[str, Any]:
@@ -212,11 +171,9 @@ def _moved(value: T, places: Mapping[str, str]) -> T:
 
 def _downloaded(value: object, places: Mapping[str, str]) -> dict[str, Path]:
     """Return where a part of a task finds its download, if that has travelled."""
-    keys = {
-        Scenario: ("data_folder", "dataset"),
-        CaptureTrial: ("data_folder", "dataset_name"),
-        TableTrial: ("data", "dataset"),
-    }
-    key, name = keys.get(type(value), ("", ""))
-    place = places.get(f"{DOWNLOAD}{getattr(value, name, '')}") if key else None
-    return {} if place is None else {key: Path(place)}
+    keys = value.download if isinstance(value, Traveller) else None
+    if keys is None:
+        return {}
+    folder, dataset = keys
+    place = places.get(f"{DOWNLOAD}{getattr(value, dataset)}")
+    return {} if place is None else {folder: Path(place)}

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from functools import cache, lru_cache
 from importlib import import_module
@@ -19,6 +19,7 @@ from torch import nn
 
 from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or transformers may fail)
 
+from .parcels import Bundle, Files
 from .plugins import digest_of
 
 SMOLLM2 = "smollm2"
@@ -239,3 +240,19 @@ def _gguf_read_once() -> Iterator[None]:
 def _reader(kind: Callable[[str], T], path: str, changed: int) -> T:
     """Return the reader of a file as it is since it was `changed`."""
     return kind(path)
+
+
+def model_files(name: str, options: Mapping[str, Any]) -> Files:
+    """Yield the files of a model of transformers that is on this machine, in a folder or a file.
+
+    Args:
+        name: The model's name in a configuration.
+        options: Its options.
+    """
+    place = str(options.get("id", ""))
+    path = Path(place).expanduser()
+    if name != "hf" or not path.exists():
+        return
+    files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
+    bundle = Bundle(f"model-{fingerprint(place)}", {f"{path.name}/{f.name}": f for f in files})
+    yield place, (bundle, f"{path.name}/{path.name}" if path.is_file() else path.name)

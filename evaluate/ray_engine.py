@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeVar
 
 from .engine import Done, Failure, check_limits, cores, execute
 from .errors import UserError
+from .parcels import open_parcel, pack
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -172,8 +173,6 @@ class _Slot(Generic[T]):
 
     def hand_over(self, job: _Job[T]) -> None:
         """Send it a task, with references to the files that this needs."""
-        from .parcels import pack
-
         parcel = pack(job.task)
         bundles = {
             path: (bundle.name, self._run.store(bundle.name, bundle.read), name)
@@ -309,8 +308,6 @@ def call(message: tuple[bytes, bytes, Mapping[str, str]]) -> Any:  # noqa: ANN40
     function, task, places = message
     if not places:
         return pickle.loads(function)(pickle.loads(task)[0])
-    from .parcels import open_parcel  # it imports all that cells do
-
     return pickle.loads(function)(open_parcel(task, places))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -24,7 +24,7 @@ from leakfrontier.defenses import Batch, Defense
 
 from .client import Client, ThreatModel
 from .copies import copied
-from .data import fingerprint, is_named, load_dataset
+from .data import data_files, fingerprint, is_named, load_dataset
 from .devices import Device, current_device, on_device
 from .language_models import pretrained_of, tokenizer_of
 from .methods import (
@@ -39,7 +39,8 @@ from .methods import (
 )
 from .modality import Modality
 from .models import Mode, build_model
-from .pretrained import Task, is_path, missing
+from .parcels import Files, Traveller
+from .pretrained import Task, is_path, missing, model_files
 from .pretrained import fingerprint as model_fingerprint
 from .seeds import generator
 from .text import HUB, Reading
@@ -95,8 +96,10 @@ class Training(Strict):
         return self
 
 
-class Scenario(Strict):
+class Scenario(Strict, Traveller):
     """Everything about an evaluation but the defense and the adversary."""
+
+    download: ClassVar[tuple[str, str]] = ("data_folder", "dataset")
 
     title: str | None = None
     """How reports call it; by default the dataset, the model and what is not default."""
@@ -235,6 +238,11 @@ class Scenario(Strict):
     def client_batch(self) -> int:
         """Return how many examples a client draws in a round of training under FedSGD."""
         return self.training.batch_size or self.batch_size
+
+    def files(self) -> Files:
+        """Yield the data and the pretrained model that are on this machine."""
+        yield from data_files(self.dataset, self.data_folder)
+        yield from model_files(self.model.name, self.model.options)
 
     def config(self) -> dict[str, Any]:
         """Return all that a result depends on, as plain JSON values."""

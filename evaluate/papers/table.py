@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -18,11 +18,12 @@ from leakfrontier.adversaries import InputSpace
 from leakfrontier.defenses import Batch
 
 from .. import metrics
-from ..data import DATASETS, fingerprint, load_dataset
+from ..data import DATASETS, bundle_of, data_files, fingerprint, load_dataset
 from ..dataset import Dataset
 from ..devices import Device, current_device
 from ..errors import UserError
 from ..identity import source
+from ..parcels import Files, Traveller
 from ..rows import Cell, Outcome, Score
 from ..seeds import generator
 from ..statistics import Interval
@@ -164,7 +165,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class TableTrial:
+class TableTrial(Traveller):
     """One batch to attack.
 
     Attributes:
@@ -179,6 +180,8 @@ class TableTrial:
         device: Where tensors live.
     """
 
+    download: ClassVar[tuple[str, str]] = ("data", "dataset")
+
     table: str
     function: TrialFunction
     dataset: str
@@ -188,6 +191,14 @@ class TableTrial:
     index: int
     data: Path | None = None
     device: Device = "cpu"
+
+    def files(self) -> Files:
+        """Yield the data, which is a download or in a folder."""
+        name, folder = find_data(self.dataset, self.data)
+        if name in DATASETS:
+            yield from data_files(name, folder)
+        else:
+            yield str(self.data), (bundle_of(name, self.dataset), "")
 
     @property
     def setting(self) -> str:
