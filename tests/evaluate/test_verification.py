@@ -16,7 +16,7 @@ from leakfrontier.evaluate import verification
 from leakfrontier.evaluate.archive import PackError
 from leakfrontier.evaluate.config import load_config
 from leakfrontier.evaluate.pack import pack_run, read_pack
-from leakfrontier.evaluate.run import run
+from leakfrontier.evaluate.run import plan, run
 from leakfrontier.evaluate.verification import choose, escape_probability, escapes, verify
 
 Command = Callable[..., tuple[int, str, str]]
@@ -181,7 +181,7 @@ def test_a_cascade_leaves_out_only_what_it_may(path: Path, packed: bytes) -> Non
     rewritten(path, edit, sums=True)
     pack = read_pack(path)
     config = load_config(pack.meta["config"])
-    problems = verification._not_a_cascade(pack, verification.plan(config), config)
+    problems = verification._not_a_cascade(pack, plan(config), config)
     assert len(problems) == 1
     assert "was run on 0 uploads, and not on the 3 that others left" in problems[0]
 
