@@ -171,7 +171,7 @@ def test_the_command_writes_the_usual_page(tmp_path: Path, command: Command) -> 
         *("--adversary", "LinearLeakage", "--adversary", "PriorGuess"),
     )
     assert code == 0, errors
-    assert "Evaluation: YES, with caveats (blind guess, power)" in output  # eight uploads are few
+    assert "Evaluation: YES, with caveats (power)" in output  # eight uploads are few
     page = (tmp_path / "out/report.html").read_text()
     assert "LinearLeakage" in page
     assert "gallery" in page
