@@ -186,8 +186,8 @@ def _check_loss(model: nn.Module, loss: Loss, batch: Batch) -> None:
 def _companions(inputs: Tensor) -> list[Tensor]:
     """Return batches to put an example into."""
     blank = torch.zeros_like(inputs) if inputs[0].any() else torch.ones_like(inputs)
-    large = [8 * inputs.flip(0)] if inputs.is_floating_point() else []
-    return [inputs.clone(), blank, *large]
+    numbers = bool((inputs != inputs.round()).any())  # others may be the numbers of tokens
+    return [inputs.clone(), blank, *([8 * inputs.flip(0)] if numbers else [])]
 
 
 def _same_draws(inputs: Tensor) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from numbers import Real
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -74,13 +74,17 @@ def check_labels(labels: object) -> dict[str, Any]:
 
 
 def check_cells(cells: pd.DataFrame) -> None:
-    """Raise a ValueError for cells without the labels of their kind, or with other values."""
+    """Raise a ValueError for cells that come twice, or with values that none has."""
     if not cells["cell"].is_unique:
         raise ValueError("two cells have the same key")
     for name, (is_right, words) in _CELLS.items():
         for value in cells.get(name, ()):
-            if not _is_missing(value) and not is_right(value):
+            if not is_missing(value) and not is_right(value):
                 raise ValueError(f"{name} of a cell must be {words}, got {_shown(value)}")
+
+
+def check_labelled(cells: pd.DataFrame) -> None:
+    """Raise a ValueError for cells without the labels of their kind."""
     for kind, needed in _NEEDED.items():
         own = cells[cells["kind"] == kind]
         for name in needed if len(own) else ():
@@ -96,8 +100,9 @@ def check_rows(frame: pd.DataFrame, row_type: type) -> None:
         row_type: The dataclass that they are of.
     """
     hints = get_type_hints(row_type)
-    for name in (one.name for one in fields(row_type)):
-        is_right, words = _column(name, hints[name])
+    for one in fields(row_type):
+        name = one.name
+        is_right, words = _column(name, hints[name], lacking=one.default is not MISSING)
         for value in frame[name].unique():
             if not is_right(value):
                 raise ValueError(f"{name} must be {words}, got {_shown(value)}")
@@ -118,30 +123,29 @@ def _check_tokens(frame: pd.DataFrame) -> None:
             raise ValueError(f"tokens must be a list of texts, got {_shown(texts)}")
 
 
-def _column(name: str, hint: Any) -> tuple[_Test, str]:  # noqa: ANN401 - a type
-    """Return what the values of a column must be; missing ones are told by `is_missing`."""
+def _column(name: str, hint: Any, *, lacking: bool) -> tuple[_Test, str]:  # noqa: ANN401 - a type
+    """Return what the values of a column must be; older formats are `lacking` some columns."""
     if get_origin(hint) is Literal:
         allowed = get_args(hint)
         return lambda value: value in allowed, f"one of {', '.join(allowed)}"
     parts = get_args(hint) or (hint,)
     optional = type(None) in parts
     kind = next(part for part in parts if part is not type(None))
-    if get_origin(kind) is Literal:
-        return _column(name, kind)
     is_right, words = _KINDS[kind]
     least = _LEAST.get(name)
     if least is not None:
         words += f" from {least}"
 
     def test(value: object) -> bool:
-        if _is_missing(value):
-            return optional or kind is float
+        if is_missing(value):
+            return optional or lacking or kind is float
         return is_right(value) and (least is None or value >= least)  # type: ignore[operator]
 
     return test, words
 
 
-def _is_missing(value: object) -> bool:
+def is_missing(value: object) -> bool:
+    """Return whether a table has no value there."""
     return value is None or value is pd.NA or (isinstance(value, float) and value != value)
 
 
@@ -236,5 +240,5 @@ def _kind(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = repr(value.item() if hasattr(value, "item") else value)
     return text if len(text) <= 80 else f"{text[:80]}..."

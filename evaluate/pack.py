@@ -36,7 +36,14 @@ from .config import RunConfig, received_config
 from .data import is_named
 from .environment import environment
 from .errors import given_by_user
-from .foreign import check_cells, check_labels, check_meta, check_rows, parse_json
+from .foreign import (
+    check_cells,
+    check_labelled,
+    check_labels,
+    check_meta,
+    check_rows,
+    parse_json,
+)
 from .labels import rows
 from .methods import own_code
 from .packed_rows import exact, from_csv, outcomes_of, to_csv, types_of
@@ -44,7 +51,7 @@ from .plugins import file_of, local_files
 from .results import Results
 from .rows import Outcome
 from .run import plan
-from .store import TABLES, Store
+from .store import TABLES, received_results
 
 FORMAT = 1
 VICTIMS = 4
@@ -122,6 +129,7 @@ class Pack:
         )
         outcomes = cells.drop(columns=["kind", "labels", "digest"])
         check_cells(labels.merge(outcomes, on="cell"))
+        check_labelled(labels)
         frames = {name: labels.merge(self.rows(name), on="cell") for name in TABLES}
         return Results(
             self.meta["config"],
@@ -155,7 +163,7 @@ def pack_run(folder: Path, *, trust_code: bool = False) -> bytes:
     Raises:
         PackError: If it is not that of a run, or the code is no longer what made its rows.
     """
-    results = Store(folder).results()
+    results = received_results(folder)
     if not {"scenarios", "defenses", "observations"} <= {*results.config}:
         raise PackError(f"{folder} is no folder of `leakfrontier run`: nothing else can be packed")
     config = received_config(results.config, Path(), trust_code=trust_code)

@@ -19,7 +19,15 @@ from typing import Any
 import pandas as pd
 
 from .errors import UserError
-from .foreign import check_cells, check_labels, check_meta, check_rows, parse_json
+from .foreign import (
+    check_cells,
+    check_labelled,
+    check_labels,
+    check_meta,
+    check_rows,
+    is_missing,
+    parse_json,
+)
 from .older_formats import REARRANGED, older_frames, older_labels
 from .results import Results
 from .rows import (
@@ -216,6 +224,8 @@ class Store:
             labels = self._labels(database, meta.get("plan"))
             if self._version(database) in REARRANGED:
                 labels = older_labels(database, labels)
+            for one in labels.to_dict("records"):
+                check_labels({name: value for name, value in one.items() if not is_missing(value)})
             outcomes = pd.read_sql_query("SELECT * FROM outcomes", database)
             cells = labels.merge(outcomes, on="cell", how="left")
             cells["status"] = cells["status"].fillna("missing")
@@ -238,7 +248,7 @@ class Store:
             query = "SELECT cell FROM plan WHERE place IS NOT NULL ORDER BY place"
             plan = [key for (key,) in database.execute(query)]
         found = {
-            key: {"cell": key, "kind": kind, **check_labels(parse_json(labels))}
+            key: {"cell": key, "kind": kind, **_object(parse_json(labels))}
             for key, kind, labels in database.execute(
                 "SELECT cell, kind, labels FROM plan"
             ).fetchall()  # an error must leave no query open, which would lock the file
@@ -361,6 +371,23 @@ def other_configuration(folder: Path, config: Mapping[str, Any]) -> list[str]:
         before: Mapping[str, Any] = store._meta(database).get("config", {})
     now = json.loads(json.dumps(config)) if before else {}
     return [name for name in {**now, **before} if now.get(name) != before.get(name)]
+
+
+def received_results(folder: Path) -> Results:
+    """Return the results of a folder that may come from others, if reports can be made of it."""
+    store = Store(folder)
+    results = store.results()
+    try:
+        check_labelled(results.cells)
+    except ValueError as error:
+        raise StoreError(f"{store.path} has rows that cannot be read: {error}") from error
+    return results
+
+
+def _object(labels: object) -> dict[str, Any]:
+    if not isinstance(labels, dict):
+        raise ValueError(f"labels must be an object, got {labels!r}")
+    return labels
 
 
 def _planned(cell: Cell, place: int) -> tuple[str, str, str, str, int]:

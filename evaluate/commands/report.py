@@ -9,7 +9,7 @@ import typer
 
 from ..errors import UserError
 from ..pack import read_pack
-from ..store import Store
+from ..store import received_results
 from ..terminal import terminal
 from .options import conclude, print_path
 
@@ -31,9 +31,9 @@ def report(
     if picture is None:
         if scenario is not None:
             raise UserError("--scenario goes with --picture: a page has all scenarios")
-        results = Store(folder).results()
+        results = received_results(folder)
         print_path(console, "Report:", write_report(folder, results))
     else:
-        results = read_pack(folder).results if folder.is_file() else Store(folder).results()
+        results = read_pack(folder).results if folder.is_file() else received_results(folder)
         print_path(console, "Picture:", write_picture(results, picture, scenario))
     conclude(console, results)

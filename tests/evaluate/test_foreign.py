@@ -11,6 +11,7 @@ import pytest
 from leakfrontier.evaluate.foreign import (
     DEPTH,
     check_cells,
+    check_labelled,
     check_labels,
     check_meta,
     check_rows,
@@ -70,12 +71,13 @@ def test_labels_are_typed(name: str, value: object) -> None:
 def test_cells_have_the_labels_of_their_kind() -> None:
     attack = {"cell": "a", "kind": "attack", "status": "ok", "seconds": 1.0, **LABELS}
     table = {"cell": "t", "kind": "table", "status": "missing", "seconds": None}
-    check_cells(pd.DataFrame([attack, table]))
+    for check in (check_cells, check_labelled):
+        check(pd.DataFrame([attack, table]))
     check_cells(pd.DataFrame(columns=["cell", "kind"]))
     for name in ("scenario", "family", "threat", "seed"):
         lacking = {key: value for key, value in attack.items() if key != name}
         with pytest.raises(ValueError, match=f"has no label '{name}'"):
-            check_cells(pd.DataFrame([lacking, table]))
+            check_labelled(pd.DataFrame([lacking, table]))
     for name, value in {"status": "fine", "kind": "test", "seconds": "long"}.items():
         with pytest.raises(ValueError, match=f"{name} of a cell must be"):
             check_cells(pd.DataFrame([{**attack, name: value}]))

@@ -290,6 +290,6 @@ def test_ctrl_c_has_the_same_exit_code_everywhere(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("leakfrontier.evaluate.commands.report.Store", interrupted)
+    monkeypatch.setattr("leakfrontier.evaluate.commands.report.received_results", interrupted)
     code, output, errors = command("report", tmp_path)
     assert (code, output, errors) == (130, "", "Interrupted.\n")

@@ -52,12 +52,12 @@ def test_a_picture_is_of_a_run_or_of_its_pack(
     class Opened:
         def __init__(self, kind: str, path: Path) -> None:
             opened[kind] = path
-            self.results: Any = kind if kind == "pack" else lambda: kind
+            self.results = kind
 
     monkeypatch.setattr("leakfrontier.reports.write_picture", drawn)
     here = "leakfrontier.evaluate.commands.report"
     monkeypatch.setattr(f"{here}.conclude", lambda *_: None)
-    monkeypatch.setattr(f"{here}.Store", lambda path: Opened("run", path))
+    monkeypatch.setattr(f"{here}.received_results", lambda path: Opened("run", path).results)
     monkeypatch.setattr(f"{here}.read_pack", lambda path: Opened("pack", path))
     pack = tmp_path / "pack.zip"
     pack.touch()
