@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from .base import in_evaluation
 from .prefixes import Prefixes
 from .token_pool import TokenPool
-from .transformer import Transformer, in_evaluation
+from .transformer import Transformer
 
 
 class Candidate(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .base import Observation
-from .transformer import LinearLayer, Transformer, in_evaluation
+from .base import Observation, in_evaluation
+from .transformer import LinearLayer, Transformer
 
 _AT_ONCE = 8
 """Candidates that run through the model together."""

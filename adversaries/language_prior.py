@@ -10,9 +10,9 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from .base import Observation
+from .base import Observation, in_evaluation
 from .spaces import NotApplicable, TokenSpace
-from .transformer import Transformer, find_transformer, in_evaluation
+from .transformer import Transformer, find_transformer
 
 Logits = Callable[[Tensor], Tensor]
 """From tokens (n, length) to the logits of the token after each: (n, length, vocabulary)."""

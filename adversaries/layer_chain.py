@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .activations import ACTIVATIONS, Activation
+from .base import in_evaluation
 from .spaces import InputSpace, NotApplicable
-from .transformer import in_evaluation
 
 _KEEPS_VALUES = {
     *("flatten", "view", "reshape", "ravel", "unflatten", "squeeze", "unsqueeze", "contiguous"),

@@ -24,9 +24,8 @@ from torch.nn import functional
 from torch.nn.functional import normalize
 from torch.overrides import TorchFunctionMode
 
-from .base import Observation
+from .base import Observation, in_evaluation
 from .spaces import InputSpace, NotApplicable
-from .transformer import in_evaluation
 
 RELUS = (torch.relu, torch.relu_, functional.relu, Tensor.relu, Tensor.relu_)
 """The functions that are a ReLU."""

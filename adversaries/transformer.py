@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from .base import Observation
+from .base import Observation, in_evaluation
 from .prefixes import Extended, Prefixes
 from .spaces import NotApplicable, TokenSpace
 from .subspace import PRECISION, Subspace, row_space
@@ -274,18 +273,6 @@ def is_causal(view: Transformer) -> bool:
     tokens = torch.tensor([[0, 0, 0], [0, 0, 1 % vocabulary]], device=view.device)
     (vectors,) = view.sequences(tokens, [view.second.module])
     return torch.allclose(vectors[0, :2], vectors[1, :2], rtol=1e-4, atol=1e-5)
-
-
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Run a model without dropout, and leave it as it was."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
 
 
 def find_transformer(observation: Observation) -> Transformer:

@@ -23,12 +23,12 @@ from torch.func import vmap
 from torch.nn.functional import cosine_similarity
 
 from leakfrontier.adversaries import Replay
+from leakfrontier.adversaries.base import in_evaluation
 from leakfrontier.defenses import Batch, Chain, Defense, Update
 
 from .client import Client, ThreatModel, make_replay, release
 from .contract import Checked
 from .mending import AS_GIVEN, DRAWS, Draws, Mending
-from .modality import evaluating
 from .rows import ReplayRow
 from .seeds import copied, fork
 
@@ -69,7 +69,7 @@ def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) 
         cohorts: Some rounds' clients, by their examples.
         rng: Source of all randomness.
     """
-    with evaluating(client.model):
+    with in_evaluation(client.model):
         return _examined(client, cohorts, rng)
 
 

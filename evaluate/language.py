@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries.spaces import TokenSpace, real_tokens, up_to_last
 
@@ -97,31 +95,6 @@ class LanguageModel(nn.Module):
         place = (real.sum(1) - 1).clamp(min=0)
         chosen = place[:, None] == torch.arange(real.shape[1], device=real.device)
         return (scores * chosen[..., None]).sum(1)
-
-
-@dataclass(frozen=True)
-class NextTokenLoss:
-    """Mean over examples of the mean cross-entropy of an example's tokens after its first.
-
-    Every example has the same weight, however long it is, so that the gradient of a batch is the
-    mean of its examples' gradients; padding has none.
-
-    Attributes:
-        padding: See `TokenSpace`.
-    """
-
-    padding: int | None
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of logits (n, length, vocabulary) for tokens (n, length)."""
-        losses, counted = self.by_token(outputs, targets)
-        return (losses.sum(1) / counted.sum(1).clamp(min=1)).mean()
-
-    def by_token(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each token after the first, and which of them are no padding."""
-        counted = real_tokens(targets, self.padding)[:, 1:]
-        losses = cross_entropy(outputs[:, :-1].transpose(1, 2), targets[:, 1:], reduction="none")
-        return losses * counted, counted
 
 
 def is_encoder(model: nn.Module) -> bool:

@@ -6,8 +6,6 @@ Everything else is the same code for images, sound and text.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -16,15 +14,41 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import ContinuousSpace, InputSpace, TokenSpace, WaveSpace
+from leakfrontier.adversaries.base import in_evaluation
+from leakfrontier.adversaries.spaces import real_tokens
 from leakfrontier.defenses import Batch, Loss
 
 from . import metrics
-from .language import NextTokenLoss
 from .rendering import image_png, joined, token_texts, wave_file
 from .rouge import rouge
 from .rows import Media
 
 _LOGITS = 2**24  # that are computed at once
+
+
+@dataclass(frozen=True)
+class NextTokenLoss:
+    """Mean over examples of the mean cross-entropy of an example's tokens after its first.
+
+    Every example has the same weight, however long it is, so that the gradient of a batch is the
+    mean of its examples' gradients; padding has none.
+
+    Attributes:
+        padding: See `TokenSpace`.
+    """
+
+    padding: int | None
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of logits (n, length, vocabulary) for tokens (n, length)."""
+        losses, counted = self.by_token(outputs, targets)
+        return (losses.sum(1) / counted.sum(1).clamp(min=1)).mean()
+
+    def by_token(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each token after the first, and which of them are no padding."""
+        counted = real_tokens(targets, self.padding)[:, 1:]
+        losses = cross_entropy(outputs[:, :-1].transpose(1, 2), targets[:, 1:], reduction="none")
+        return losses * counted, counted
 
 
 class Utility(NamedTuple):
@@ -133,7 +157,7 @@ class Modality(ABC):
     @torch.no_grad()
     def evaluate(self, model: nn.Module, test: Batch) -> Utility:
         """Return how good a model is on test data."""
-        with evaluating(model):
+        with in_evaluation(model):
             outputs: Tensor = torch.cat([model(part) for part in test.inputs.split(500)])
         correct = (outputs.argmax(dim=1) == test.targets).sum()
         return Utility(int(correct), len(test.targets), float(self.loss(outputs, test.targets)))
@@ -293,7 +317,7 @@ class Text(Modality):
         size = max(1, _LOGITS // (self.space.vocabulary * self.space.shape[0]))
         for start in range(0, len(test.inputs), size):
             part = test.at(slice(start, start + size))
-            with evaluating(model):
+            with in_evaluation(model):
                 outputs = model(part.inputs)
             losses, counted = loss.by_token(outputs, part.targets)
             hits = (outputs[:, :-1].argmax(-1) == part.targets[:, 1:]) & counted
@@ -335,15 +359,3 @@ def modality_of(space: InputSpace, vocabulary: tuple[str, ...] = ()) -> Modality
 def _amplitudes(values: Tensor) -> Tensor:
     """Return sound on the scale from -1 to 1."""
     return 2 * values - 1
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation, and then every part of it back to what it was in."""
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import FedSGD, TokenSpace
 from leakfrontier.defenses import DEFENSES, DPSGD, Batch, Defense, batch_gradient
 from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.language import LanguageModel, NextTokenLoss, Task
+from leakfrontier.evaluate.language import LanguageModel, Task
+from leakfrontier.evaluate.modality import NextTokenLoss
 
 VOCABULARY, PADDING, WIDTH = 40, 7, 16
 FAMILIES = ("gpt2", "gptj", "llama", "qwen2", "bert")

@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy, pad
 from leakfrontier.adversaries import FedSGD, Observation, Protocol, TokenSpace
 from leakfrontier.defenses import Batch, Defense, Loss, torchvision_ops  # noqa: F401
 from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.language import LanguageModel, NextTokenLoss
+from leakfrontier.evaluate.language import LanguageModel
+from leakfrontier.evaluate.modality import NextTokenLoss
 
 Task = Literal["classification", "next-token"]
 
