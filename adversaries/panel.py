@@ -11,33 +11,33 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from .ares import ARES
 from .base import Adversary
-from .dager import DAGER
-from .dlfa import DLFA
-from .dlg import DLG
-from .fedleak import FedLeak
-from .fishing import Fishing
-from .grab import GRAB
-from .gradinversion import GradInversion
-from .idlg import IDLG
-from .inverting_gradients import InvertingGradients
-from .lamp import LAMP
-from .language_guess import LanguageGuess
-from .learning_to_invert import LearningToInvert
-from .linear_leakage import LinearLeakage
-from .loki import LOKI
-from .prior_aware import PriorAware
-from .prior_guess import PriorGuess
-from .rconv import RCONV
-from .rgap import RGAP
-from .robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
-from .scale_mia import ScaleMIA
-from .sme import SME
-from .somp import SOMP
-from .spear import SPEAR
-from .spearpp import SPEARPlusPlus
-from .trap_weights import TrapWeights
+from .exact.linear_leakage import LinearLeakage
+from .exact.spear import SPEAR
+from .exact.spearpp import SPEARPlusPlus
+from .malicious.ares import ARES
+from .malicious.fishing import Fishing
+from .malicious.loki import LOKI
+from .malicious.robbing_the_fed import RobbingTheFed, RobbingTheFedDirectPass
+from .malicious.scale_mia import ScaleMIA
+from .malicious.trap_weights import TrapWeights
+from .matching.dlfa import DLFA
+from .matching.dlg import DLG
+from .matching.fedleak import FedLeak
+from .matching.gradinversion import GradInversion
+from .matching.idlg import IDLG
+from .matching.inverting_gradients import InvertingGradients
+from .matching.sme import SME
+from .priors.learning_to_invert import LearningToInvert
+from .priors.prior_aware import PriorAware
+from .priors.prior_guess import PriorGuess
+from .recursive.rconv import RCONV
+from .recursive.rgap import RGAP
+from .text.dager import DAGER
+from .text.grab import GRAB
+from .text.lamp import LAMP
+from .text.language_guess import LanguageGuess
+from .text.somp import SOMP
 
 
 @dataclass(frozen=True)

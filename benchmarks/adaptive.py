@@ -6,8 +6,8 @@ leakfrontier run --preset quick && python benchmarks/adaptive.py runs/quick
 import sys
 from pathlib import Path
 
-from leakfrontier.evaluate.statistics import paired_difference, rate
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.foundations.statistics import paired_difference, rate
+from leakfrontier.evaluate.run.store import Store
 
 
 def main(folder: Path) -> None:

@@ -18,9 +18,9 @@ from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.experiment import SEED_STRIDE, Effort, Experiment
 from leakfrontier.evaluate.advise.question import Question, Row
 from leakfrontier.evaluate.advise.recommendation import advise
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import Scenario
-from leakfrontier.evaluate.statistics import clopper_pearson
+from leakfrontier.evaluate.foundations.statistics import clopper_pearson
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 AFRESH = 4
 """Repetitions of a recommended row, each with as many new seeds as the advice had."""

@@ -50,15 +50,15 @@ from leakfrontier.defenses import (
     SecureAggregation,
     TopK,
 )
-from leakfrontier.defenses.secure_aggregation import Summed
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.architecture import analyse as analyse_model
-from leakfrontier.evaluate.architecture import build, space_of
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.dataset import Dataset
+from leakfrontier.defenses.secagg.secure_aggregation import Summed
+from leakfrontier.evaluate.data.data import load_dataset
+from leakfrontier.evaluate.data.dataset import Dataset
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.models.architecture import analyse as analyse_model
+from leakfrontier.evaluate.models.architecture import build, space_of
 from leakfrontier.evaluate.papers.rconv import upload_of
 from leakfrontier.evaluate.papers.table import Setting, find_data
-from leakfrontier.evaluate.seeds import generator
 
 DOCS = Path(__file__).parents[1] / "docs"
 IMAGES = 3

@@ -23,17 +23,17 @@ from scipy.sparse import csr_matrix, eye, kron
 from torch import Tensor, nn
 
 from leakfrontier.adversaries import ARES
-from leakfrontier.adversaries.sparse_recovery import (
+from leakfrontier.adversaries.malicious.sparse_recovery import (
     Measurement,
     cosine_transform,
     invert,
     least_squares,
 )
-from leakfrontier.evaluate.data import Dataset, load_dataset
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.data.data import Dataset, load_dataset
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.models.models import build_model
 from leakfrontier.evaluate.papers.servers import Setup, crafted_upload, psnrs
 from leakfrontier.evaluate.papers.table import find_data
-from leakfrontier.evaluate.seeds import generator
 
 T = TypeVar("T")
 

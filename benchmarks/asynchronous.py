@@ -15,12 +15,12 @@ from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg, FedBuff, Protocol
 from leakfrontier.defenses import Defense
-from leakfrontier.evaluate.client import Client
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.federation import Federation
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.partition import partition
-from leakfrontier.evaluate.seeds import generator
+from leakfrontier.evaluate.client.client import Client
+from leakfrontier.evaluate.client.federation import Federation
+from leakfrontier.evaluate.data.data import load_dataset
+from leakfrontier.evaluate.data.partition import partition
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.models.models import build_model
 
 LAST = 20
 

@@ -34,13 +34,13 @@ from leakfrontier.adversaries import ContinuousSpace, FedSGD, InvertingGradients
 from leakfrontier.defenses import Batch
 from leakfrontier.defenses.ats import ATS
 from leakfrontier.defenses.ats_search import save_policies, search
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import Client, ThreatModel, make_replay, observe
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.modality import Images
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.seeds import generator
-from leakfrontier.evaluate.statistics import paired_difference, rate
+from leakfrontier.evaluate.client.client import Client, ThreatModel, make_replay, observe
+from leakfrontier.evaluate.data.data import load_dataset
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.foundations.statistics import paired_difference, rate
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.modality.modality import Images
+from leakfrontier.evaluate.models.models import build_model
 
 LOOK_ALIKES = 99
 

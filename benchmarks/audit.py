@@ -26,13 +26,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.defenses import Batch, Plan
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.data.data import load_dataset
+from leakfrontier.evaluate.foundations.statistics import clopper_pearson
+from leakfrontier.evaluate.models.models import build_model
 from leakfrontier.evaluate.privacy.accounting import calibrate
 from leakfrontier.evaluate.privacy.audit import AUDITS, audit
 from leakfrontier.evaluate.privacy.canaries import Subject
 from leakfrontier.evaluate.privacy.finding import CANARY_SIGNIFICANCE, SIGNIFICANCE, Audit
-from leakfrontier.evaluate.statistics import clopper_pearson
 
 EPSILON, LONGER = 4.0, Plan(steps=200, sample_rate=0.05, delta=1e-5)
 CHEAP = tuple(AUDITS)[:-1]  # all but the audit of a whole training run

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from leakfrontier.evaluate.analysis import SERVERS, victim_matrix
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.conclude.analysis import SERVERS, victim_matrix
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.run.store import Store
 
 PLACE = ["server", "scenario", "checkpoint", "defense"]
 

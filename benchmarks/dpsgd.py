@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import FedSGD, ImageSpace
 from leakfrontier.defenses import DPSGD, Batch, Plan
 from leakfrontier.defenses.pld import gaussian_epsilon
-from leakfrontier.evaluate.client import Client
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.federation import Federation
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import Client
+from leakfrontier.evaluate.client.federation import Federation
+from leakfrontier.evaluate.data.data import load_dataset
+from leakfrontier.evaluate.models.models import build_model
 
 BATCH, STEPS, DELTA, EPSILON = 1024, 300, 1e-5, 3.0
 

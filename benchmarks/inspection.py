@@ -44,13 +44,13 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense, DisaggregationSNR, Refused, WeightInspection
 from leakfrontier.defenses.disaggregation_snr import disaggregation_snr
 from leakfrontier.defenses.weight_inspection import inspect
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.data import Dataset, load_dataset
-from leakfrontier.evaluate.federation import Federation
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.partition import partition
-from leakfrontier.evaluate.seeds import generator
+from leakfrontier.evaluate.client.client import Client, ThreatModel, observe
+from leakfrontier.evaluate.client.federation import Federation
+from leakfrontier.evaluate.data.data import Dataset, load_dataset
+from leakfrontier.evaluate.data.partition import partition
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.models.models import build_model
 
 BATCHES = (2, 4, 8, 8, 16, 16, 32, 32)  # of which the D-SNR is taken
 BLURS = (0.0, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)

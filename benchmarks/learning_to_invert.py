@@ -27,11 +27,11 @@ from leakfrontier.adversaries import (
     Reconstruction,
 )
 from leakfrontier.defenses import Batch, Defense, Noise, SignSGD, TopK
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import Client, ThreatModel, Upload, make_replay, observe
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.seeds import generator
+from leakfrontier.evaluate.client.client import Client, ThreatModel, Upload, make_replay, observe
+from leakfrontier.evaluate.data.data import load_dataset
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.models.models import build_model
 
 CANDIDATES = 100
 DEFENSES: dict[str, Defense] = {

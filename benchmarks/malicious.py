@@ -30,15 +30,15 @@ from leakfrontier.adversaries import (
     TrapWeights,
 )
 from leakfrontier.defenses import DPSGD, Defense, SecureAggregation
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.cells import AttackTrial
-from leakfrontier.evaluate.client import Upload
-from leakfrontier.evaluate.data import Dataset, load_dataset
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import Upload
+from leakfrontier.evaluate.data.data import Dataset, load_dataset
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.models.models import build_model
 from leakfrontier.evaluate.papers.servers import Setup, crafted_upload, psnrs
-from leakfrontier.evaluate.scenario import Scenario
-from leakfrontier.evaluate.seeds import generator
+from leakfrontier.evaluate.run.cells import AttackTrial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 EXAMPLES = 32
 NOISES = (0.0, 0.001, 0.01, 0.1, 1.0)

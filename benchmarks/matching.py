@@ -37,16 +37,16 @@ from leakfrontier.adversaries import (
     Protocol,
 )
 from leakfrontier.defenses import DPSGD, Batch, Defense, Noise, Quantization, SignSGD, TopK
-from leakfrontier.evaluate.client import Client, ThreatModel, Upload, make_replay, observe
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import Client, ThreatModel, Upload, make_replay, observe
+from leakfrontier.evaluate.data.data import load_dataset
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.models.models import build_model
 from leakfrontier.evaluate.papers.sme import build_attack, path, sme_upload
 from leakfrontier.evaluate.papers.table import matched_psnr
 from leakfrontier.evaluate.papers.tables import TABLES
-from leakfrontier.evaluate.seeds import generator
 
 VICTIMS = 20
-PAPERS = "leakfrontier.evaluate.papers.networks"
+PAPERS = "leakfrontier.evaluate.models.networks"
 
 
 def speed(data: str) -> None:

@@ -6,7 +6,7 @@ python benchmarks/overhead.py runs/quick
 import sys
 from pathlib import Path
 
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.run.store import Store
 
 
 def main(folder: Path) -> None:

@@ -20,12 +20,12 @@ from statistics import mean
 import ray
 from ray.cluster_utils import Cluster
 
-from leakfrontier.evaluate.cells import run_trial
-from leakfrontier.evaluate.config import load_config
-from leakfrontier.evaluate.engine import LOCAL, Engine
-from leakfrontier.evaluate.ray_engine import RayEngine
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.run import plan, run_trials
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.engines.engine import LOCAL, Engine
+from leakfrontier.evaluate.engines.ray_engine import RayEngine
+from leakfrontier.evaluate.run.cells import run_trial
+from leakfrontier.evaluate.run.config import load_config
+from leakfrontier.evaluate.run.run import plan, run_trials
 
 CELLS, TASKS, WORKERS = 60, 200, 2
 PROJECTED_CELLS, PROJECTED_WORKERS = 1000, 100

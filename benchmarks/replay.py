@@ -19,9 +19,9 @@ import torch
 from torch import Generator, Tensor
 
 from leakfrontier.defenses import Defense, Update
-from leakfrontier.evaluate.cells import AttackTrial, run_trial
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import Scenario
+from leakfrontier.evaluate.run.cells import AttackTrial, run_trial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 
 @dataclass

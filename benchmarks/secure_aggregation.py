@@ -10,8 +10,8 @@ import time
 import numpy as np
 import torch
 
-from leakfrontier.defenses.secagg_masks import keystream
-from leakfrontier.defenses.secure_aggregation import SecureAggregation
+from leakfrontier.defenses.secagg.masks import keystream
+from leakfrontier.defenses.secagg.secure_aggregation import SecureAggregation
 
 DISTINCT = 10
 """Different updates; more clients share them, so that memory goes into the protocol alone."""

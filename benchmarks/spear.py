@@ -23,11 +23,11 @@ from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedSGD, SPEARPlusPlus
 from leakfrontier.defenses import Batch, Defense
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import Client, ThreatModel, Upload, observe
-from leakfrontier.evaluate.data import Dataset, load_dataset
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.seeds import generator
+from leakfrontier.evaluate.client.client import Client, ThreatModel, Upload, observe
+from leakfrontier.evaluate.data.data import Dataset, load_dataset
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.models.models import build_model
 
 PAPER = SPEARPlusPlus(
     loss="l1",

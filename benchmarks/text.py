@@ -37,15 +37,15 @@ from leakfrontier.adversaries import (
     TokenSpace,
 )
 from leakfrontier.defenses import DPSGD, Batch, Defense, Noise
-from leakfrontier.evaluate.client import Client, ThreatModel, Upload, observe
-from leakfrontier.evaluate.dataset import Dataset
-from leakfrontier.evaluate.modality import Text, modality_of
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import Client, ThreatModel, Upload, observe
+from leakfrontier.evaluate.data.dataset import Dataset
+from leakfrontier.evaluate.data.text import Reading, as_dataset, read_splits
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.modality.modality import Text, modality_of
+from leakfrontier.evaluate.models.models import build_model
+from leakfrontier.evaluate.models.pretrained import SMOLLM2
 from leakfrontier.evaluate.papers.somp import PUBLISHED, TABLES
-from leakfrontier.evaluate.pretrained import SMOLLM2
 from leakfrontier.evaluate.privacy.accounting import calibrate
-from leakfrontier.evaluate.seeds import generator
-from leakfrontier.evaluate.text import Reading, as_dataset, read_splits
 
 GPT2_SMALL = {"layers": 12, "width": 768, "heads": 12}
 SIGMAS = (5e-4, 1e-4, 5e-5, 1e-5)

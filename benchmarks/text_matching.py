@@ -33,14 +33,14 @@ from leakfrontier.adversaries import (
     TokenSpace,
 )
 from leakfrontier.defenses import Defense
-from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.dataset import Dataset
-from leakfrontier.evaluate.modality import Text
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.pretrained import Task
-from leakfrontier.evaluate.seeds import generator
-from leakfrontier.evaluate.text import Reading
+from leakfrontier.evaluate.client.client import Client, ThreatModel, observe
+from leakfrontier.evaluate.data.data import load_dataset
+from leakfrontier.evaluate.data.dataset import Dataset
+from leakfrontier.evaluate.data.text import Reading
+from leakfrontier.evaluate.foundations.seeds import generator
+from leakfrontier.evaluate.modality.modality import Text
+from leakfrontier.evaluate.models.models import build_model
+from leakfrontier.evaluate.models.pretrained import Task
 
 MODELS: dict[str, tuple[str, dict[str, Any], Task]] = {
     "gpt2": ("gpt2", {"layers": 12, "width": 768, "heads": 12}, "classification"),

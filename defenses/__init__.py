@@ -25,7 +25,7 @@ from .outpost import Outpost
 from .precode import PRECODE
 from .quantization import Quantization
 from .randomk import RandomK
-from .secure_aggregation import SecureAggregation
+from .secagg.secure_aggregation import SecureAggregation
 from .signsgd import SignSGD
 from .soteria import Soteria
 from .topk import TopK

@@ -20,10 +20,10 @@ from flwr.simulation import run_simulation
 
 from leakfrontier.adversaries import FedAvg
 from leakfrontier.defenses import DPSGD, Batch, Defense
-from leakfrontier.evaluate.capture import Description
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.flower import Capturing, DefenseMod, train_locally
-from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.data.data import load_dataset
+from leakfrontier.evaluate.outside.capture import Description
+from leakfrontier.evaluate.outside.flower import Capturing, DefenseMod, train_locally
+from leakfrontier.evaluate.users.methods import Method
 
 CLIENTS, ROUNDS = 2, 3
 TRAINING = FedAvg(epochs=1, batch_size=1, lr=0.1)

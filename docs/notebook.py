@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from leakfrontier.adversaries import InvertingGradients, LinearLeakage
-from leakfrontier.evaluate.run import load_config, run
+from leakfrontier.evaluate.run.run import load_config, run
 from leakfrontier.reports import write_report
 from leakfrontier.reports.frontier_figure import frontier_figure
 

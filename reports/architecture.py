@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from leakfrontier.evaluate.errors import UserError
+from leakfrontier.evaluate.foundations.errors import UserError
 
 _COLOURS = {"unknowns": "#888888", "weight constraints": "#4c78a8", "gradient rank": "#e45756"}
 

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from leakfrontier.evaluate.labels import rows, short_names
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.conclude.labels import rows, short_names
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.run.store import Store
 
 from .gallery import Tile, Token
 from .html import render, write

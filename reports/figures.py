@@ -9,8 +9,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from leakfrontier.evaluate.analysis import with_scores
-from leakfrontier.evaluate.labels import DEFENSE, describe_defenses
+from leakfrontier.evaluate.conclude.analysis import with_scores
+from leakfrontier.evaluate.conclude.labels import DEFENSE, describe_defenses
 
 from .charts import CONTROL, INK, PAPER, Chart, Figure, Layers, family_colours, grid, share, slug
 

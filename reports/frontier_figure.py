@@ -6,7 +6,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from leakfrontier.evaluate.labels import describe_defenses, epsilon_text, percent, rows
+from leakfrontier.evaluate.conclude.labels import describe_defenses, epsilon_text, percent, rows
 
 from .charts import (
     COLOURS,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from leakfrontier.evaluate.analysis import at
-from leakfrontier.evaluate.labels import describe_defenses, limit_text, rows, short_names
-from leakfrontier.evaluate.results import Results
+from leakfrontier.evaluate.conclude.analysis import at
+from leakfrontier.evaluate.conclude.labels import describe_defenses, limit_text, rows, short_names
+from leakfrontier.evaluate.conclude.results import Results
 
 from .tables import attack_name
 

@@ -8,8 +8,13 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from leakfrontier.evaluate.analysis import blind_success
-from leakfrontier.evaluate.labels import describe_attack, describe_defenses, rows, short_names
+from leakfrontier.evaluate.conclude.analysis import blind_success
+from leakfrontier.evaluate.conclude.labels import (
+    describe_attack,
+    describe_defenses,
+    rows,
+    short_names,
+)
 
 from .charts import AXIS, GRID, INK, PAPER, WIDTH, Figure, slug, styled
 

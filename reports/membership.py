@@ -14,7 +14,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from leakfrontier.evaluate.errors import UserError
+from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.evaluate.privacy.bounds import Bounds
 from leakfrontier.evaluate.privacy.membership import ROC
 

@@ -10,22 +10,18 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from leakfrontier.evaluate.analysis import at
-from leakfrontier.evaluate.baseline import ADVICE, heuristics
-from leakfrontier.evaluate.checks import conclusion, overall
-from leakfrontier.evaluate.environment import versions
-from leakfrontier.evaluate.frontier import Frontier
-from leakfrontier.evaluate.labels import percent, rows, shared_options
-from leakfrontier.evaluate.metrics import TIERS
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.conclude.analysis import at
+from leakfrontier.evaluate.conclude.baseline import ADVICE, heuristics
+from leakfrontier.evaluate.conclude.checks import conclusion, overall
+from leakfrontier.evaluate.conclude.frontier import Frontier
+from leakfrontier.evaluate.conclude.labels import percent, rows, shared_options
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.modality.metrics import TIERS
+from leakfrontier.evaluate.run.environment import versions
+from leakfrontier.evaluate.run.store import Store
 
 from .charts import Figure, unvalidated
-from .figures import (
-    accuracy_figure,
-    psnr_figure,
-    strength_figure,
-)
+from .figures import accuracy_figure, psnr_figure, strength_figure
 from .frontier_figure import frontier_figure
 from .gallery import Gallery, make_gallery
 from .heatmap import heatmap_figure

@@ -11,11 +11,11 @@ from pathlib import Path
 import vl_convert
 from markupsafe import escape
 
-from leakfrontier.evaluate.checks import conclusion
-from leakfrontier.evaluate.errors import UserError
-from leakfrontier.evaluate.frontier import Frontier
-from leakfrontier.evaluate.labels import rows
-from leakfrontier.evaluate.results import Results
+from leakfrontier.evaluate.conclude.checks import conclusion
+from leakfrontier.evaluate.conclude.frontier import Frontier
+from leakfrontier.evaluate.conclude.labels import rows
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.foundations.errors import UserError
 
 from .charts import COLOURS, GRID, INK, PAPER, SOFT
 from .frontier_figure import frontier_figure, point_names

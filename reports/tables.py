@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup, escape
 
-from leakfrontier.evaluate.analysis import FINISHED
-from leakfrontier.evaluate.labels import (
+from leakfrontier.evaluate.conclude.analysis import FINISHED
+from leakfrontier.evaluate.conclude.labels import (
     describe_attack,
     describe_defenses,
     epsilon_text,

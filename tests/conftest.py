@@ -17,7 +17,7 @@ import torch
 from playwright.sync_api import Browser, Page, sync_playwright
 
 if TYPE_CHECKING:
-    from leakfrontier.evaluate.data import Dataset
+    from leakfrontier.evaluate.data.data import Dataset
 
 torch.set_num_threads(1)
 
@@ -97,7 +97,7 @@ def tiny() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def uploads_are_kept() -> Iterator[None]:
     """Let many attacks of a module share uploads, as those of a run do."""
-    from leakfrontier.evaluate import cells
+    from leakfrontier.evaluate.run import cells
 
     yield
     cells._RELEASED.clear()
@@ -106,7 +106,7 @@ def uploads_are_kept() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def uploads_are_made_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no uploads from one cell to the next: a test that compares two would compare nothing."""
-    cells = sys.modules.get("leakfrontier.evaluate.cells")
+    cells = sys.modules.get("leakfrontier.evaluate.run.cells")
     if cells is not None and "uploads_are_kept" not in request.fixturenames:
         monkeypatch.setattr(cells, "_UPLOADS_KEPT", 0)
 
@@ -119,7 +119,7 @@ def guarded() -> None:
 @pytest.fixture(autouse=True)
 def load_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Load users' files here and now, unless a test is `guarded`: each worker takes seconds."""
-    methods = sys.modules.get("leakfrontier.evaluate.methods")
+    methods = sys.modules.get("leakfrontier.evaluate.users.methods")
     if methods is not None and "guarded" not in request.fixturenames:
         monkeypatch.setattr(methods, "is_loaded", lambda _: True)
 
@@ -134,7 +134,7 @@ def code_of_tests_is_trusted(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trust what a test builds itself; commands, workers and tests of the `gate` trust nothing."""
-    plugins = sys.modules.get("leakfrontier.evaluate.plugins")
+    plugins = sys.modules.get("leakfrontier.evaluate.foundations.plugins")
     if plugins is None:
         return
     if {"gate", "guarded", "command"} & {*request.fixturenames}:
@@ -149,7 +149,7 @@ def user_file(tmp_path: Path) -> Callable[..., Path]:
 
     The user trusts what it defines.
     """
-    from leakfrontier.evaluate.plugins import trust
+    from leakfrontier.evaluate.foundations.plugins import trust
 
     def write(code: str, name: str = "mine", header: str = HEADER) -> Path:
         path = tmp_path / f"{name}.py"
@@ -185,8 +185,8 @@ def command() -> Callable[..., tuple[int, str, str]]:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audit claims and examine replays by few uploads: that it is done is asked, not how well."""
-    from leakfrontier.evaluate import cells
     from leakfrontier.evaluate.privacy import noise_alone, residual_noise
+    from leakfrontier.evaluate.run import cells
 
     monkeypatch.setattr(cells, "EXAMINED_ROUNDS", 2)
     monkeypatch.setattr(residual_noise, "REPEATS", 4)
@@ -206,7 +206,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def few_photos(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Return some images of CIFAR-10, 20 of each class to train on and 20 to test on."""
-    from leakfrontier.evaluate.data import load_dataset
+    from leakfrontier.evaluate.data.data import load_dataset
 
     source = Path(os.environ.get("LEAKFRONTIER_DATA", "")) / "cifar10"
     if not (source.is_absolute() and (source / "train").is_dir()):

@@ -1,52 +1,29 @@
-"""Folders import only what they may, every method is registered, and every module is tested."""
+"""Rooms import only rooms before them, every method is registered, and every module is tested."""
 
 import ast
+import inspect
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from leakfrontier.adversaries import ADVERSARIES, PANEL
-from leakfrontier.defenses import DEFENSES
+from leakfrontier.adversaries import ADVERSARIES, PANEL, Adversary
+from leakfrontier.defenses import DEFENSES, Chain, Defense
 
 ROOT = Path(__file__).parents[1]
-DRAWING = ROOT / "docs" / "architecture.md"
-MAY_IMPORT: dict[str, set[str]] = {
-    "defenses": set(),
-    "adversaries": set(),
-    "evaluate": {"defenses", "adversaries"},
-    "reports": {"evaluate"},
-}
-COMMAND_LINE = set(
-    (ROOT / "evaluate" / "commands").glob("*.py")
-)  # commands end with a page or a figure
-MACHINERY = {  # what methods share, none itself
-    *("__init__", "base", "panel", "protocols", "spaces"),
-    *(
-        "ats_search",
-        "discrete_gaussian",
-        "per_example",
-        "pld",
-        "torchvision_ops",
-        "transforms",
-        "vector",
-    ),
-    *("secagg_keys", "secagg_masks", "secagg_protocol", "secagg_shamir"),
-    *("label_inference", "matching", "optimizers"),
-    *("disaggregation", "relu_layer", "sphere"),
-    *("elimination", "imprint", "sparse_recovery"),
-    *("activations", "constraints", "layer_chain", "layer_system", "recursion"),
-    *("mixed_rows", "weak_directions", "softmax_head"),
-    *("subspace", "transformer", "token_pool", "prefixes", "sentence_ends", "diverse_beams"),
-    *("gradient_atoms", "language_prior", "reordering", "texts", "token_matching", "unfused_norms"),
-}
+FOLDERS = ("defenses", "adversaries", "evaluate", "reports")
+DRAWING = "docs/architecture.md"
+MOST_MODULES = 20
 
 TESTED_ELSEWHERE = {  # where tests of one subject would otherwise be torn apart
     "evaluate/advise/advice.py": "reports/test_advice.py",
-    "evaluate/commands/leaderboard.py": "evaluate/test_leaderboard.py",
-    "evaluate/commands/pack.py": "evaluate/test_pack.py",
+    "evaluate/commands/leaderboard.py": "evaluate/share/test_leaderboard.py",
+    "evaluate/commands/pack.py": "evaluate/share/test_pack.py",
     "evaluate/commands/reproduce.py": "evaluate/papers/test_reproduce.py",
     "evaluate/commands/run.py": "evaluate/commands/test_main.py",
     "evaluate/papers/ares.py": "evaluate/papers/test_servers.py",
@@ -56,79 +33,186 @@ TESTED_ELSEWHERE = {  # where tests of one subject would otherwise be torn apart
     "evaluate/papers/spearpp.py": "evaluate/papers/test_reproduce.py",
     "evaluate/papers/tables.py": "evaluate/papers/test_reproduce.py",
     "reports/architecture.py": "evaluate/commands/test_analyse.py",
-    "reports/captured.py": "evaluate/test_capture_run.py",
+    "reports/captured.py": "evaluate/outside/test_capture_run.py",
 }
 
 
-def imported_modules(path: Path) -> set[str]:
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return plain | {
-        "." * node.level + (node.module or "") for node in nodes if isinstance(node, ast.ImportFrom)
+def modules(root: Path) -> list[Path]:
+    """Return every module of ours, relative to the root."""
+    return sorted(path.relative_to(root) for top in FOLDERS for path in (root / top).rglob("*.py"))
+
+
+def rooms(root: Path) -> list[list[str]]:
+    """Return the rooms of each line of the drawing, in the order in which they may be imported."""
+    lines = re.findall(r"^\d+\. (.*?):", (root / DRAWING).read_text(), re.MULTILINE)
+    return [re.findall(r"`([\w/.]+)`", line) for line in lines]
+
+
+def room_of(module: Path, known: set[str]) -> str:
+    """Return the room of a module: the longest name in the drawing that it lies below."""
+    path = module.with_suffix("").as_posix().removesuffix("/__init__")
+    below = [room for room in known if path == room or path.startswith(f"{room}/")]
+    assert below, f"{module} is in no room of {DRAWING}"
+    return max(below, key=len)
+
+
+def imports(root: Path, module: Path) -> Iterator[Path]:
+    """Yield the modules of ours that one imports, be it in a function or for types only."""
+    for node in ast.walk(ast.parse((root / module).read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            yield from (_module(root, Path(*one[1:])) for one in names if one[0] == "leakfrontier")
+        elif isinstance(node, ast.ImportFrom):
+            parts = node.module.split(".") if node.module else []
+            if node.level:
+                place = Path(*module.parts[: -node.level], *parts)
+            elif parts[:1] == ["leakfrontier"]:
+                place = Path(*parts[1:])
+            else:
+                continue
+            yield from (_module(root, place, alias.name) for alias in node.names)
+
+
+def _module(root: Path, place: Path, name: str = "") -> Path:
+    for found in (place / f"{name}.py", place / name / "__init__.py", place.with_suffix(".py")):
+        if name and (root / found).is_file():
+            return found
+    return place / "__init__.py" if (root / place).is_dir() else place.with_suffix(".py")
+
+
+def wrong_imports(root: Path) -> list[str]:
+    """Return the imports against the order of the rooms, and the cycles between modules."""
+    order = {room: number for number, line in enumerate(rooms(root)) for room in line}
+    found, graph = [], {}
+    for module in modules(root):
+        graph[module] = {*imports(root, module)} - {module}
+        own = room_of(module, {*order})
+        for used in sorted(graph[module]):
+            room = room_of(used, {*order})
+            if used.name == "__init__.py" and module.is_relative_to(used.parent):
+                found.append(f"{module} imports its own package {used}")
+            elif room != own and order[room] >= order[own]:
+                found.append(f"{module} ({own}) imports {used} ({room})")
+    return found + [f"cycle: {' -> '.join(map(str, cycle))}" for cycle in _cycles(graph)]
+
+
+def _cycles(graph: dict[Path, set[Path]]) -> Iterator[list[Path]]:
+    """Yield a cycle through each module that comes back to itself, shortest paths first."""
+    done: set[Path] = set()
+    for start in graph:
+        waiting, seen = [[start]], {start}
+        while waiting:
+            path = waiting.pop(0)
+            for after in graph.get(path[-1], set()):
+                if after == start and start not in done:
+                    done |= {*path}
+                    yield [*path, after]
+                elif after not in seen:
+                    seen.add(after)
+                    waiting.append([*path, after])
+
+
+def test_rooms_import_only_rooms_before_them_and_there_is_no_cycle() -> None:
+    assert wrong_imports(ROOT) == []
+
+
+def copied(folder: Path) -> Path:
+    for name in (*FOLDERS, "docs"):
+        ignored = shutil.ignore_patterns("__pycache__", "fashion_mini", "*.svg", "*.png")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    return folder
+
+
+PLANTED = {
+    "against the order": ("evaluate/foundations/seeds.py", "from ..world.scenario import Scenario"),
+    "in a function": (
+        "evaluate/data/audio.py",
+        "def f() -> None:\n    from ..run.cells import run_trial\n",
+    ),
+    "for types only": (
+        "evaluate/foundations/errors.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .plugins import trust\n",
+    ),
+    "across folders": ("defenses/topk.py", "import leakfrontier.evaluate.run.cells"),
+    "between attacks": ("adversaries/matching/dlg.py", "from ..text.dager import DAGER"),
+}
+
+
+@pytest.mark.parametrize(("file", "code"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_import_is_found(file: str, code: str, tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    (root / file).write_text((root / file).read_text() + f"\n{code}\n")
+    found = wrong_imports(root)
+    assert found
+    assert all(file in one for one in found)
+
+
+def test_the_drawing_has_every_room() -> None:
+    drawn = [room for line in rooms(ROOT) for room in line]
+    assert len(drawn) == len({*drawn})
+    for room in drawn:
+        assert (ROOT / room).is_dir() or (ROOT / f"{room}.py").is_file(), room
+
+
+@pytest.mark.parametrize("folder", ["adversaries", "evaluate"])
+def test_no_folder_is_crowded(folder: str) -> None:
+    for place in {module.parent for module in modules(ROOT) if module.parts[0] == folder}:
+        own = [one for one in (ROOT / place).glob("*.py") if one.stem != "__init__"]
+        assert len(own) <= MOST_MODULES, place
+
+
+def unregistered(folder: str, base: type, registry: dict[str, type], root: Path) -> list[str]:
+    """Return the methods of a folder that can be made, and are in no line of the registry."""
+    found = []
+    for module in modules(root):
+        if module.parts[0] != folder or module.name == "__init__.py":
+            continue
+        tree = ast.parse((root / module).read_text())
+        loaded = import_module(".".join(("leakfrontier", *module.with_suffix("").parts)))
+        for node in tree.body:
+            cls = getattr(loaded, node.name, None) if isinstance(node, ast.ClassDef) else None
+            if not isinstance(cls, type) or not issubclass(cls, base) or cls is base:
+                continue
+            hidden = cls.__name__.startswith("_") or inspect.isabstract(cls)
+            if not hidden and cls not in registry.values():
+                found.append(cls.__qualname__)
+    return found
+
+
+NOT_CHOSEN = {"Chain", "ClippedGradient", "Prior"}
+"""Methods that are made of others, or by them."""
+
+
+def test_every_method_is_registered() -> None:
+    found = unregistered("defenses", Defense, DEFENSES, ROOT)
+    found += unregistered("adversaries", Adversary, ADVERSARIES, ROOT)
+    assert {*found} <= NOT_CHOSEN, found
+    assert Chain.__name__ in NOT_CHOSEN
+
+
+@pytest.mark.parametrize("missing", ["TopK", "Quantization"])
+def test_a_method_without_a_line_in_the_registry_is_found(missing: str) -> None:
+    others = {name: cls for name, cls in DEFENSES.items() if name != missing}
+    assert missing in unregistered("defenses", Defense, others, ROOT)
+
+
+def untested(root: Path) -> set[str]:
+    """Return the modules without a test module of their name."""
+    return {
+        module.as_posix()
+        for module in modules(root)
+        if not module.stem.startswith("__")
+        and not (root / "tests" / module.parent / f"test_{module.name}").is_file()
     }
 
 
-@pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_imports_follow_the_rule(folder: str) -> None:
-    for path in (ROOT / folder).rglob("*.py"):
-        modules = imported_modules(path)
-        ours = {name.split(".")[1] for name in modules if name.startswith("leakfrontier.")}
-        allowed = MAY_IMPORT[folder] | ({"reports"} if path in COMMAND_LINE else set())
-        assert ours <= allowed, f"{path} imports {ours}"
-        depth = len(path.relative_to(ROOT / folder).parts)
-        climbing = [name for name in modules if name.startswith("." * (depth + 1))]
-        assert not climbing, f"{path} climbs out of {folder}: {climbing}"
-
-
-def room_of(parts: tuple[str, ...]) -> str:
-    """Return the box of the drawing that a module is in, given its path below the root."""
-    inner = parts[0] == "evaluate" and len(parts) > 1 and (ROOT / "evaluate" / parts[1]).is_dir()
-    return parts[1] if inner else parts[0]
-
-
-def rooms_imported_by(path: Path) -> set[str]:
-    place = path.relative_to(ROOT).parts
-    rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        named = tuple((node.module or "").split(".")) if node.module else ()
-        if node.level:
-            origin = place[: -node.level] + named
-        elif named[:1] == ("leakfrontier",):
-            origin = named[1:]
-        else:
-            continue
-        rooms |= {room_of((*origin, alias.name)) for alias in node.names}
-    return rooms
-
-
-def test_the_drawing_shows_who_imports_whom() -> None:
-    drawn = set(re.findall(r"^  (\w+) --> (\w+)$", DRAWING.read_text(), re.MULTILINE))
-    files = [path for folder in MAY_IMPORT for path in (ROOT / folder).rglob("*.py")]
-    pairs = {(room_of(p.relative_to(ROOT).parts), r) for p in files for r in rooms_imported_by(p)}
-    assert drawn == {(user, used) for user, used in pairs if user != used}
-
-
-@pytest.mark.parametrize("registry", [DEFENSES, ADVERSARIES], ids=["defenses", "adversaries"])
-def test_every_module_is_registered(registry: dict[str, type]) -> None:
-    classes = registry.values()
-    folder = ROOT / next(iter(classes)).__module__.split(".")[1]
-    files = {path.stem for path in folder.glob("*.py")} - MACHINERY
-    assert files == {cls.__module__.rsplit(".", 1)[1] for cls in classes} - MACHINERY
-
-
-def test_every_module_has_a_test_module_of_its_name() -> None:
-    tests = ROOT / "tests"
-    files = [path for folder in MAY_IMPORT for path in (ROOT / folder).rglob("*.py")]
-    modules = {path.relative_to(ROOT) for path in files if not path.stem.startswith("__")}
-    untested = {
-        str(module)
-        for module in modules
-        if not (tests / module.parent / f"test_{module.name}").is_file()
-    }
-    assert untested == {*TESTED_ELSEWHERE}
-    assert all((tests / name).is_file() for name in TESTED_ELSEWHERE.values())
+def test_every_module_has_a_test_module_of_its_name(tmp_path: Path) -> None:
+    assert untested(ROOT) == {*TESTED_ELSEWHERE}
+    assert all((ROOT / "tests" / name).is_file() for name in TESTED_ELSEWHERE.values())
+    place = tmp_path / "adversaries" / "text"
+    place.mkdir(parents=True)
+    (place / "mine.py").touch()
+    assert untested(tmp_path) == {"adversaries/text/mine.py"}
 
 
 def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:
@@ -138,9 +222,18 @@ def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:
         PANEL.members["mine"] = next(iter(PANEL.members.values()))  # type: ignore[index]
 
 
+def test_every_package_is_installed() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = re.findall(r'^    "leakfrontier\.([\w.]+)",$', text, re.MULTILINE)
+    packages = {
+        ".".join(module.parent.parts) for module in modules(ROOT) if module.name == "__init__.py"
+    }
+    assert {*listed} == packages
+
+
 def test_lives_beside_hugging_face_evaluate(tmp_path: Path) -> None:
     script = (
-        "import leakfrontier.evaluate, leakfrontier.evaluate.run, evaluate\n"
+        "import leakfrontier.evaluate, leakfrontier.evaluate.run.run, evaluate\n"
         "assert hasattr(evaluate, 'EvaluationModule') and hasattr(evaluate, 'load')\n"
         "assert evaluate.__file__ != leakfrontier.evaluate.__file__\n"
     )

@@ -18,9 +18,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from leakfrontier.evaluate import engine, methods, probe
-from leakfrontier.evaluate.engine import Done
-from leakfrontier.evaluate.store import FILE_NAME, Store
+from leakfrontier.evaluate.engines import engine
+from leakfrontier.evaluate.engines.engine import Done
+from leakfrontier.evaluate.run import probe
+from leakfrontier.evaluate.run.store import FILE_NAME, Store
+from leakfrontier.evaluate.users import methods
 
 Command = Callable[..., tuple[int, str, str]]
 Config = dict[str, Any]

@@ -11,9 +11,9 @@ import token_leakage
 import toy_imprint
 from playwright.sync_api import Page
 
-from leakfrontier.evaluate.config import load_config
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.run import run
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.run.config import load_config
+from leakfrontier.evaluate.run.run import run
 from leakfrontier.reports import write_report
 
 DATA = Path(os.environ.get("LEAKFRONTIER_DATA", "nowhere"))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg, FedSGD, NotApplicable, Protocol
-from leakfrontier.adversaries.label_inference import infer_targets
+from leakfrontier.adversaries.matching.label_inference import infer_targets
 from leakfrontier.defenses import (
     ATS,
     DPSGD,
@@ -36,14 +36,14 @@ from leakfrontier.defenses import (
     TopK,
     batch_gradient,
 )
-from leakfrontier.evaluate.client import ThreatModel, observe
-from leakfrontier.evaluate.config import load_config
-from leakfrontier.evaluate.federation import Federation
-from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.client.client import ThreatModel, observe
+from leakfrontier.evaluate.client.federation import Federation
 from leakfrontier.evaluate.privacy.audit import audit
 from leakfrontier.evaluate.privacy.canaries import Subject
-from leakfrontier.evaluate.run import run
-from leakfrontier.evaluate.scenario import Scenario
+from leakfrontier.evaluate.run.config import load_config
+from leakfrontier.evaluate.run.run import run
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 FROZEN = ("1.weight", "1.bias", "steps")
 

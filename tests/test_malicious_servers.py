@@ -18,10 +18,10 @@ from leakfrontier.adversaries import (
     Round,
     Threat,
 )
-from leakfrontier.evaluate.cells import AttackTrial
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.rows import AttackRow
-from leakfrontier.evaluate.scenario import Scenario
+from leakfrontier.evaluate.foundations.rows import AttackRow
+from leakfrontier.evaluate.run.cells import AttackTrial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 ACTIVE = {name: one for name, one in PANEL.members.items() if one.threat is not Threat.PASSIVE}
 INSERTING = {"RobbingTheFed", "LOKI"}

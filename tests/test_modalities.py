@@ -25,9 +25,9 @@ from leakfrontier.adversaries import (
     infer_targets,
 )
 from leakfrontier.defenses import DPSGD, Defense, Noise
-from leakfrontier.evaluate.client import Client, ThreatModel, Upload, observe
-from leakfrontier.evaluate.data import Dataset, load_dataset
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import Client, ThreatModel, Upload, observe
+from leakfrontier.evaluate.data.data import Dataset, load_dataset
+from leakfrontier.evaluate.models.models import build_model
 
 
 def upload(

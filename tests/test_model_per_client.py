@@ -12,11 +12,11 @@ from toy_imprint import Inspecting, ToyImprint
 
 from leakfrontier.adversaries import NotApplicable, PublicData, Round
 from leakfrontier.defenses import Batch, Refused, SecureAggregation
-from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
-from leakfrontier.evaluate.client import ThreatModel, Upload, observe
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.rows import Outcome
-from leakfrontier.evaluate.scenario import Scenario, Training
+from leakfrontier.evaluate.client.client import ThreatModel, Upload, observe
+from leakfrontier.evaluate.foundations.rows import Outcome
+from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario, Training
 
 CLIENTS = 4
 SUMMED = Method(name="SecureAggregation", options={"clients": CLIENTS})

@@ -32,9 +32,9 @@ from strangers import (
 )
 
 from leakfrontier import reports
-from leakfrontier.evaluate import pack, verification
-from leakfrontier.evaluate.plugins import trusted
-from leakfrontier.evaluate.results import Results
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.foundations.plugins import trusted
+from leakfrontier.evaluate.share import pack, verification
 
 Command = Callable[..., tuple[int, str, str]]
 Try = Callable[..., None]

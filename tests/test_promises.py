@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leakfrontier.evaluate.cells import AttackTrial
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.rows import Outcome
-from leakfrontier.evaluate.run import RunConfig
-from leakfrontier.evaluate.scenario import SCENARIOS
-from leakfrontier.evaluate.statistics import clopper_pearson
+from leakfrontier.evaluate.foundations.rows import Outcome
+from leakfrontier.evaluate.foundations.statistics import clopper_pearson
+from leakfrontier.evaluate.run.cells import AttackTrial
+from leakfrontier.evaluate.run.run import RunConfig
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import SCENARIOS
 
 DPSGD = Method(name="DPSGD", options={"noise_multiplier": 1.0, "max_grad_norm": 1.0})
 MEMBERS = {

@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.defenses import DPSGD, Batch, Defense
 from leakfrontier.defenses.vector import flatten
 from leakfrontier.evaluate.commands.main import app
-from leakfrontier.evaluate.config import load_config
-from leakfrontier.evaluate.plugins import load_attribute
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.foundations.plugins import load_attribute
+from leakfrontier.evaluate.run.config import load_config
+from leakfrontier.evaluate.run.store import Store
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README.read_text(), re.DOTALL)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from leakfrontier.adversaries import PANEL
-from leakfrontier.evaluate.config import load_config
-from leakfrontier.evaluate.leaderboard import Setting, make_settings
-from leakfrontier.evaluate.pack import Pack, portable, read_pack
-from leakfrontier.evaluate.verification import verify
+from leakfrontier.evaluate.run.config import load_config
+from leakfrontier.evaluate.share.leaderboard import Setting, make_settings
+from leakfrontier.evaluate.share.pack import Pack, portable, read_pack
+from leakfrontier.evaluate.share.verification import verify
 from leakfrontier.reports.leaderboard import table_of
 
 ROOT = Path(__file__).parents[1]

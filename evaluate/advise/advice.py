@@ -17,8 +17,8 @@ from typing import Any
 
 from scipy.stats import binom
 
+from ..foundations.statistics import Interval
 from ..privacy.accounting import delta_warning
-from ..statistics import Interval
 from .clipping import ClippingPoint
 from .levers import Lever
 from .observation_points import ObservationPoint, observation_points

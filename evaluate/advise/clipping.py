@@ -18,8 +18,8 @@ from torch.func import functional_call, grad, vmap
 
 from leakfrontier.defenses import trainable
 
-from ..scenario import World
-from ..statistics import Interval
+from ..foundations.statistics import Interval
+from ..world.scenario import World
 
 SAMPLE, FEWEST, BLOCK = 256, 16, 32
 """Public examples whose gradients are looked at; the fewest batches, where there are as many; and

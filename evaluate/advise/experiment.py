@@ -30,15 +30,15 @@ from rich.markup import escape
 
 from leakfrontier.defenses import Defense
 
-from ..cells import AttackTrial, TrainTrial, Trial
-from ..config import RunConfig
-from ..engine import LOCAL, Engine
-from ..methods import Method
-from ..probe import check_scenario
-from ..results import Results
-from ..run import plan, run_trials
-from ..scenario import Scenario, World, label, load_world
-from ..victims import candidate_count
+from ..conclude.results import Results
+from ..engines.engine import LOCAL, Engine
+from ..run.cells import AttackTrial, TrainTrial, Trial
+from ..run.config import RunConfig
+from ..run.probe import check_scenario
+from ..run.run import plan, run_trials
+from ..users.methods import Method
+from ..world.scenario import Scenario, World, label, load_world
+from ..world.victims import candidate_count
 from .clipping import gradient_norms
 from .measurements import Key, Trained, attacked, trained
 from .question import Question, Row, proven

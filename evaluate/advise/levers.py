@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..statistics import Interval
+from ..foundations.statistics import Interval
 from .question import DIGITS, Question, Row, noise_near, rounded_up
 
 MOST_LEVERS = 5

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from scipy.stats import t
 
-from ..cells import TrainTrial
-from ..errors import UserError
-from ..results import Results
-from ..statistics import Interval, accuracy_interval, clopper_pearson
+from ..conclude.results import Results
+from ..foundations.errors import UserError
+from ..foundations.statistics import Interval, accuracy_interval, clopper_pearson
+from ..run.cells import TrainTrial
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -21,7 +21,8 @@ from scipy.optimize import brentq
 
 from leakfrontier.defenses.pld import shuffled_passes
 
-from ..errors import UserError
+from ..foundations.errors import UserError
+from ..foundations.statistics import Interval
 from ..privacy.accounting import (
     ACCOUNTANTS,
     NOISE_RANGE,
@@ -38,7 +39,6 @@ from ..privacy.accounting import (
     schedule_epsilon,
 )
 from ..privacy.bounds import Bounds
-from ..statistics import Interval
 
 TARGETS = ("epsilon", "reconstruction_success", "min_accuracy")
 """What a question may ask for: exactly one of them."""

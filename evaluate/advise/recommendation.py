@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.progress import Progress
 
-from ..engine import LOCAL, Engine
-from ..errors import UserError, given_by_user
-from ..scenario import Scenario, load_world
-from ..terminal import terminal
+from ..engines.engine import LOCAL, Engine
+from ..foundations.errors import UserError, given_by_user
+from ..foundations.terminal import terminal
+from ..world.scenario import Scenario, load_world
 from .advice import Advice, proven_reasons
 from .experiment import Effort, Experiment, Setting, fitting
 from .levers import MOST_LEVERS, Lever, changes, pull

@@ -8,7 +8,7 @@ from dataclasses import replace
 from safetensors.torch import load_model
 from torch import nn
 
-from ..cells import TrainTrial
+from ..run.cells import TrainTrial
 from .clipping import ClippingPoint, clipped
 from .experiment import Experiment, Setting, between
 from .levers import Lever

@@ -18,11 +18,11 @@ from ..advise.advice import Advice
 from ..advise.question import Question
 from ..advise.recommendation import advise as answer
 from ..advise.tables import bounded, number, sigma
-from ..engine import Engine
-from ..errors import UserError, given_by_user
+from ..engines.engine import Engine
+from ..foundations.errors import UserError, given_by_user
+from ..foundations.terminal import terminal
 from ..privacy.accounting import Unreachable
-from ..scenario import Scenario, load_world
-from ..terminal import terminal
+from ..world.scenario import Scenario, load_world
 from .options import (
     Address,
     AsJson,

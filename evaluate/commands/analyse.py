@@ -13,11 +13,11 @@ from rich.table import Table
 
 from leakfrontier.reports.architecture import save_drawing
 
-from ..architecture import Analysis, LayerCounts, build, space_of
-from ..architecture import analyse as analyse_model
-from ..errors import UserError, given_by_user
-from ..methods import Method
-from ..terminal import terminal
+from ..foundations.errors import UserError, given_by_user
+from ..foundations.terminal import terminal
+from ..models.architecture import Analysis, LayerCounts, build, space_of
+from ..models.architecture import analyse as analyse_model
+from ..users.methods import Method
 from .options import AsJson, method_from, print_path, users_own
 
 

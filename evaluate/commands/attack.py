@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..capture_run import attack_captures
-from ..errors import given_by_user
-from ..methods import Method
-from ..terminal import terminal
+from ..foundations.errors import given_by_user
+from ..foundations.terminal import terminal
+from ..outside.capture_run import attack_captures
+from ..users.methods import Method
 from .options import (
     Address,
     Data,

@@ -21,12 +21,12 @@ from leakfrontier.defenses import ADJACENCIES, Plan
 
 from ..advise.question import finite
 from ..advise.tables import number
-from ..errors import UserError, given_by_user
+from ..foundations.errors import UserError, given_by_user
+from ..foundations.seeds import generator
+from ..foundations.terminal import terminal
 from ..privacy.audit import audit as run_audits
 from ..privacy.finding import Audit, most_damning
 from ..privacy.promise import NoClaim, claim_under
-from ..seeds import generator
-from ..terminal import terminal
 from .options import AsJson, Data, DefenseText, defense_from, loaded, scenario_from
 
 AUDITED_EXAMPLES = 1_000

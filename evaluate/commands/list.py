@@ -17,14 +17,14 @@ from rich.table import Table
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES, Chain
 
-from ..config import PRESETS, RunConfig, load_config, preset_purpose
-from ..data import DATASETS, TEXTS
-from ..methods import PROTOCOLS, Method, Strict
-from ..models import MODELS
+from ..data.data import DATASETS, TEXTS
+from ..foundations.terminal import terminal
+from ..models.models import MODELS
 from ..papers.tables import TABLES
-from ..run import plan
-from ..scenario import SCENARIOS, Scenario, Training, label
-from ..terminal import terminal
+from ..run.config import PRESETS, RunConfig, load_config, preset_purpose
+from ..run.run import plan
+from ..users.methods import PROTOCOLS, Method, Strict
+from ..world.scenario import SCENARIOS, Scenario, Training, label
 
 KEYS: dict[str, type[Strict]] = {
     "a run's file": RunConfig,

@@ -10,8 +10,8 @@ from typing import NoReturn, ParamSpec
 import typer
 from rich.markup import escape
 
-from ..errors import UserError, users_line
-from ..terminal import terminal
+from ..foundations.errors import UserError, users_line
+from ..foundations.terminal import terminal
 from .advise import advise
 from .analyse import analyse
 from .attack import attack

@@ -17,12 +17,12 @@ from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
 
+from ..foundations.seeds import generator
+from ..foundations.terminal import terminal
 from ..privacy.bounds import Bounds
 from ..privacy.membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds
 from ..privacy.membership import membership as play
-from ..scenario import label
-from ..seeds import generator
-from ..terminal import terminal
+from ..world.scenario import label
 from .options import (
     AsJson,
     Data,

@@ -14,17 +14,17 @@ from torch import nn
 
 from leakfrontier.defenses import Defense
 
-from ..checks import conclusion, overall
-from ..devices import Device, resolved
-from ..engine import LOCAL, Engine
-from ..errors import UserError, given_by_user
-from ..methods import LOADING, Method, check_loading, own_code
-from ..plugins import trust
-from ..probe import check_defense
-from ..ray_engine import RayEngine
-from ..results import Results
-from ..scenario import Scenario, World, label, load_world
-from ..strict_yaml import load_yaml
+from ..conclude.checks import conclusion, overall
+from ..conclude.results import Results
+from ..engines.engine import LOCAL, Engine
+from ..engines.ray_engine import RayEngine
+from ..foundations.devices import Device, resolved
+from ..foundations.errors import UserError, given_by_user
+from ..foundations.plugins import trust
+from ..run.probe import check_defense
+from ..users.methods import LOADING, Method, check_loading, own_code
+from ..users.strict_yaml import load_yaml
+from ..world.scenario import Scenario, World, label, load_world
 
 Data = Annotated[
     Path | None,

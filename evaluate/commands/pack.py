@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..errors import UserError
-from ..pack import pack_run
-from ..terminal import terminal
+from ..foundations.errors import UserError
+from ..foundations.terminal import terminal
+from ..share.pack import pack_run
 from .options import print_path
 
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..errors import UserError
-from ..pack import read_pack
-from ..store import received_results
-from ..terminal import terminal
+from ..foundations.errors import UserError
+from ..foundations.terminal import terminal
+from ..run.store import received_results
+from ..share.pack import read_pack
 from .options import conclude, print_path
 
 

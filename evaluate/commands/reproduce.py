@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import UserError
+from ..foundations.errors import UserError
+from ..foundations.statistics import Interval
+from ..foundations.terminal import terminal
 from ..papers.reproduce import QUICK_TRIALS, Result, default_folder, document, trial_rows
 from ..papers.reproduce import reproduce as reproduce_table
 from ..papers.table import Metric, Setting
 from ..papers.table import Table as PaperTable
 from ..papers.tables import TABLES
-from ..statistics import Interval
-from ..terminal import terminal
 from .options import (
     Address,
     AsJson,

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..config import load_config
-from ..errors import UserError
-from ..labels import final_round, rows
-from ..results import Results
-from ..run import run as run_config
-from ..terminal import terminal
+from ..conclude.labels import final_round, rows
+from ..conclude.results import Results
+from ..foundations.errors import UserError
+from ..foundations.terminal import terminal
+from ..run.config import load_config
+from ..run.run import run as run_config
 from .options import (
     Address,
     DeviceOption,

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..archive import AlteredError
-from ..pack import read_pack
-from ..terminal import terminal
-from ..verification import TOLERANCE, Verification, escapes
-from ..verification import verify as verify_pack
+from ..foundations.terminal import terminal
+from ..share.archive import AlteredError
+from ..share.pack import read_pack
+from ..share.verification import TOLERANCE, Verification, escapes
+from ..share.verification import verify as verify_pack
 from .options import Address, EngineName, EngineOption, Workers, engine_from
 
 

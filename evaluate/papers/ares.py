@@ -11,14 +11,14 @@ import torch
 from torch import Generator, Tensor
 
 from leakfrontier.adversaries import FedAvg, FedSGD, InputSpace, Protocol
-from leakfrontier.adversaries.imprint import counted_recovery, dissect, expected_recovery
+from leakfrontier.adversaries.malicious.imprint import counted_recovery, dissect, expected_recovery
 from leakfrontier.defenses import ATS, Defense, Noise, Quantization, SecureAggregation, TopK
 
-from ..client import Upload
-from ..dataset import Dataset
-from ..models import build_model
-from ..seeds import fork, generator
-from ..statistics import mean_interval, rate
+from ..client.client import Upload
+from ..data.dataset import Dataset
+from ..foundations.seeds import fork, generator
+from ..foundations.statistics import mean_interval, rate
+from ..models.models import build_model
 from .servers import METRICS, Setup, attack_of, attacked, crafted_upload, psnrs, scores, shrunk
 from .table import Metric, Row, Scores, Setting, Table, TrialFunction
 

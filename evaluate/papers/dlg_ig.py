@@ -18,15 +18,15 @@ from leakfrontier.adversaries import (
     InvertingGradients,
     NotApplicable,
 )
-from leakfrontier.adversaries.matching import Matching
+from leakfrontier.adversaries.matching.matching import Matching
 from leakfrontier.defenses import Batch, Defense
 
-from ..client import Client, ThreatModel, Upload, make_replay, observe
-from ..dataset import Dataset
-from ..federation import Federation
-from ..models import build_model
-from ..seeds import fork, generator
-from ..statistics import mean_interval, rate
+from ..client.client import Client, ThreatModel, Upload, make_replay, observe
+from ..client.federation import Federation
+from ..data.dataset import Dataset
+from ..foundations.seeds import fork, generator
+from ..foundations.statistics import mean_interval, rate
+from ..models.models import build_model
 from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 
 ATTACKS: dict[str, Matching] = {

@@ -7,9 +7,9 @@ from torch import Generator
 from leakfrontier.adversaries import LOKI, FedAvg
 from leakfrontier.defenses import SecureAggregation
 
-from ..dataset import Dataset
-from ..models import build_model
-from ..seeds import fork
+from ..data.dataset import Dataset
+from ..foundations.seeds import fork
+from ..models.models import build_model
 from .servers import METRICS, Setup, attacked, crafted_upload
 from .table import Row, Scores, Setting, Table
 

@@ -16,12 +16,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from leakfrontier.adversaries import RCONV, RGAP, Adversary, FedSGD, ImageSpace, NotApplicable
 from leakfrontier.defenses import Batch, Defense
 
-from .. import metrics
-from ..client import Client, ThreatModel, Upload, observe
-from ..dataset import Dataset
-from ..models import build_model
-from ..seeds import fork
-from ..statistics import Interval, mean_interval, rate
+from ..client.client import Client, ThreatModel, Upload, observe
+from ..data.dataset import Dataset
+from ..foundations.seeds import fork
+from ..foundations.statistics import Interval, mean_interval, rate
+from ..modality import metrics
+from ..models.models import build_model
 from .table import Metric, Row, Scores, Setting, Table, draw_batch
 
 PEAK = 48.1308
@@ -237,7 +237,7 @@ TABLES = [
         notes=(
             "The paper shows pictures and has no table: near perfect at 64 x 64, degraded at "
             "112 x 112, and R-GAP behind. Photos of 224 x 224 are scaled to 112 x 112. "
-            "LeNet-ex is in no text of the paper: see `evaluate/papers/rconv_networks.py`. R-GAP "
+            "LeNet-ex is in no text of the paper: see `evaluate/models/rconv_networks.py`. R-GAP "
             "is ours: both kinds of constraints, computed in double precision; its authors' code "
             "computes in single. GiB is of a process that may have attacked other images before: "
             "use --workers 1 and one row for its own."

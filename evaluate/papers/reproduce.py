@@ -12,14 +12,14 @@ from typing import Any
 
 from rich.console import Console
 
-from ..data import load_dataset
-from ..devices import Device
-from ..engine import LOCAL, Engine
-from ..errors import UserError, given_by_user
-from ..results import Results
-from ..run import run_trials
-from ..statistics import Interval
-from ..store import Store
+from ..conclude.results import Results
+from ..data.data import load_dataset
+from ..engines.engine import LOCAL, Engine
+from ..foundations.devices import Device
+from ..foundations.errors import UserError, given_by_user
+from ..foundations.statistics import Interval
+from ..run.run import run_trials
+from ..run.store import Store
 from .table import Row, Scores, Table, TableTrial, find_data
 
 QUICK_TRIALS = 2

@@ -8,9 +8,9 @@ from torch import Generator
 
 from leakfrontier.adversaries import RobbingTheFed
 
-from ..dataset import Dataset
-from ..models import build_model
-from ..seeds import fork
+from ..data.dataset import Dataset
+from ..foundations.seeds import fork
+from ..models.models import build_model
 from .servers import METRICS, Setup, attacked, crafted_upload
 from .table import Row, Scores, Setting, Table
 

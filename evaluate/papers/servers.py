@@ -33,11 +33,11 @@ from leakfrontier.adversaries import (
 )
 from leakfrontier.defenses import Batch, Defense
 
-from .. import metrics
-from ..client import Client, ThreatModel, Upload, observe
-from ..dataset import Dataset
-from ..seeds import fork
-from ..statistics import mean_interval, rate
+from ..client.client import Client, ThreatModel, Upload, observe
+from ..data.dataset import Dataset
+from ..foundations.seeds import fork
+from ..foundations.statistics import mean_interval, rate
+from ..modality import metrics
 from .table import Metric, Scores, Setting, draw_batch
 
 ATTACKS: dict[str, Adversary] = {

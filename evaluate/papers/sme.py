@@ -26,16 +26,16 @@ from leakfrontier.adversaries import (
     Observation,
     Reconstruction,
 )
-from leakfrontier.adversaries.matching import Matching, cosine
+from leakfrontier.adversaries.matching.matching import Matching, cosine
 from leakfrontier.defenses import Batch, Defense
 
-from ..client import Client, ThreatModel, Upload, observe
-from ..dataset import Dataset
-from ..federation import Federation
-from ..models import build_model
-from ..partition import partition
-from ..seeds import fork, generator
-from ..statistics import mean_interval
+from ..client.client import Client, ThreatModel, Upload, observe
+from ..client.federation import Federation
+from ..data.dataset import Dataset
+from ..data.partition import partition
+from ..foundations.seeds import fork, generator
+from ..foundations.statistics import mean_interval
+from ..models.models import build_model
 from .sme_paths import LocalSteps, local_steps
 from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor, nn
 
-from leakfrontier.adversaries.sme import cosine_between
+from leakfrontier.adversaries.matching.sme import cosine_between
 from leakfrontier.defenses import Batch, Defense, Loss, Update
 
-from ..client import Client, ThreatModel, observe
+from ..client.client import Client, ThreatModel, observe
 
 
 @dataclass(frozen=True)

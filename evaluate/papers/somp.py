@@ -18,13 +18,13 @@ from torch import Generator
 from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
 from leakfrontier.defenses import Defense, Noise
 
-from ..client import Client, ThreatModel, Upload, observe
-from ..dataset import Dataset
-from ..methods import Method, build_adversary
-from ..modality import Modality
-from ..scenario import Scenario, load_world
-from ..seeds import fork
-from ..statistics import mean_interval
+from ..client.client import Client, ThreatModel, Upload, observe
+from ..data.dataset import Dataset
+from ..foundations.seeds import fork
+from ..foundations.statistics import mean_interval
+from ..modality.modality import Modality
+from ..users.methods import Method, build_adversary
+from ..world.scenario import Scenario, load_world
 from .table import Metric, Row, Scores, Setting, Table, draw_batch
 
 MODELS: Mapping[str, Method] = {

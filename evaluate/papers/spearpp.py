@@ -12,14 +12,14 @@ from torch import Generator
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
-from leakfrontier.adversaries.spearpp import SPEARPlusPlus
+from leakfrontier.adversaries.exact.spearpp import SPEARPlusPlus
 from leakfrontier.defenses import DPSGD, Batch, Defense
 
-from ..client import Client, ThreatModel, Upload, observe
-from ..dataset import Dataset
-from ..models import build_model
-from ..seeds import fork
-from ..statistics import mean_interval, rate
+from ..client.client import Client, ThreatModel, Upload, observe
+from ..data.dataset import Dataset
+from ..foundations.seeds import fork
+from ..foundations.statistics import mean_interval, rate
+from ..models.models import build_model
 from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 
 PAPER_STARTS = 20_000

@@ -17,16 +17,16 @@ from torch import Generator, Tensor
 from leakfrontier.adversaries import InputSpace
 from leakfrontier.defenses import Batch
 
-from .. import metrics
-from ..data import DATASETS, bundle_of, data_files, fingerprint, load_dataset
-from ..dataset import Dataset
-from ..devices import Device, current_device
-from ..errors import UserError
-from ..identity import source
-from ..parcels import Files, Traveller
-from ..rows import Cell, Outcome, Score
-from ..seeds import generator
-from ..statistics import Interval
+from ..data.data import DATASETS, bundle_of, data_files, fingerprint, load_dataset
+from ..data.dataset import Dataset
+from ..engines.parcels import Files, Traveller
+from ..foundations.devices import Device, current_device
+from ..foundations.errors import UserError
+from ..foundations.rows import Cell, Outcome, Score
+from ..foundations.seeds import generator
+from ..foundations.statistics import Interval
+from ..modality import metrics
+from ..run.identity import source
 
 Setting = Mapping[str, Any]
 """What distinguishes a row, in the paper's notation: plain JSON values."""

@@ -30,12 +30,7 @@ from scipy.optimize import brentq
 
 from leakfrontier.defenses.pld import Schedule as Schedule
 from leakfrontier.defenses.pld import Segment as Segment
-from leakfrontier.defenses.pld import (
-    numerical_error,
-    pld_epsilon,
-    sampled_segment,
-    shuffled_passes,
-)
+from leakfrontier.defenses.pld import numerical_error, pld_epsilon, sampled_segment, shuffled_passes
 
 Unit = Literal["record", "client"]
 """What one neighbouring dataset lacks."""

@@ -32,15 +32,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
 
-from leakfrontier.defenses.pld import (
-    Schedule,
-    Segment,
-    loss_grid,
-    privacy_loss,
-    separation,
-)
+from leakfrontier.defenses.pld import Schedule, Segment, loss_grid, privacy_loss, separation
 
-from ..statistics import Floats
+from ..foundations.statistics import Floats
 
 PROFILE_POINTS, LARGEST_EPSILON = 4001, 30.0
 """Tangents that make up a trade-off curve; the epsilon beyond which no level above 1e-13 gains."""

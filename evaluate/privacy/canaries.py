@@ -22,9 +22,9 @@ from torch import Generator, Tensor, nn
 from leakfrontier.adversaries import ContinuousSpace, FedSGD, NotApplicable, Protocol
 from leakfrontier.defenses import Batch, Defense, Loss, Plan, Update, trainable
 
-from ..client import Client, release
-from ..mending import Expected
-from ..statistics import Floats
+from ..client.client import Client, release
+from ..client.mending import Expected
+from ..foundations.statistics import Floats
 from .promise import claiming, promised
 
 HUGE = 1e6

@@ -26,9 +26,9 @@ from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Defense, Guarantee, Plan
 from leakfrontier.defenses.pld import shuffled_passes
 
-from ..devices import current_device, on_device
-from ..rows import GuaranteeRow
-from ..scenario import World
+from ..foundations.devices import current_device, on_device
+from ..foundations.rows import GuaranteeRow
+from ..world.scenario import World
 from .accounting import Segment, default_delta, gaussian_sigma
 from .audit import QUICK, audit
 from .bounds import Bounds

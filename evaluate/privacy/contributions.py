@@ -20,10 +20,11 @@ from torch import Tensor
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Batch, Loss
 
-from ..seeds import copied, fork
-from ..statistics import Floats
+from ..foundations.seeds import copied, fork
+from ..foundations.statistics import Floats
 from .canaries import HUGE, Subject, flat
-from .finding import SIGNIFICANCE, Audit, Symptom, judged
+from .finding import SIGNIFICANCE, Audit, Symptom
+from .promise import judged
 
 NORMS = (0.5, 0.8, 1.1, 1.2, 1.35, 1.9, HUGE)
 """Norms of canaries' gradients, relative to what is left of a huge one."""

@@ -31,15 +31,15 @@ from scipy.stats import rankdata
 from torch import Generator, Tensor
 
 from leakfrontier.adversaries import NotApplicable, Observation
-from leakfrontier.adversaries.prior_aware import cosine, fits, likelihood
+from leakfrontier.adversaries.priors.prior_aware import cosine, fits, likelihood
 from leakfrontier.defenses import Batch, Defense, Plan
 
-from ..client import Client, ThreatModel, make_replay, observe
-from ..errors import UserError
-from ..examination import EXAMINED_ROUNDS, examine, mending_of
-from ..mending import AS_GIVEN, Mending
-from ..seeds import fork, generator
-from ..statistics import Floats, Interval, clopper_pearson, paired_difference
+from ..client.client import Client, ThreatModel, make_replay, observe
+from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
+from ..client.mending import AS_GIVEN, Mending
+from ..foundations.errors import UserError
+from ..foundations.seeds import fork, generator
+from ..foundations.statistics import Floats, Interval, clopper_pearson, paired_difference
 from .accounting import Segment
 from .bounds import Bounds
 from .claims import DELTAS, claim_of

@@ -10,10 +10,11 @@ from scipy.linalg import helmert
 from leakfrontier.adversaries import FedAvg, NotApplicable
 from leakfrontier.defenses import Update, trainable
 
-from ..statistics import Floats
+from ..foundations.statistics import Floats
 from .canaries import Subject, flat
-from .finding import SIGNIFICANCE, Audit, judged
+from .finding import SIGNIFICANCE, Audit
 from .noise_tests import Noise, innovations, quiet_uploads, shape, shared_entries, size
+from .promise import judged
 
 LOCAL_STEPS = 8
 """Local steps of an upload, which must all have noise."""

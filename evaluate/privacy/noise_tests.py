@@ -27,7 +27,7 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import gammainc
 
-from ..statistics import Floats
+from ..foundations.statistics import Floats
 from .finding import Symptom
 
 FREQUENCIES = np.linspace(1.0, 6.0, 21)

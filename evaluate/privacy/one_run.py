@@ -24,7 +24,7 @@ from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import Batch, Update, trainable
 from leakfrontier.defenses.pld import shuffled_passes
 
-from ..statistics import Flags, Floats
+from ..foundations.statistics import Flags, Floats
 from .canaries import Subject
 from .finding import Audit, compared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -11,6 +12,7 @@ from leakfrontier.defenses import Chain, Defense, Guarantee, Plan
 
 from .accounting import calibrate, epsilon
 from .draws import draws_poisson
+from .finding import SIGNIFICANCE, Audit, Symptom
 
 TOLERANCE, SLACK = 0.005, 1e-3
 """What the epsilon of the noise may exceed a claim by, relative and absolute: accountants round."""
@@ -128,3 +130,43 @@ def promised(defense: Defense, plan: Plan) -> Promise:
 @lru_cache(maxsize=128)
 def _needed_noise(claimed: float, rate: float, steps: int, delta: float) -> float:
     return calibrate((1 + TOLERANCE) * claimed + SLACK, rate, steps, delta)
+
+
+def judged(
+    method: str,
+    promise: Promise,
+    symptoms: Sequence[Symptom],
+    runs: int,
+    *,
+    fine: str,
+    ideal: float = math.nan,
+) -> Audit:
+    """Return the finding of an audit of several tests, corrected for their number (Bonferroni).
+
+    Args:
+        method: The audit's name.
+        promise: What is claimed.
+        symptoms: What its tests found, the most telling first.
+        runs: Repetitions that were announced.
+        fine: What is said if there is nothing wrong.
+        ideal: The limit of noise that a perfect implementation would show.
+    """
+    level, tests = SIGNIFICANCE / runs, len(symptoms)
+    p_value = min(1.0, tests * min(one.p_value for one in symptoms))
+    guilty = [one for one in symptoms if tests * one.p_value < level]
+    worst = guilty[0] if guilty else None
+    # Where nothing is wrong, how much noise there is says the test of its size, if there is one.
+    telling = guilty or [one for one in symptoms if not math.isnan(one.measured)] or symptoms
+    limits = [one.noise for one in telling if not math.isnan(one.noise)]
+    sigma = promise.noise_multiplier
+    measured = next((one.measured for one in symptoms if not math.isnan(one.measured)), math.nan)
+    return Audit(
+        method=method,
+        claimed=promise.claim.epsilon,
+        lower_bound=promise.epsilon(sigma * min(limits)) if limits else math.nan,
+        ceiling=math.nan if math.isnan(ideal) else promise.epsilon(sigma * ideal),
+        p_value=p_value,
+        violated=worst is not None,
+        words=worst.words if worst else fine,
+        measured_noise=sigma * measured,
+    )

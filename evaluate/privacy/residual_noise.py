@@ -9,8 +9,9 @@ import torch
 from scipy.linalg import helmert
 
 from .canaries import Subject, flat
-from .finding import SIGNIFICANCE, Audit, judged
+from .finding import SIGNIFICANCE, Audit
 from .noise_tests import Noise, innovations, shape, shared_entries, size
+from .promise import judged
 
 RESIDUAL_BATCH, REPEATS = 8, 16
 """Examples in the batch whose upload is repeated, and how often it is."""

@@ -6,7 +6,8 @@ from leakfrontier.adversaries import NotApplicable
 
 from .canaries import Subject
 from .draws import STEPS, poisson_samples, shuffled_epochs
-from .finding import Audit, judged
+from .finding import Audit
+from .promise import judged
 
 
 def sampling(subject: Subject, runs: int = 1) -> Audit:

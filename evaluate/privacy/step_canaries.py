@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 
 from leakfrontier.defenses import Batch
 
-from ..statistics import Flags, Floats, clopper_pearson
+from ..foundations.statistics import Flags, Floats, clopper_pearson
 from .canaries import Subject
 from .finding import CANARY_SIGNIFICANCE, Audit, compared
 from .one_run import CANARIES

@@ -23,7 +23,7 @@ from leakfrontier.adversaries import (
     Threat,
     panel,
 )
-from leakfrontier.evaluate.client import ThreatModel, observe
+from leakfrontier.evaluate.client.client import ThreatModel, observe
 
 LOCAL = FedAvg(epochs=2, batch_size=1, lr=0.1)
 POOL = torch.stack([batch(1, seed).inputs for seed in range(5)])

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg, FedBuff, FedSGD, Protocol
 from leakfrontier.defenses import Batch, batch_gradient
-from leakfrontier.evaluate.client import ThreatModel, observe
+from leakfrontier.evaluate.client.client import ThreatModel, observe
 
 DRAWS = 5000
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from synthetic import ARMS, SCENARIOS, make_results
 
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.run.store import Store
 
 benchmark = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "cascade.py"))
 

@@ -12,7 +12,7 @@ from leakfrontier.adversaries import FedAvg, FedSGD, InvertingGradients
 from leakfrontier.defenses import Batch, Chain, Defense, TopK
 from leakfrontier.defenses.ats import ATS
 from leakfrontier.defenses.transforms import POOL
-from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
+from leakfrontier.evaluate.client.client import ThreatModel, make_replay, observe
 
 CERTAIN = ["0", "9-11-8", "2-37-0"]
 DRAWN = ["3-1-7", "2-10-14", "3-1-7+43-18-18"]

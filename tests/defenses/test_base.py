@@ -7,7 +7,8 @@ from federated import batch, make_client, mlp, rng
 from torch import Generator, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import Candidates, Observation, PriorAware, prior_aware
+from leakfrontier.adversaries import Candidates, Observation, PriorAware
+from leakfrontier.adversaries.priors import prior_aware
 from leakfrontier.defenses import (
     DPSGD,
     Batch,
@@ -22,7 +23,7 @@ from leakfrontier.defenses import (
     TopK,
     Update,
 )
-from leakfrontier.evaluate.client import ThreatModel, observe
+from leakfrontier.evaluate.client.client import ThreatModel, observe
 
 
 @dataclass

@@ -34,10 +34,10 @@ from leakfrontier.defenses import (
     Update,
     WeightInspection,
 )
-from leakfrontier.evaluate.federation import Federation
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import Scenario
-from leakfrontier.evaluate.statistics import clopper_pearson
+from leakfrontier.evaluate.client.federation import Federation
+from leakfrontier.evaluate.foundations.statistics import clopper_pearson
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 IDENTITY: dict[str, Defense] = {
     "none": Defense(),

@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import FedAvg
 from leakfrontier.defenses import Batch, Chain, Defense, DisaggregationSNR, Refused, TopK
 from leakfrontier.defenses.disaggregation_snr import disaggregation_snr
-from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
-from leakfrontier.evaluate.client import ThreatModel, observe
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import Scenario, Training
+from leakfrontier.evaluate.client.client import ThreatModel, observe
+from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario, Training
 
 
 def singling_out() -> nn.Module:

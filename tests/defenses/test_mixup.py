@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from leakfrontier.defenses import Batch, Update, batch_gradient
 from leakfrontier.defenses.mixup import Mixup, _draw_beta
-from leakfrontier.evaluate.client import ThreatModel, make_replay, observe
+from leakfrontier.evaluate.client.client import ThreatModel, make_replay, observe
 
 MODELS = [mlp, convolutional]
 

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import FedAvg, InvertingGradients, Observation
 from leakfrontier.defenses import Update, batch_gradient
 from leakfrontier.defenses.outpost import Outpost, risk
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import ThreatModel
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import ThreatModel
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.models.models import build_model
 
 ALWAYS = Outpost(decay=0.0)
 

@@ -17,10 +17,10 @@ from leakfrontier.adversaries import (
 )
 from leakfrontier.defenses import Update
 from leakfrontier.defenses.precode import PRECODE, VariationalBottleneck
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import ThreatModel
-from leakfrontier.evaluate.modality import Images
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import ThreatModel
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.modality.modality import Images
+from leakfrontier.evaluate.models.models import build_model
 
 SMALL = PRECODE(bottleneck=8)
 

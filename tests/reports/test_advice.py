@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 
 from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.question import Question, Row
-from leakfrontier.evaluate.statistics import Interval
+from leakfrontier.evaluate.foundations.statistics import Interval
 from leakfrontier.reports.advice import curves_figure, write_advice
 
 ASKED = Question(2000, 128, 100, clients=4, epsilon=3.0)

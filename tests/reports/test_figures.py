@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from synthetic import SCENARIOS, shared_results
 
-from leakfrontier.evaluate.analysis import at, with_scores
-from leakfrontier.evaluate.results import Results
+from leakfrontier.evaluate.conclude.analysis import at, with_scores
+from leakfrontier.evaluate.conclude.results import Results
 from leakfrontier.reports.charts import Figure
 from leakfrontier.reports.figures import accuracy_figure, psnr_figure, strength_figure
 

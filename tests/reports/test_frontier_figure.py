@@ -5,7 +5,7 @@ from typing import Any
 
 from synthetic import SCENARIOS, TinyArm, shared_results, write_tiny
 
-from leakfrontier.evaluate.frontier import make_frontiers
+from leakfrontier.evaluate.conclude.frontier import make_frontiers
 from leakfrontier.reports.charts import Figure
 from leakfrontier.reports.frontier_figure import frontier_figure
 

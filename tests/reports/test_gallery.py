@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from synthetic import RENDERED, SCENARIOS, SHAPE, shared_results, write_tiny
 
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.rows import Media, Rendering
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.foundations.rows import Media, Rendering
 from leakfrontier.reports.gallery import Gallery, Tile, Token, make_gallery
 
 MLP = SCENARIOS[1]

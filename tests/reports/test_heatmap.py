@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from synthetic import SCENARIOS, shared_results
 
-from leakfrontier.evaluate.analysis import at
+from leakfrontier.evaluate.conclude.analysis import at
 from leakfrontier.reports.heatmap import heatmap_figure
 
 LENET, MLP = SCENARIOS

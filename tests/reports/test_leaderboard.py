@@ -14,9 +14,9 @@ from packing import make_pack, packed
 from playwright.sync_api import Page
 from synthetic import write_tiny
 
-from leakfrontier.evaluate.leaderboard import Setting, make_settings
-from leakfrontier.evaluate.pack import Pack, read_pack
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.run.store import Store
+from leakfrontier.evaluate.share.leaderboard import Setting, make_settings
+from leakfrontier.evaluate.share.pack import Pack, read_pack
 from leakfrontier.reports import leaderboard
 from leakfrontier.reports.leaderboard import table_of, write_leaderboard
 

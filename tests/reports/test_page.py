@@ -15,10 +15,10 @@ from playwright.sync_api import Page
 from synthetic import make_results, write_tiny
 
 from leakfrontier.adversaries import TokenSpace
-from leakfrontier.evaluate.modality import modality_of
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.rows import Media, Rendering
-from leakfrontier.evaluate.tokenizers import ByteTokenizer
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.data.tokenizers import ByteTokenizer
+from leakfrontier.evaluate.foundations.rows import Media, Rendering
+from leakfrontier.evaluate.modality.modality import modality_of
 from leakfrontier.reports import page as page_module
 from leakfrontier.reports import write_report
 from leakfrontier.reports.charts import Figure, unvalidated

@@ -11,8 +11,8 @@ from packing import make_pack
 from PIL import Image
 from synthetic import SCENARIOS, make_results, write_tiny
 
-from leakfrontier.evaluate.errors import UserError
-from leakfrontier.evaluate.results import Results
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.reports.picture import picture, write_picture
 
 Command = Callable[..., tuple[int, str, str]]

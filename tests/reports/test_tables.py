@@ -3,8 +3,8 @@
 import pytest
 from synthetic import SCENARIOS, shared_results
 
-from leakfrontier.evaluate.analysis import at
-from leakfrontier.evaluate.frontier import make_frontiers
+from leakfrontier.evaluate.conclude.analysis import at
+from leakfrontier.evaluate.conclude.frontier import make_frontiers
 from leakfrontier.reports.tables import (
     Table,
     accuracy_note,

@@ -15,10 +15,10 @@ from leakfrontier.adversaries import (
     Reconstruction,
     TokenSpace,
 )
-from leakfrontier.adversaries.relu_layer import Factors, factorise, find_layer
+from leakfrontier.adversaries.exact.relu_layer import Factors, factorise, find_layer
 from leakfrontier.defenses import Batch, Defense, Update
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import Client, ThreatModel, observe
+from leakfrontier.evaluate.client.client import Client, ThreatModel, observe
+from leakfrontier.evaluate.modality import metrics
 
 SPACE = ImageSpace(shape=(3, 8, 8), classes=10, mean=(0.5,), std=(0.25,))
 TOKENS = TokenSpace(shape=(4,), classes=2, vocabulary=9)

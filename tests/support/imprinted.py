@@ -7,18 +7,11 @@ from federated import rng, seeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import (
-    Adversary,
-    FedSGD,
-    Protocol,
-    PublicData,
-    Reconstruction,
-    Round,
-)
+from leakfrontier.adversaries import Adversary, FedSGD, Protocol, PublicData, Reconstruction, Round
 from leakfrontier.defenses import Batch, Defense
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import Client, ThreatModel, Upload, observe
-from leakfrontier.evaluate.data import Dataset
+from leakfrontier.evaluate.client.client import Client, ThreatModel, Upload, observe
+from leakfrontier.evaluate.data.data import Dataset
+from leakfrontier.evaluate.modality import metrics
 
 
 def host() -> nn.Module:

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 from synthetic import make_results
 
-from leakfrontier.evaluate.pack import write_pack
-from leakfrontier.evaluate.packed_rows import outcomes_of
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.run.store import Store
+from leakfrontier.evaluate.share.pack import write_pack
+from leakfrontier.evaluate.share.packed_rows import outcomes_of
 
 _NOT_LABELS = ("cell", "kind", "status", "error", "note", "seconds", "busy")
 

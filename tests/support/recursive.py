@@ -5,17 +5,11 @@ from federated import rng
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import (
-    Adversary,
-    FedSGD,
-    ImageSpace,
-    Observation,
-    Protocol,
-)
+from leakfrontier.adversaries import Adversary, FedSGD, ImageSpace, Observation, Protocol
 from leakfrontier.defenses import Batch, Defense
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import Client, ThreatModel, observe
+from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.models.models import build_model
 from leakfrontier.evaluate.papers.rconv import logistic
 
 SHAPE = (3, 16, 16)

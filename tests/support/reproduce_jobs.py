@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Generator
 
-from leakfrontier.evaluate.data import Dataset
+from leakfrontier.evaluate.data.data import Dataset
 from leakfrontier.evaluate.papers.table import Scores, Setting
 
 

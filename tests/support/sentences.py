@@ -8,9 +8,9 @@ from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedSGD, Observation, Protocol, Reconstruction, TokenSpace
 from leakfrontier.defenses import Batch, Defense
-from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.language import LanguageModel
-from leakfrontier.evaluate.modality import NextTokenLoss
+from leakfrontier.evaluate.client.client import Client, ThreatModel, observe
+from leakfrontier.evaluate.modality.modality import NextTokenLoss
+from leakfrontier.evaluate.models.language import LanguageModel
 
 VOCABULARY, LENGTH, WIDTH = 300, 10, 64
 

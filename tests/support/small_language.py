@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy, pad
 
 from leakfrontier.adversaries import FedSGD, Observation, Protocol, TokenSpace
 from leakfrontier.defenses import Batch, Defense, Loss, torchvision_ops  # noqa: F401
-from leakfrontier.evaluate.client import Client, ThreatModel, observe
-from leakfrontier.evaluate.language import LanguageModel
-from leakfrontier.evaluate.modality import NextTokenLoss
+from leakfrontier.evaluate.client.client import Client, ThreatModel, observe
+from leakfrontier.evaluate.modality.modality import NextTokenLoss
+from leakfrontier.evaluate.models.language import LanguageModel
 
 Task = Literal["classification", "next-token"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from leakfrontier.evaluate.cells import AttackTrial
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.rows import AttackRow
-from leakfrontier.evaluate.scenario import Scenario
+from leakfrontier.evaluate.foundations.rows import AttackRow
+from leakfrontier.evaluate.run.cells import AttackTrial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 _OPTIONS: dict[str, dict[str, JsonValue]] = {
     "LinearLeakage": {},

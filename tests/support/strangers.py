@@ -18,12 +18,14 @@ from packing import rewritten
 from rich.console import Console
 
 from leakfrontier.adversaries import ImageSpace
-from leakfrontier.evaluate import engine, methods, probe
-from leakfrontier.evaluate.capture import Description, write_capture
-from leakfrontier.evaluate.engine import Done, Failure
-from leakfrontier.evaluate.pack import pack_run
-from leakfrontier.evaluate.run import load_config, run
-from leakfrontier.evaluate.store import FILE_NAME
+from leakfrontier.evaluate.engines import engine
+from leakfrontier.evaluate.engines.engine import Done, Failure
+from leakfrontier.evaluate.outside.capture import Description, write_capture
+from leakfrontier.evaluate.run import probe
+from leakfrontier.evaluate.run.run import load_config, run
+from leakfrontier.evaluate.run.store import FILE_NAME
+from leakfrontier.evaluate.share.pack import pack_run
+from leakfrontier.evaluate.users import methods
 
 CONFIG: dict[str, Any] = {
     "scenarios": [
@@ -89,7 +91,7 @@ def no_hang() -> Iterator[None]:
 def write_files(root: Path) -> None:
     """Write `run` (a folder of results), `run.zip` (its pack) and `capture`."""
     with without_workers(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leakfrontier.evaluate.run.probe", lambda *_: [])
+        patch.setattr("leakfrontier.evaluate.run.run.probe", lambda *_: [])
         run(load_config(CONFIG), root / "run", workers=1, console=Console(quiet=True))
         shutil.rmtree(root / "run" / "checkpoints", ignore_errors=True)
         (root / "run.zip").write_bytes(pack_run(root / "run"))

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakfrontier.evaluate.rendering import png
-from leakfrontier.evaluate.results import Results
-from leakfrontier.evaluate.rows import (
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.foundations.rows import (
     AttackRow,
     Cell,
     GuaranteeRow,
@@ -31,7 +30,8 @@ from leakfrontier.evaluate.rows import (
     Score,
     UtilityRow,
 )
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.modality.rendering import png
+from leakfrontier.evaluate.run.store import Store
 
 SCENARIOS = ("fashion-mini/lenet", "fashion-mini/mlp")
 ROUNDS = (0, 20, 40)

@@ -6,8 +6,8 @@ from torch.nn.functional import cross_entropy
 
 from leakfrontier.defenses import Batch, Defense, batch_gradient
 from leakfrontier.evaluate.advise.clipping import clipped, gradient_norms
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import Scenario, load_world
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario, load_world
 
 WORLD = load_world(Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16})))
 MODEL = WORLD.model(Defense(), 0)

@@ -9,9 +9,9 @@ from leakfrontier.evaluate.advise import experiment as tuning
 from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting, between, fitting
 from leakfrontier.evaluate.advise.measurements import Trained
 from leakfrontier.evaluate.advise.question import Question, Row
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import Scenario, Training, load_world
-from leakfrontier.evaluate.statistics import Interval
+from leakfrontier.evaluate.foundations.statistics import Interval
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario, Training, load_world
 
 DIGITS = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}))
 ASKED = Question(1438, 128, 15, candidates=20, epsilon=3.0)

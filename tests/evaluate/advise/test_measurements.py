@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from leakfrontier.evaluate.advise.measurements import predicted_accuracy
-from leakfrontier.evaluate.statistics import accuracy_interval
+from leakfrontier.evaluate.foundations.statistics import accuracy_interval
 
 
 def test_one_more_run_is_predicted_not_the_mean() -> None:

@@ -13,10 +13,10 @@ from leakfrontier.evaluate.advise.question import (
     rounded_up,
 )
 from leakfrontier.evaluate.advise.tables import sigma
-from leakfrontier.evaluate.errors import UserError
+from leakfrontier.evaluate.foundations.errors import UserError
+from leakfrontier.evaluate.foundations.statistics import Interval
 from leakfrontier.evaluate.privacy.accounting import ACCOUNTANTS, NOISE_RANGE, epsilon
 from leakfrontier.evaluate.privacy.bounds import reconstruction
-from leakfrontier.evaluate.statistics import Interval
 
 SIZES = {"examples": 60_000, "batch_size": 256, "rounds": 1000}
 EVERYBODY = {"examples": 100, "batch_size": 100, "rounds": 4}

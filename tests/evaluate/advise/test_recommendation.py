@@ -13,19 +13,19 @@ from rich.console import Console
 from scipy.stats import norm
 
 from leakfrontier.defenses import ClientDP, Plan
-from leakfrontier.evaluate import engine as engine_module
 from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting
 from leakfrontier.evaluate.advise.levers import changes
 from leakfrontier.evaluate.advise.question import Question, Row, proven
 from leakfrontier.evaluate.advise.recommendation import advise, most_private
-from leakfrontier.evaluate.engine import Done, Failure, execute
-from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.engines import engine as engine_module
+from leakfrontier.evaluate.engines.engine import Done, Failure, execute
+from leakfrontier.evaluate.foundations.statistics import Interval, clopper_pearson
 from leakfrontier.evaluate.privacy.accounting import ACCOUNTANTS, Segment, Unreachable, epsilon
 from leakfrontier.evaluate.privacy.bounds import Bounds, reconstruction
-from leakfrontier.evaluate.scenario import Scenario
-from leakfrontier.evaluate.statistics import Interval, clopper_pearson
-from leakfrontier.evaluate.store import Store
+from leakfrontier.evaluate.run.store import Store
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 
 @pytest.fixture(autouse=True)

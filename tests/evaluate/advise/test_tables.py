@@ -4,14 +4,8 @@ import pytest
 
 from leakfrontier.evaluate.advise.clipping import Clipped, ClippingPoint
 from leakfrontier.evaluate.advise.question import Row
-from leakfrontier.evaluate.advise.tables import (
-    CLIPPING_COLUMNS,
-    COLUMNS,
-    bounded,
-    number,
-    sigma,
-)
-from leakfrontier.evaluate.statistics import Interval
+from leakfrontier.evaluate.advise.tables import CLIPPING_COLUMNS, COLUMNS, bounded, number, sigma
+from leakfrontier.evaluate.foundations.statistics import Interval
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from leakfrontier.evaluate.advise.levers import Lever
 from leakfrontier.evaluate.advise.measurements import Trained
 from leakfrontier.evaluate.advise.question import Question
 from leakfrontier.evaluate.advise.what_if import over_norms, pulled
-from leakfrontier.evaluate.cells import TrainTrial
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.scenario import Scenario
-from leakfrontier.evaluate.statistics import Interval
+from leakfrontier.evaluate.foundations.statistics import Interval
+from leakfrontier.evaluate.run.cells import TrainTrial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 DIGITS = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}))
 ASKED = Question(1438, 128, 15, candidates=20, epsilon=3.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from torch import nn
 
-from leakfrontier.evaluate.architecture import analyse
 from leakfrontier.evaluate.commands.analyse import print_analysis
+from leakfrontier.evaluate.models.architecture import analyse
 
 
 def test_the_command(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.users.methods import Method
 
 Command = Callable[..., tuple[int, str, str]]
 Attacked = Callable[..., list[Any]]

@@ -8,13 +8,13 @@ import pytest
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES
 from leakfrontier.evaluate.commands.list import TIMES
-from leakfrontier.evaluate.config import PRESETS, RunConfig, load_config
-from leakfrontier.evaluate.data import DATASETS
-from leakfrontier.evaluate.methods import Strict
-from leakfrontier.evaluate.models import MODELS
+from leakfrontier.evaluate.data.data import DATASETS
+from leakfrontier.evaluate.models.models import MODELS
 from leakfrontier.evaluate.papers.tables import TABLES
-from leakfrontier.evaluate.run import plan
-from leakfrontier.evaluate.scenario import SCENARIOS, Scenario, Training
+from leakfrontier.evaluate.run.config import PRESETS, RunConfig, load_config
+from leakfrontier.evaluate.run.run import plan
+from leakfrontier.evaluate.users.methods import Strict
+from leakfrontier.evaluate.world.scenario import SCENARIOS, Scenario, Training
 
 Command = Callable[..., tuple[int, str, str]]
 

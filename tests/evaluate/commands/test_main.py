@@ -14,11 +14,11 @@ import yaml
 from synthetic import ARMS, shared_results
 from synthetic import SCENARIOS as SCENARIOS_MADE_UP
 
-from leakfrontier.evaluate import engine as engine_module
 from leakfrontier.evaluate.commands import main as cli
 from leakfrontier.evaluate.commands import run as run_command
-from leakfrontier.evaluate.rows import Cell, Outcome
-from leakfrontier.evaluate.store import FILE_NAME, Store
+from leakfrontier.evaluate.engines import engine as engine_module
+from leakfrontier.evaluate.foundations.rows import Cell, Outcome
+from leakfrontier.evaluate.run.store import FILE_NAME, Store
 
 Config = dict[str, Any]
 UserFile = Callable[..., Path]

@@ -24,11 +24,11 @@ from leakfrontier.evaluate.commands.options import (
     scenario_from,
     writable,
 )
-from leakfrontier.evaluate.engine import LOCAL
-from leakfrontier.evaluate.errors import UserError
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.ray_engine import RayEngine
-from leakfrontier.evaluate.scenario import Scenario
+from leakfrontier.evaluate.engines.engine import LOCAL
+from leakfrontier.evaluate.engines.ray_engine import RayEngine
+from leakfrontier.evaluate.foundations.errors import UserError
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 UserFile = Callable[..., Path]
 SMALL = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 4}))

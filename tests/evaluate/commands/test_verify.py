@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from leakfrontier.evaluate.archive import AlteredError
-from leakfrontier.evaluate.verification import Rerun, Verification
+from leakfrontier.evaluate.share.archive import AlteredError
+from leakfrontier.evaluate.share.verification import Rerun, Verification
 
 Command = Callable[..., tuple[int, str, str]]
 Found = Callable[..., list[Any]]

@@ -8,8 +8,8 @@ import torch
 from federated import rng
 
 from leakfrontier.adversaries import DLG, NotApplicable
-from leakfrontier.evaluate.data import Dataset, load_dataset
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.data.data import Dataset, load_dataset
+from leakfrontier.evaluate.models.models import build_model
 from leakfrontier.evaluate.papers import dlg_ig
 from leakfrontier.evaluate.papers.dlg_ig import image_trial, image_uploads
 from leakfrontier.evaluate.papers.tables import TABLES

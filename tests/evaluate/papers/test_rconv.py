@@ -6,7 +6,7 @@ import torch
 
 from leakfrontier.adversaries import ImageSpace
 from leakfrontier.defenses import Batch, SecureAggregation
-from leakfrontier.evaluate.dataset import Dataset
+from leakfrontier.evaluate.data.dataset import Dataset
 from leakfrontier.evaluate.papers.rconv import median_interval, single_trial, upload_of
 
 

@@ -25,20 +25,20 @@ from rich.console import Console
 from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg
-from leakfrontier.adversaries.spearpp import SPEARPlusPlus
+from leakfrontier.adversaries.exact.spearpp import SPEARPlusPlus
 from leakfrontier.defenses.dpsgd import ClippedGradient
-from leakfrontier.evaluate import engine as engine_module
-from leakfrontier.evaluate import metrics
-from leakfrontier.evaluate.data import DATASETS, Dataset, load_dataset
-from leakfrontier.evaluate.engine import Done, Failure
+from leakfrontier.evaluate.data.data import DATASETS, Dataset, load_dataset
+from leakfrontier.evaluate.engines import engine as engine_module
+from leakfrontier.evaluate.engines.engine import Done, Failure
+from leakfrontier.evaluate.foundations.statistics import mean_interval, rate
+from leakfrontier.evaluate.modality import metrics
 from leakfrontier.evaluate.papers import reproduce as reproduce_module
 from leakfrontier.evaluate.papers import table as table_module
 from leakfrontier.evaluate.papers.reproduce import Result, document, reproduce
 from leakfrontier.evaluate.papers.spearpp import spearpp_upload
 from leakfrontier.evaluate.papers.table import FOLDERS, Metric, Row, Table, matched_psnr
 from leakfrontier.evaluate.papers.tables import TABLES
-from leakfrontier.evaluate.statistics import mean_interval, rate
-from leakfrontier.evaluate.store import Store, StoreError
+from leakfrontier.evaluate.run.store import Store, StoreError
 
 Command = Callable[..., tuple[int, str, str]]
 

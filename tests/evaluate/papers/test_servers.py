@@ -10,8 +10,8 @@ from federated import SPACE, batch, rng
 
 from leakfrontier.adversaries import ARES, RobbingTheFedDirectPass, TrapWeights
 from leakfrontier.defenses import Noise
-from leakfrontier.evaluate.data import Dataset, load_dataset
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.data.data import Dataset, load_dataset
+from leakfrontier.evaluate.models.models import build_model
 from leakfrontier.evaluate.papers import ares, loki, robbing_the_fed
 from leakfrontier.evaluate.papers.servers import (
     Setup,

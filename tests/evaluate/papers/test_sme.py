@@ -10,7 +10,7 @@ import torch
 from federated import rng
 
 from leakfrontier.adversaries import FedAvg
-from leakfrontier.evaluate.data import Dataset, load_dataset
+from leakfrontier.evaluate.data.data import Dataset, load_dataset
 from leakfrontier.evaluate.papers import sme
 from leakfrontier.evaluate.papers.sme import FEMNIST, build_attack, peak_memory, sme_upload
 from leakfrontier.evaluate.papers.table import draw_batch

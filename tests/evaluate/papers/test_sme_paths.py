@@ -4,8 +4,8 @@ from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import FedAvg, ImageSpace
 from leakfrontier.defenses import Batch, Defense
-from leakfrontier.evaluate.client import Client
-from leakfrontier.evaluate.models import build_model
+from leakfrontier.evaluate.client.client import Client
+from leakfrontier.evaluate.models.models import build_model
 from leakfrontier.evaluate.papers.sme_paths import local_steps, plane_shares
 
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from leakfrontier.adversaries import ADVERSARIES
-from leakfrontier.evaluate.data import load_dataset
-from leakfrontier.evaluate.methods import Method, build_adversary
+from leakfrontier.evaluate.data.data import load_dataset
 from leakfrontier.evaluate.papers import dager, somp
-from leakfrontier.evaluate.scenario import Scenario
+from leakfrontier.evaluate.users.methods import Method, build_adversary
+from leakfrontier.evaluate.world.scenario import Scenario
 
 ALL = [*somp.TABLES, *dager.TABLES]
 
@@ -47,7 +47,9 @@ def test_a_trial(more: dict[str, float]) -> None:
 def test_texts_without_a_score_are_not_worth_0(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = torch.tensor([torch.nan, 1.0], dtype=torch.float64)
     scores = dict.fromkeys(somp.METRICS, missing)
-    monkeypatch.setattr("leakfrontier.evaluate.modality.Text.scores", lambda *given: scores)
+    monkeypatch.setattr(
+        "leakfrontier.evaluate.modality.modality.Text.scores", lambda *given: scores
+    )
     problem, rng = {"dataset": "cola", "B": 2}, torch.Generator().manual_seed(0)
     method = {"attack": "PriorGuess", "model": "small"}
     found = somp.text_trial(problem, method, load_dataset("messages"), rng)

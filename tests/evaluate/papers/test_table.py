@@ -7,8 +7,9 @@ from federated import rng
 
 from leakfrontier.adversaries import ImageSpace
 from leakfrontier.defenses import Batch
-from leakfrontier.evaluate.dataset import Dataset
-from leakfrontier.evaluate.errors import UserError
+from leakfrontier.evaluate.data.dataset import Dataset
+from leakfrontier.evaluate.foundations.errors import UserError
+from leakfrontier.evaluate.foundations.statistics import mean_interval
 from leakfrontier.evaluate.papers.table import (
     FOLDERS,
     Metric,
@@ -21,7 +22,6 @@ from leakfrontier.evaluate.papers.table import (
     find_data,
     matched_psnr,
 )
-from leakfrontier.evaluate.statistics import mean_interval
 
 
 def drawn(problem: Setting, method: Setting, data: Dataset, rng: torch.Generator) -> Scores:

@@ -27,8 +27,8 @@ from leakfrontier.defenses import (
     TopK,
     Update,
 )
-from leakfrontier.evaluate.cells import AttackTrial, TrainTrial
-from leakfrontier.evaluate.methods import Method
+from leakfrontier.evaluate.foundations.rows import GuaranteeRow
+from leakfrontier.evaluate.foundations.seeds import generator
 from leakfrontier.evaluate.privacy.accounting import epsilon
 from leakfrontier.evaluate.privacy.bounds import Bounds
 from leakfrontier.evaluate.privacy.claims import (
@@ -39,9 +39,9 @@ from leakfrontier.evaluate.privacy.claims import (
     training_plan,
 )
 from leakfrontier.evaluate.privacy.membership import replacement_bounds
-from leakfrontier.evaluate.rows import GuaranteeRow
-from leakfrontier.evaluate.scenario import Scenario, Training, World, load_world
-from leakfrontier.evaluate.seeds import generator
+from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario, Training, World, load_world
 
 SMALL = Method(name="mlp", options={"width": 16})
 FEDSGD = Method(name="FedSGD")

@@ -24,7 +24,8 @@ from leakfrontier.defenses import (
     SecureAggregation,
     TopK,
 )
-from leakfrontier.evaluate.client import Client, ThreatModel
+from leakfrontier.evaluate.client.client import Client, ThreatModel
+from leakfrontier.evaluate.foundations.statistics import Interval
 from leakfrontier.evaluate.privacy.accounting import Segment
 from leakfrontier.evaluate.privacy.bounds import Bounds
 from leakfrontier.evaluate.privacy.membership import (
@@ -38,7 +39,6 @@ from leakfrontier.evaluate.privacy.membership import (
     membership,
     replacement_bounds,
 )
-from leakfrontier.evaluate.statistics import Interval
 
 PUBLIC = PublicData(*batch(100, seed=8))
 

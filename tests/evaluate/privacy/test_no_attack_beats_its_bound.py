@@ -25,16 +25,16 @@ from pydantic import JsonValue
 from small_panel import OF_BATCHES, OF_ONE_STEP, OF_OTHER_MODELS, OF_WEIGHTS, SMALL, attacked
 
 from leakfrontier.adversaries import PANEL
-from leakfrontier.evaluate.methods import Method
-from leakfrontier.evaluate.privacy.bounds import reconstruction
-from leakfrontier.evaluate.rows import AttackRow
-from leakfrontier.evaluate.scenario import Scenario
-from leakfrontier.evaluate.statistics import (
+from leakfrontier.evaluate.foundations.rows import AttackRow
+from leakfrontier.evaluate.foundations.statistics import (
     Interval,
     clopper_pearson,
     monotone_violation,
     paired_difference,
 )
+from leakfrontier.evaluate.privacy.bounds import reconstruction
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario
 
 pytestmark = pytest.mark.usefixtures("uploads_are_kept")
 

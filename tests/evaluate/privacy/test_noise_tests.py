@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from leakfrontier.evaluate.foundations.statistics import Floats
 from leakfrontier.evaluate.privacy.noise_tests import (
     Noise,
     innovations,
@@ -13,7 +14,6 @@ from leakfrontier.evaluate.privacy.noise_tests import (
     shape,
     shared_entries,
 )
-from leakfrontier.evaluate.statistics import Floats
 
 SHAPE = (16, 60)
 SIZES = (40, 5, 15)

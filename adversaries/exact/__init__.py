@@ -1,0 +1,1 @@
+"""Exact recovery from the gradient of a linear layer."""

@@ -1,0 +1,65 @@
+"""Analytic leakage from a linear layer that sees the input."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, nn
+
+from ..base import Adversary, Observation, Reconstruction
+from ..spaces import NotApplicable
+
+
+@dataclass(frozen=True)
+class LinearLeakage(Adversary):
+    """Read inputs off the gradients of the model's first linear layer.
+
+    For a layer z = Wx + b and any loss L, the gradient of row k is dL/dW_k = dL/dz_k * x
+    and dL/db_k = dL/dz_k, so dividing the two gives x exactly [1, 2, Prop. 3.1]. The quotient
+    does not depend on the scale of the update, so clipping and learning rates are no
+    obstacle. For one example all rows agree, and their least-squares mean is returned, which
+    averages noise out. In a batch, a row is exact if a single example activates it and a linear
+    combination otherwise; rows with the largest bias gradients are returned.
+
+    References:
+        [1] Phong, Aono, Hayashi, Wang, Moriai. "Privacy-Preserving Deep Learning via
+            Additively Homomorphic Encryption." IEEE TIFS 13(5), 2018.
+        [2] Geiping, Bauermeister, Droege, Moeller. "Inverting Gradients: How easy is it to
+            break privacy in federated learning?" NeurIPS 2020.
+            https://arxiv.org/abs/2003.14053
+    """
+
+    cost: ClassVar[int] = 0
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return at most one candidate per example; a candidate without signal is all zero."""
+        layer = _first_linear_layer(observation)
+        weight = observation.update[f"{layer}weight"]
+        bias = observation.update[f"{layer}bias"]
+
+        if observation.batch_size == 1:
+            weight, bias = (bias @ weight).unsqueeze(0), bias.square().sum().unsqueeze(0)
+        rows = bias.abs().topk(min(observation.batch_size, len(bias))).indices
+        signal = bias[rows].unsqueeze(1)
+        inputs = torch.where(signal == 0, 0.0, weight[rows] / signal)
+        inputs = observation.space.clamp(inputs.view(-1, *observation.space.shape))
+        return Reconstruction(inputs, observation.targets)
+
+
+def _first_linear_layer(observation: Observation) -> str:
+    """Return the parameter prefix of the first linear layer, if that layer leaks its input."""
+    if not observation.space.continuous:
+        raise NotApplicable("token inputs are embedded before any linear layer")
+    size = math.prod(observation.space.shape)
+    for name, module in observation.model.named_modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding):
+            raise NotApplicable(f"layer {name!r} transforms the input before any linear layer")
+        if isinstance(module, nn.Linear):
+            if module.bias is None or module.in_features != size:
+                raise NotApplicable(f"layer {name!r} needs a bias and {size} inputs, got {module}")
+            prefix = f"{name}." if name else ""
+            if not {f"{prefix}weight", f"{prefix}bias"} <= {*observation.update}:
+                raise NotApplicable(f"layer {name!r} is frozen: nothing of it is uploaded")
+            return prefix
+    raise NotApplicable("the model has no linear layer")

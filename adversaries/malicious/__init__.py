@@ -1,0 +1,1 @@
+"""Servers that send models of their own."""

@@ -1,0 +1,443 @@
+"""What malicious servers share that imprint examples into a linear layer.
+
+All rows of a layer measure the same projection h = <w, x>, and its biases are minus the quantiles
+c_0 < c_1 < ... of it, so that row k is active where h > c_k. If the columns of the next layer are
+equal as well, an example has the same gradient d in every active row: neighbouring rows then
+differ by the examples with c_k < h <= c_{k+1}, and where that is one, dividing the difference of
+their weights by that of their biases gives it exactly [1, 2].
+
+References:
+    [1] Fowl, Geiping, Czaja, Goldblum, Goldstein. "Robbing the Fed: Directly Obtaining Private
+        Data in Federated Learning with Modified Models." ICLR 2022.
+        https://arxiv.org/abs/2110.13057
+    [2] Gong et al. "ARES: Scalable and Practical Gradient Inversion Attack in Federated Learning
+        through Activation Recovery." IEEE S&P 2026.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from ..exact.relu_layer import RELUS, linear_calls
+from ..spaces import InputSpace, NotApplicable
+
+Quantiles = Callable[[Tensor], Tensor]
+"""From masses in (0, 1) to the values below which they lie."""
+
+
+def thresholds(bins: int, quantile: Quantiles) -> Tensor:
+    """Return c_0 < ... < c_{K-1}, between which the same mass lies; nothing is below c_0.
+
+    Args:
+        bins: K.
+        quantile: Quantiles of the projection.
+    """
+    if not bins >= 2:
+        raise ValueError(f"bins must be at least 2, got {bins}")
+    inner = quantile(torch.arange(1, bins, dtype=torch.float64) / bins)
+    low, middle, high = quantile(torch.tensor([0.16, 0.5, 0.84], dtype=torch.float64))
+    lowest = torch.minimum(middle, inner[0]) - 10 * (high - low)  # twenty deviations
+    return torch.cat([lowest.view(1), inner])
+
+
+def windows(bins: int, quantile: Quantiles) -> Tensor:
+    """Return K + 1 edges of bins that are bounded on both sides, for `window_rows`.
+
+    Examples beyond them, a share of 2 / (K + 2), are in no bin.
+    """
+    if not bins >= 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    return quantile(torch.arange(1, bins + 2, dtype=torch.float64) / (bins + 2))
+
+
+def window_rows(query: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight and bias of rows that rise from 0 to 1 within their bin.
+
+    Cut off below 0 and above 1, a row sees the examples of its bin and no others, so that its
+    gradient needs no differences, and survives several local steps [1, section 4.2].
+    """
+    width = edges.diff().unsqueeze(1)
+    return query / width, -edges[:-1] / width.squeeze(1)
+
+
+def normal_quantiles(mean: float = 0.0, std: float = 1.0) -> Quantiles:
+    """Return the quantiles of a normal distribution."""
+    return lambda masses: mean + std * torch.special.ndtri(masses)
+
+
+def laplace_quantiles(mean: float = 0.0, std: float = 1.0) -> Quantiles:
+    """Return the quantiles of a Laplace distribution."""
+
+    def quantile(masses: Tensor) -> Tensor:
+        centred = masses - 0.5
+        return mean - std / math.sqrt(2) * centred.sign() * torch.log1p(-2 * centred.abs())
+
+    return quantile
+
+
+def lognormal_quantiles(samples: Tensor) -> Quantiles:
+    """Return the quantiles of the log-normal distribution that fits positive samples."""
+    log = fitted(samples.double().log(), normal_quantiles)
+    return lambda masses: log(masses).exp()
+
+
+def calibrated(samples: Tensor) -> Quantiles:
+    """Return quantiles fitted to samples: log-normal where all are positive, normal otherwise.
+
+    Raises:
+        NotApplicable: If the samples do not differ.
+    """
+    if bool((samples > 0).all()):
+        return lognormal_quantiles(samples)
+    return fitted(samples, normal_quantiles)
+
+
+def fitted(samples: Tensor, family: Callable[[float, float], Quantiles]) -> Quantiles:
+    """Return the quantiles of the member of a family with the samples' mean and deviation.
+
+    Raises:
+        NotApplicable: If the samples do not differ.
+    """
+    if not (len(samples) >= 2 and samples.std() > 0):
+        raise NotApplicable("the projection is the same for all public examples, or there is one")
+    return family(float(samples.mean()), float(samples.std()))
+
+
+class Isolated(NamedTuple):
+    """What the bins of an imprint layer hold, where they hold anything.
+
+    Attributes:
+        inputs: The layer's inputs, one row per bin: an example, or the mean of those in the bin
+            weighted by their d, which may differ in sign.
+        bins: The k of each row.
+        deltas: The summed d of each row.
+    """
+
+    inputs: Tensor
+    bins: Tensor
+    deltas: Tensor
+
+    def at(self, rows: Tensor) -> Isolated:
+        """Return some of the rows."""
+        return Isolated(*(part[rows] for part in self))
+
+
+def isolate(
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    cumulative: bool = True,
+    least: float = 1e-6,
+    examples: int | None = None,
+    groups: int = 1,
+) -> Isolated:
+    """Return what each bin holds, without the empty ones.
+
+    Args:
+        weight: Gradient of the layer's weight, thresholds ascending.
+        bias: Gradient of its bias.
+        cumulative: Whether a row sees all examples above its threshold, or those of its bin.
+        least: Share of the largest |d| up to which a bin is empty.
+        examples: How many there are. All other bins are empty, which shows the noise: a d within
+            four standard deviations of it is taken for none.
+        groups: Equal parts of the rows, each with thresholds of its own.
+    """
+    if cumulative:
+        weight, bias = _differences(weight, groups), _differences(bias, groups)
+    floor = least * float(bias.abs().max())
+    if examples is not None:
+        floor = max(floor, 4 * noise_of(weight, examples * groups))
+    bins = (bias.abs() > floor).nonzero().flatten()
+    return Isolated(weight[bins] / bias[bins, None], bins, bias[bins])
+
+
+def _differences(rows: Tensor, groups: int) -> Tensor:
+    """Return each row less the next; the last of a group is what it is."""
+    parts: Tensor = rows.unflatten(0, (groups, -1))
+    return torch.cat([parts[:, :-1] - parts[:, 1:], parts[:, -1:]], dim=1).flatten(0, 1)
+
+
+def noise_of(rows: Tensor, examples: int) -> float:
+    """Return the standard deviation of the noise on rows of which at most `examples` hold any.
+
+    It is that of a typical row among the emptiest, and zero where none need be empty.
+    """
+    if not len(rows) > examples:
+        return 0.0
+    empty = rows.square().mean(dim=1).sort().values[: len(rows) - examples]
+    return float(empty.median().sqrt())
+
+
+def outside(inputs: Tensor, space: InputSpace, tolerance: float = 1e-3) -> Tensor:
+    """Return the share of each input's values that no data has: high in mixtures with signs."""
+    values = space.to_unit(inputs).flatten(1)
+    return ((values < -tolerance) | (values > 1 + tolerance)).to(inputs.dtype).mean(dim=1)
+
+
+def occupied(
+    outputs: Tensor, *, cumulative: bool = True, groups: int = 1, top: float = 1.0
+) -> Tensor:
+    """Return which bins inputs are in, by the layer's outputs for them before the activation.
+
+    Args:
+        outputs: One row per input.
+        cumulative: See `isolate`.
+        groups: See `isolate`.
+        top: Where the activation is cut off, if rows are not cumulative.
+    """
+    if not cumulative:
+        return (outputs > 0) & (outputs < top)
+    active: Tensor = (outputs > 0).unflatten(1, (groups, -1))
+    above: Tensor = functional.pad(active[..., 1:], (0, 1))
+    alone: Tensor = active & ~above
+    return alone.flatten(1)
+
+
+def within(isolated: Isolated, occupied: Tensor) -> Tensor:
+    """Return whether inputs lie in the bins that they were isolated from, and in no empty one.
+
+    An example does. A mixture whose d differ in sign need not lie in its bin, and where there are
+    several groups, none is likely to lie in full bins of all.
+
+    Args:
+        isolated: What was isolated.
+        occupied: Which bins its inputs lie in.
+    """
+    full = occupied.new_zeros(occupied.shape[1])
+    full[isolated.bins] = True
+    own = occupied.gather(1, isolated.bins[:, None]).squeeze(1)
+    return own & ~(occupied & ~full).any(dim=1)
+
+
+def deduplicated(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
+    """Return inputs without those that are, relative to their norm, as good as an earlier one."""
+    return inputs[_first(_near(inputs, tolerance))]
+
+
+def _near(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
+    """Return which inputs are as good as which."""
+    rows = inputs.flatten(1).double()  # or rounding sets them apart
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    near: Tensor = torch.cdist(rows, rows) <= tolerance * norms
+    return near
+
+
+def _first(near: Tensor) -> Tensor:
+    """Return which have none before them that is as good."""
+    return ~near.tril(diagonal=-1).any(dim=1)
+
+
+def chosen(isolated: Isolated, sound: Tensor, most: int, tolerance: float = 1e-3) -> Tensor:
+    """Return the rows to keep of what was isolated: distinct ones, and the best if too many.
+
+    Those come first that were isolated more than once, as mixtures hardly are, then those that
+    are sound, then those with the largest |d|.
+
+    Args:
+        isolated: What was isolated.
+        sound: Whether each row passed the tests for mixtures, or how well.
+        most: How many to keep.
+        tolerance: Distance, relative to the norm, up to which rows are the same.
+    """
+    near = _near(isolated.inputs, tolerance)
+    order = isolated.deltas.abs().argsort(descending=True)
+    for key in (sound, near.sum(dim=1)):
+        order = order[key[order].argsort(descending=True, stable=True)]
+    return order[_first(near[order][:, order])][:most]
+
+
+@torch.no_grad()
+def direct_pass_(convolution: nn.Conv1d | nn.Conv2d) -> None:
+    """Make a convolution copy its channels to the first of its own, and nothing to the others.
+
+    Raises:
+        NotApplicable: If it cannot.
+    """
+    kernel, inputs, outputs = (
+        convolution.kernel_size,
+        convolution.in_channels,
+        convolution.out_channels,
+    )
+    padding = convolution.padding
+    same = padding == "same" or padding == tuple(
+        spread * (size // 2) for spread, size in zip(convolution.dilation, kernel, strict=True)
+    )
+    if any(stride != 1 for stride in convolution.stride):
+        raise NotApplicable(f"a convolution with stride {convolution.stride} drops inputs")
+    if any(size % 2 == 0 for size in kernel) or not same:
+        raise NotApplicable(f"a kernel of {kernel} with padding {padding} has no centre to copy")
+    if outputs < inputs or convolution.groups != 1:
+        raise NotApplicable(
+            f"a convolution from {inputs} to {outputs} channels in {convolution.groups} groups "
+            "cannot copy them"
+        )
+    nn.init.dirac_(convolution.weight)
+    if convolution.bias is not None:
+        convolution.bias.zero_()
+
+
+@torch.no_grad()
+def equal_columns_(layer: nn.Linear, scale: float = 1.0) -> None:
+    """Make every input of a layer count the same, and differently for different outputs.
+
+    V_cj = scale v_c / K, where v sums to zero: with v_c the same for all classes, d would be a
+    sum of p - y, which is zero but for rounding. While the outputs are small, d is about
+    -scale v_y / K times the example's share of the loss.
+
+    Raises:
+        NotApplicable: If there is one output, whose only such v is zero.
+    """
+    outputs = layer.out_features
+    if outputs < 2:
+        raise NotApplicable("a layer with one output has no values that differ and sum to zero")
+    values = 1.0 - 2.0 * (torch.arange(outputs) % 2)
+    if outputs % 2:
+        values[-3:] = torch.tensor([1.0, 1.0, -2.0])
+    layer.weight.copy_((scale / layer.in_features) * values.to(layer.weight)[:, None])
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
+@torch.no_grad()
+def carry_on_(layer: nn.Linear, scale: float, rng: Generator) -> None:
+    """Make a layer hand on what an inserted imprint measures: as a pattern, on one of noise.
+
+    The columns are equal, as `equal_columns_` makes them. A model that normalises its inputs
+    ignores how bright a picture is, but not how much there is of a pattern in another one.
+    """
+    equal_columns_(layer, scale)
+    noise = torch.randn(layer.out_features, generator=rng, device=rng.device)
+    layer.bias.copy_(noise)
+
+
+def expected_recovery(examples: int, bins: int) -> float:
+    """Return the expected share of examples that are alone in their bin: (1 - 1/K)^(n-1)."""
+    return float((1 - 1 / bins) ** (examples - 1))
+
+
+def counted_recovery(examples: int, bins: int) -> float:
+    """Return the share that [1] and [2, Eq. 16] expect, less than independent examples have.
+
+    They hold all ways equally likely in which n examples of no identity fill K bins. The sums of
+    Eq. 16 are the expected number of bins with one example, K(K-1)n / ((n+K-1)(n+K-2)); it takes
+    n/K off.
+    """
+    if not bins >= 2:
+        raise ValueError(f"bins must be at least 2, got {bins}")
+    singles = bins * (bins - 1) / ((examples + bins - 1) * (examples + bins - 2))
+    return singles - 1 / bins
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The layers of a model that an imprint without a change of architecture needs.
+
+    Attributes:
+        convolutions: Those before the layer, in the order in which they run.
+        layer: The linear layer that is imprinted: with a bias, and a ReLU behind it.
+        head: The linear layer that takes its outputs.
+        name: Name of `layer` in the model.
+    """
+
+    convolutions: tuple[nn.Conv1d | nn.Conv2d, ...]
+    layer: nn.Linear
+    head: nn.Linear
+    name: str
+
+
+def dissect(model: nn.Module, space: InputSpace) -> Anatomy:
+    """Return the layers to imprint: the first linear layer, all before it and the one behind.
+
+    What lies between them is not looked at: see `seen_by`.
+
+    Raises:
+        NotApplicable: If the model has no such layers.
+    """
+    if not space.continuous:
+        raise NotApplicable("token inputs are embedded before any linear layer")
+    modules = dict(model.named_modules())
+    calls = linear_calls(model, space)
+    linear = [modules[call.name] for call in calls]
+    if len(linear) < 2:
+        raise NotApplicable("an imprint needs two linear layers, one behind the other")
+    layer, head = linear[:2]
+    if not (isinstance(layer, nn.Linear) and isinstance(head, nn.Linear)):
+        raise NotApplicable("its linear layers are not torch.nn.Linear")
+    if layer.bias is None:
+        raise NotApplicable(f"layer {calls[0].name!r} has no bias for thresholds")
+    if calls[0].followed_by not in RELUS:
+        raise NotApplicable(f"layer {calls[0].name!r} is not followed by a ReLU")
+    need_trained(layer, calls[0].name)
+    return Anatomy(_convolutions_before(model, layer, space), layer, head, calls[0].name)
+
+
+def need_trained(layer: nn.Module, name: str) -> None:
+    """Refuse a layer of which clients upload nothing.
+
+    Raises:
+        NotApplicable: If a parameter of it is frozen.
+    """
+    if not all(parameter.requires_grad for parameter in layer.parameters()):
+        raise NotApplicable(f"layer {name!r} is frozen: nothing of it is uploaded")
+
+
+def some_weight(model: nn.Module) -> Tensor:
+    """Return a parameter of a model, to make tensors alike."""
+    return next(value for value in model.parameters() if value.is_floating_point())
+
+
+def seen_by(layer: nn.Module, model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return what a layer of a model is given when the model is given some inputs."""
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    try:
+        with torch.no_grad():
+            model(inputs)
+    finally:
+        handle.remove()
+    return seen[0]
+
+
+def check_passed_on(model: nn.Module, layer: nn.Module, space: InputSpace) -> None:
+    """Refuse a model in which something other than copies and ReLUs lies before a layer.
+
+    Raises:
+        NotApplicable: If inputs in [0, 1] do not reach it as they are, in its first columns.
+    """
+    some, size = some_weight(model), math.prod(space.shape)
+    example = torch.linspace(0, 1, size).to(some).view(1, *space.shape)
+    seen = seen_by(layer, model, example)[:, :size]
+    if seen.shape != (1, size) or not torch.allclose(seen, example.flatten(1), atol=1e-5):
+        raise NotApplicable(
+            "the linear layer does not see the inputs behind direct-pass convolutions: something "
+            "lies in between, such as pooling, normalisation or dropout"
+        )
+
+
+def _convolutions_before(
+    model: nn.Module, layer: nn.Module, space: InputSpace
+) -> tuple[nn.Conv1d | nn.Conv2d, ...]:
+    called: list[nn.Module] = []
+
+    def note(module: nn.Module, _: object) -> None:
+        called.append(module)
+
+    kinds = (nn.Conv1d, nn.Conv2d)
+    watched = [module for module in model.modules() if isinstance(module, kinds) or module is layer]
+    handles = [module.register_forward_pre_hook(note) for module in watched]
+    some = some_weight(model)
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, *space.shape, dtype=some.dtype, device=some.device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    before = called[: called.index(layer)]
+    return tuple(module for module in before if isinstance(module, kinds))

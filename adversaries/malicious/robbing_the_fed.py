@@ -1,0 +1,273 @@
+"""Robbing the Fed: an inserted layer whose bins isolate examples."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import skip_init
+
+from ..base import Adversary, Observation, Reconstruction, Round, Threat
+from ..spaces import InputSpace, NotApplicable
+from .imprint import (
+    Isolated,
+    Quantiles,
+    calibrated,
+    carry_on_,
+    check_passed_on,
+    chosen,
+    direct_pass_,
+    dissect,
+    equal_columns_,
+    fitted,
+    isolate,
+    laplace_quantiles,
+    normal_quantiles,
+    occupied,
+    outside,
+    seen_by,
+    some_weight,
+    thresholds,
+    window_rows,
+    windows,
+    within,
+)
+
+Query = Literal["average", "random", "fourier"]
+
+
+@dataclass(frozen=True)
+class RobbingTheFed(Adversary):
+    """Put an imprint module before the model, and read the examples off its bins.
+
+    The module is Linear - ReLU - Linear: every row of the first layer measures the same
+    projection of the input, its biases are quantiles of that, and the columns of the second are
+    equal; see `imprint`. Where a client takes several local steps, whose thresholds drift, the
+    ReLU is cut off at 1 instead and each row sees its own bin alone.
+
+    The published module adds the rows up, which drives a model without normalisation into
+    saturation, where examples that it happens to classify have no gradient; this one averages
+    them. Its sparse rows had the widths of their neighbours; these have their own.
+
+    Attributes:
+        bins: K, rows of the imprint layer.
+        query: What the rows measure: the `average`, a `random` direction, or a cosine of
+            frequency `mode`, `fourier`.
+        mode: Half periods of the cosine.
+        queries: Random directions among which the bins are divided. An example is lost if it is
+            alone in no bin of any: with more than the published one, fewer are.
+        rows: `cumulative`, `sparse`, or by `protocol`: cumulative for a single local step.
+        calibrated: Whether quantiles are those of public data where there are any; otherwise, as
+            published, those of a projection with mean 0 and deviation 1.
+        gain: Factor of the first layer's weights, whose inverse the second has. The smaller, the
+            larger is the gradient of the first. Sparse rows need it small: the first example in a
+            bin then closes it to those of later local steps.
+
+    References:
+        Fowl, Geiping, Czaja, Goldblum, Goldstein. "Robbing the Fed: Directly Obtaining Private
+        Data in Federated Learning with Modified Models." ICLR 2022.
+        https://arxiv.org/abs/2110.13057
+    """
+
+    threat: ClassVar[Threat] = Threat.ARCHITECTURE
+    cost: ClassVar[int] = 0
+
+    bins: int = 1024
+    query: Query = "average"
+    mode: int = 32
+    queries: int = 1
+    rows: Literal["protocol", "cumulative", "sparse"] = "protocol"
+    calibrated: bool = True
+    gain: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.query not in ("average", "random", "fourier"):
+            raise ValueError(f"query must be 'average', 'random' or 'fourier', got {self.query!r}")
+        if self.rows not in ("protocol", "cumulative", "sparse"):
+            raise ValueError(
+                f"rows must be 'protocol', 'cumulative' or 'sparse', got {self.rows!r}"
+            )
+        if not self.mode >= 0:
+            raise ValueError(f"mode must be at least 0, got {self.mode}")
+        if not (self.queries == 1 or (self.query == "random" and self.queries > 1)):
+            raise ValueError(
+                f"queries must be 1, or more of query='random', got {self.queries} of "
+                f"{self.query!r}"
+            )
+        if not self.bins >= 2 * self.queries:
+            raise ValueError(
+                f"bins must be at least 2 for each of {self.queries} queries, got {self.bins}"
+            )
+        if self.bins % self.queries:
+            raise ValueError(
+                f"bins must be a multiple of the {self.queries} queries, got {self.bins}"
+            )
+        if not 0 < self.gain < math.inf:
+            raise ValueError(f"gain must be positive and finite, got {self.gain}")
+
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+        """Return the model behind an imprint module, the same for all clients."""
+        _need_values(round.space)
+        size, some = math.prod(round.space.shape), some_weight(model)
+        sparse = self.rows == "sparse" or (
+            self.rows == "protocol" and round.protocol.local_steps(round.batch_size) > 1
+        )
+        parts = [self._rows(size, sparse, round, rng) for _ in range(self.queries)]
+        imprint = Imprint(round.space.shape, self.bins, self.queries, sparse, self.gain)
+        with torch.no_grad():
+            imprint.measure.weight.copy_(self.gain * torch.cat([weight for weight, _ in parts]))
+            imprint.measure.bias.copy_(self.gain * torch.cat([bias for _, bias in parts]))
+        carry_on_(imprint.carry, 1 / self.gain, rng)
+        return [nn.Sequential(imprint.to(some), model)] * round.clients
+
+    def _rows(self, size: int, sparse: bool, round: Round, rng: Generator) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the rows that measure one query."""
+        query, bins = self._query(size, rng), self.bins // self.queries
+        quantile = self._quantiles(query, round)
+        if sparse:
+            return window_rows(query, windows(bins, quantile))
+        return query.expand(bins, size), -thresholds(bins, quantile)
+
+    def _query(self, size: int, rng: Generator) -> Tensor:
+        if self.query == "average":
+            return torch.full((size,), 1 / size, dtype=torch.float64)
+        if self.query == "random":
+            drawn = torch.randn(size, generator=rng, device=rng.device).cpu().double()
+            return (drawn - drawn.mean()) / (drawn.std() * math.sqrt(size))
+        wave = torch.cos(math.pi / size * (torch.arange(size).double() + 0.5) * self.mode)
+        return wave * 4 * max(self.mode, 0.33) / size
+
+    def _quantiles(self, query: Tensor, round: Round) -> Quantiles:
+        family = laplace_quantiles if self.query == "fourier" else normal_quantiles
+        if not self.calibrated or round.public is None:
+            return family(0.0, 1.0)
+        return fitted(round.public.inputs.flatten(1).to(query) @ query, family)
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return what the bins hold, at most as much as there are examples."""
+        _need_values(observation.space)
+        imprint = next(observation.model.children(), None)
+        if not isinstance(imprint, Imprint):
+            raise NotApplicable("the clients were not sent an imprint module")
+        found = isolate(
+            observation.update["0.measure.weight"],
+            observation.update["0.measure.bias"],
+            cumulative=not imprint.sparse,
+            examples=observation.batch_size,
+            groups=imprint.queries,
+        )
+        return _reconstruction(found, imprint.bins_of(found.inputs), observation)
+
+
+class Imprint(nn.Module):
+    """Linear - ReLU - Linear; sparse rows are cut off at `top`.
+
+    Attributes:
+        measure: The layer whose rows sort examples into bins.
+        carry: The layer that hands on what they add up to.
+        queries: Groups of rows.
+        sparse: Whether a row sees its own bin alone.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], bins: int, queries: int, sparse: bool, top: float
+    ) -> None:
+        super().__init__()
+        size = math.prod(shape)
+        self.queries, self.sparse, self.top = queries, sparse, top
+        self.measure = skip_init(nn.Linear, size, bins)
+        self.activation = nn.Hardtanh(0.0, top) if sparse else nn.ReLU()
+        self.carry = skip_init(nn.Linear, bins, size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return a picture in which nothing is left of the input but its bin."""
+        measured = self.activation(self.measure(inputs.flatten(1)))
+        carried: Tensor = self.carry(measured).view_as(inputs)
+        return carried
+
+    @torch.no_grad()
+    def bins_of(self, rows: Tensor) -> Tensor:
+        """Return which bins flattened inputs are in."""
+        return occupied(
+            self.measure(rows), cumulative=not self.sparse, groups=self.queries, top=self.top
+        )
+
+
+@dataclass(frozen=True)
+class RobbingTheFedDirectPass(Adversary):
+    """Imprint the first linear layer of the model as it is, behind convolutions that copy.
+
+    Without a change of architecture, the convolutions before the layer are made to pass their
+    inputs on. Their ReLUs stay, so that what is negative is lost: half of the values of
+    normalised inputs, which are guessed to be 0, the mean colour; nothing of inputs in [0, 1].
+    This is how ARES compares itself with Robbing the Fed [2].
+
+    Attributes:
+        calibrated: Whether quantiles are those of public data where there are any; otherwise, as
+            published, those of a projection with mean 0 and deviation 1.
+
+    References:
+        [1] Fowl, Geiping, Czaja, Goldblum, Goldstein. "Robbing the Fed: Directly Obtaining
+            Private Data in Federated Learning with Modified Models." ICLR 2022.
+            https://arxiv.org/abs/2110.13057
+        [2] Gong et al. "ARES: Scalable and Practical Gradient Inversion Attack in Federated
+            Learning through Activation Recovery." IEEE S&P 2026. (section VI)
+    """
+
+    threat: ClassVar[Threat] = Threat.PARAMETERS
+    cost: ClassVar[int] = 0
+
+    calibrated: bool = True
+
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+        """Return the model with other parameters, the same for all clients."""
+        crafted = copy.deepcopy(model)
+        anatomy = dissect(crafted, round.space)
+        for convolution in anatomy.convolutions:
+            direct_pass_(convolution)
+        layer, size = anatomy.layer, math.prod(round.space.shape)
+        check_passed_on(crafted, layer, round.space)
+        quantile = normal_quantiles()
+        if self.calibrated and round.public is not None:
+            public = round.public.inputs.to(layer.weight)
+            quantile = calibrated(seen_by(layer, crafted, public)[:, :size].mean(dim=1))
+        with torch.no_grad():
+            layer.weight.fill_(1 / size)
+            layer.bias.copy_(-thresholds(layer.out_features, quantile))
+        equal_columns_(anatomy.head)
+        return [crafted] * round.clients
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return what the bins hold, at most as much as there are examples."""
+        anatomy = dissect(observation.model, observation.space)
+        layer, name = anatomy.layer, anatomy.name
+        if not bool((layer.weight == layer.weight[0]).all()):
+            raise NotApplicable(f"the clients were not sent a model with an imprint in {name!r}")
+        size = math.prod(observation.space.shape)  # all else that the layer sees is zero
+        found = isolate(
+            observation.update[f"{name}.weight"][:, :size],
+            observation.update[f"{name}.bias"],
+            examples=observation.batch_size,
+        )
+        outputs = functional.linear(found.inputs, layer.weight[:, :size], layer.bias)
+        return _reconstruction(found, occupied(outputs), observation)
+
+
+def _need_values(space: InputSpace) -> None:
+    if not space.continuous:
+        raise NotApplicable("token inputs are embedded before any linear layer")
+
+
+@torch.no_grad()
+def _reconstruction(found: Isolated, bins: Tensor, observation: Observation) -> Reconstruction:
+    space = observation.space
+    inputs = found.inputs.view(-1, *space.shape)
+    confidence = within(found, bins) * (1 - outside(inputs, space))
+    keep = chosen(found, confidence > 0.999, observation.batch_size)
+    return Reconstruction(space.clamp(inputs[keep]), confidence=confidence[keep])

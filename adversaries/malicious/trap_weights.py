@@ -1,0 +1,188 @@
+"""Trap weights: rows that few examples activate."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from ..base import Adversary, Observation, Reconstruction, Round, Threat
+from ..spaces import NotApplicable
+from .imprint import check_passed_on, direct_pass_, dissect, isolate, outside, seen_by, within
+
+_NATURAL = 1.9  # mean over standard deviation of the pixels of a natural image
+_EXAMPLES = 500  # public ones, to tune s by
+
+
+@dataclass(frozen=True)
+class TrapWeights(Adversary):
+    """Make the rows of the first linear layer fire for about one example each, and read it off.
+
+    A row has random weights: for half of the inputs -|a|, and for the other half +s|a| with the
+    same magnitudes. Where inputs are in [0, 1] and s < 1, the negative half wins but for few
+    examples, and for others in every row. Convolutions before the layer are made to copy their
+    inputs. A row that one example alone has activated is dL/dW_k = d x, dL/db_k = d. Mixtures
+    are told from examples without ground truth: no other row gives the same one, since the layer
+    behind weighs examples anew in every row; they come from rows that such examples activate as
+    well, have values out of range, or would not activate the rows that they come from, or others
+    that have no gradient.
+
+    What lies below zero is lost in the convolutions' ReLUs: on normalised inputs the attack fails,
+    as is published [2]. Without convolutions it finds few, since examples darker than the mean
+    activate all rows.
+
+    Attributes:
+        s: Factor of the positive half; `auto` for the one that exposes most examples, by the
+            statistics of public ones or, without them, of natural images: one that lets them
+            activate a row with a probability of about 1/B, so that one in e rows has exactly one.
+        sigma: Standard deviation of a, which changes no row's sign.
+
+    References:
+        [1] Boenisch, Dziedzic, Schuster, Shamsabadi, Shumailov, Papernot. "When the Curious
+            Abandon Honesty: Federated Learning Is Not Private." EuroS&P 2023.
+            https://arxiv.org/abs/2112.02918
+        [2] Gong et al. "ARES: Scalable and Practical Gradient Inversion Attack in Federated
+            Learning through Activation Recovery." IEEE S&P 2026. (section VI)
+    """
+
+    threat: ClassVar[Threat] = Threat.PARAMETERS
+    cost: ClassVar[int] = 0
+
+    s: float | Literal["auto"] = "auto"
+    sigma: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.s != "auto" and not (isinstance(self.s, float | int) and 0 <= self.s <= 1):
+            raise ValueError(f"s must be 'auto' or lie in [0, 1], got {self.s!r}")
+        if not 0 < self.sigma < math.inf:
+            raise ValueError(f"sigma must be positive and finite, got {self.sigma}")
+
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+        """Return the model with other parameters, the same for all clients."""
+        crafted = copy.deepcopy(model)
+        anatomy = dissect(crafted, round.space)
+        for convolution in anatomy.convolutions:
+            direct_pass_(convolution)
+        layer, size = anatomy.layer, math.prod(round.space.shape)
+        check_passed_on(crafted, layer, round.space)
+        if self.s != "auto":
+            s = self.s
+        else:
+            even = torch.tensor([_NATURAL * math.sqrt(size)], dtype=torch.float64)
+            if round.public is not None:
+                public = round.public.inputs[:_EXAMPLES].to(layer.weight)
+                even = evenness(seen_by(layer, crafted, public)[:, :size])
+            s = tuned(even, round.clients * round.batch_size, layer.out_features)
+        with torch.no_grad():
+            layer.weight.zero_()
+            layer.weight[:, :size] = traps(layer.out_features, size, s, self.sigma, rng)
+            layer.bias.zero_()
+        return [crafted] * round.clients
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return what rows agree on, and then what passes for an example, up to the batch size."""
+        space, size = observation.space, math.prod(observation.space.shape)
+        anatomy = dissect(observation.model, space)
+        layer, name = anatomy.layer, anatomy.name
+        if layer.bias.any():
+            raise NotApplicable(f"the clients were not sent a model with traps in {name!r}")
+        weight, bias = (observation.update[f"{name}.{part}"] for part in ("weight", "bias"))
+        found = isolate(weight, bias, cumulative=False)
+        values = found.inputs[:, :size]
+        active = functional.linear(values, layer.weight[:, :size].detach()) > 0
+        groups = agreeing(values)
+        agreed = groups.rows > 1
+        shared = active[groups.first[agreed]][:, found.bins].any(dim=0)
+        boxed = outside(values.view(-1, *space.shape), space) == 0
+        sound = (within(found, active) & boxed & ~shared)[groups.first]
+        trust = groups.rows - 1 + sound / 2
+        best = trust.argsort(descending=True, stable=True)[: observation.batch_size]
+        best = best[trust[best] > 0] if bool((trust > 0).any()) else best
+        inputs = space.clamp(groups.inputs[best].view(-1, *space.shape))
+        return Reconstruction(inputs, confidence=agreed[best].to(inputs))
+
+
+def evenness(inputs: Tensor) -> Tensor:
+    """Return each input's sum over the norm of what is left of it without its mean."""
+    rows = inputs.flatten(1).double()
+    spread = torch.linalg.vector_norm(rows - rows.mean(dim=1, keepdim=True), dim=1)
+    ratio: Tensor = rows.sum(dim=1) / spread.clamp(min=1e-30)
+    return ratio
+
+
+def activation(s: float | Tensor, evenness: Tensor) -> Tensor:
+    """Return the probability that an input activates a row.
+
+    <w, x> is about normal. In units of sigma, a weight has the mean m = -(1 - s) / sqrt(2 pi) and
+    the variance v = (1 + s^2) / 2 - m^2. Since the weights of a row are those of its halves in
+    random order, <w, x> has the mean m sum(x), but as variance v times the squared norm of x
+    without its mean.
+    """
+    s = torch.as_tensor(s).to(evenness)
+    mean = -(1 - s) / math.sqrt(2 * math.pi)
+    probability: Tensor = torch.special.ndtr(mean * evenness / ((1 + s**2) / 2 - mean**2).sqrt())
+    return probability
+
+
+def tuned(evenness: Tensor, examples: int, rows: int) -> float:
+    """Return the s with which most examples of a batch are each alone in two rows or more.
+
+    For inputs that are all as even, it is the s that lets them activate a row with probability
+    1 / examples; where a few would activate most rows, it is larger.
+    """
+
+    def missed(factors: Tensor) -> Tensor:
+        active = activation(factors[:, None], evenness).clamp(max=1 - 1e-9)
+        others = ((examples - 1) * (-active).log1p().mean(dim=1, keepdim=True)).exp()
+        alone = active * others  # in one row
+        lost = (1 - alone) ** rows + rows * alone * (1 - alone) ** (rows - 1)
+        return lost.mean(dim=1)
+
+    coarse = torch.linspace(0, 1, 101, dtype=torch.float64)
+    best = coarse[missed(coarse).argmin()]
+    fine = (best + torch.linspace(-0.01, 0.01, 41, dtype=torch.float64)).clamp(0, 1)
+    return float(fine[missed(fine).argmin()])
+
+
+def traps(rows: int, size: int, s: float, sigma: float, rng: Generator) -> Tensor:
+    """Return random rows whose negative half outweighs the positive one; an odd input is left."""
+    half = size // 2
+    magnitudes = sigma * torch.randn(rows, half, generator=rng, device=rng.device).abs()
+    weight = torch.zeros(rows, size, device=rng.device)
+    for row, values in zip(weight, magnitudes, strict=True):
+        order = torch.randperm(size, generator=rng, device=rng.device)
+        row[order[:half]] = -values
+        row[order[half : 2 * half]] = s * values
+    return weight
+
+
+class Groups(NamedTuple):
+    """Rows of which some give the same.
+
+    Attributes:
+        inputs: What a group gives: the median.
+        rows: How many agree on it.
+        first: The first of them.
+    """
+
+    inputs: Tensor
+    rows: Tensor
+    first: Tensor
+
+
+def agreeing(inputs: Tensor, tolerance: float = 1e-4) -> Groups:
+    """Return groups of inputs that are the same up to rounding, relative to their norm."""
+    rows = inputs.double()
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    near = torch.cdist(rows, rows) <= tolerance * norms
+    near.fill_diagonal_(True)
+    first = (~near.tril(diagonal=-1).any(dim=1)).nonzero().flatten()
+    medians = [inputs[near[row]].median(dim=0).values for row in first]
+    stacked = torch.stack(medians) if medians else inputs
+    return Groups(stacked, near[first].sum(dim=1), first)

@@ -1,0 +1,1 @@
+"""Searches: guesses whose replayed upload matches the observed one."""

@@ -1,0 +1,1 @@
+"""What public data alone gives, and attacks that are given candidates."""

@@ -1,0 +1,113 @@
+"""The prior-aware attack: which of some candidates is behind the update?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import cosine_similarity
+
+from ..base import Adversary, Observation, Reconstruction
+from ..matching.matching import vectorised
+from ..spaces import NotApplicable
+
+Update = Mapping[str, Tensor]
+
+Fit = Callable[[Update], Tensor]
+"""How well a replayed update explains the observed one."""
+
+_ENTRIES_AT_ONCE = 2**22  # of replayed updates, in double precision
+
+
+@dataclass(frozen=True)
+class PriorAware(Adversary):
+    """Choose the candidate that explains the update best.
+
+    Each candidate is replayed by the client's own code, at the cost of one update; nothing is
+    searched for. Where the defense is known, the fit is its log-likelihood. If that is exact, no
+    attack is right more often, all candidates being equally likely; for Gaussian noise on
+    gradients of equal norm it orders them as the inner product of [1]. Otherwise the fit is the
+    cosine, which no unknown scale changes.
+
+    The candidates are prior knowledge that the threat model grants, labels included. A blind
+    guess among N of them is right with probability 1 / N, and under differential privacy no
+    attack with probability above gamma(1 / N) [1].
+
+    References:
+        [1] Hayes, Mahloujifar, Balle. "Bounding Training Data Reconstruction in DP-SGD." NeurIPS
+            2023. https://arxiv.org/abs/2302.07225 (the prior-aware attack, for one release)
+    """
+
+    simulates: ClassVar[bool] = True
+    needs_candidates: ClassVar[bool] = True
+    cost: ClassVar[int] = 0
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return the best candidate."""
+        if observation.candidates is None:
+            raise NotApplicable(
+                f"no candidates are granted for the {observation.batch_size} private examples"
+            )
+        inputs, targets = observation.candidates
+        values = fits(observation, inputs, targets, _best_fit(observation))
+        best = int(values.argmax())
+        return Reconstruction(inputs[best], observation.targets, -float(values[best]))
+
+    def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
+        """Return minus the fit of a guess."""
+        guess = inputs.unsqueeze(0), targets.unsqueeze(0)
+        return -float(fits(observation, *guess, _best_fit(observation)))
+
+
+def fits(observation: Observation, inputs: Tensor, targets: Tensor, fit: Fit) -> Tensor:
+    """Return how well each of a stack of guessed batches explains the update.
+
+    In double precision: the log-likelihoods of a large update differ in their last digits.
+    """
+
+    def one(inputs: Tensor, targets: Tensor) -> Tensor:
+        return fit(_double(observation.simulate(inputs, targets)))
+
+    size = max(1, _ENTRIES_AT_ONCE // _entries(observation))
+    parts = zip(inputs.split(size), targets.split(size), strict=True)
+    with torch.no_grad():
+        return torch.cat([vectorised(one)(*part) for part in parts])
+
+
+def cosine(observation: Observation) -> Fit:
+    """Return the cosine with the observed update, minus one."""
+    names = list(observation.update)
+
+    def vector(update: Update) -> Tensor:
+        return torch.cat([update[name].flatten() for name in names])
+
+    observed = vector(_double(observation.update))
+    return lambda replayed: cosine_similarity(observed, vector(replayed), dim=0) - 1
+
+
+def likelihood(observation: Observation) -> Fit | None:
+    """Return the defense's log-likelihood, if it is known and has one."""
+    density, observed = observation.log_likelihood, _double(observation.update)
+    if density is None or density(observed, observed) is None:
+        return None
+    known = cast("Callable[[Update, Update], Tensor]", density)
+    return lambda replayed: known(observed, replayed)
+
+
+def _best_fit(observation: Observation) -> Fit:
+    """Return the log-likelihood per entry of the update; without one, the cosine."""
+    density = likelihood(observation)
+    if density is None:
+        return cosine(observation)
+    return lambda replayed: density(replayed) / _entries(observation)
+
+
+def _entries(observation: Observation) -> int:
+    return sum(value.numel() for value in observation.update.values())
+
+
+def _double(update: Update) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in update.items()}

@@ -1,0 +1,54 @@
+"""The blind baseline: a guess that ignores the update."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from ..base import Adversary, Observation, Reconstruction
+from ..spaces import InputSpace, NotApplicable, TokenSpace
+
+
+@dataclass(frozen=True)
+class PriorGuess(Adversary):
+    """Guess the typical public example: of the victim's class if labels are known, or of all.
+
+    That is the mean of images or sound, and of texts the most frequent token at each place.
+    Without public data, the guess is flat, or nothing but padding.
+
+    No attack: what it reaches is not leakage. A rate means something only above this one.
+    """
+
+    baseline: ClassVar[bool] = True
+    cost: ClassVar[int] = 0
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return one typical example per private example."""
+        if observation.targets is None:
+            inputs = self._typical(observation, None).repeat_interleave(observation.batch_size, 0)
+        else:
+            inputs = torch.cat([self._typical(observation, y) for y in observation.targets])
+        return Reconstruction(inputs, observation.targets)
+
+    @staticmethod
+    def _typical(observation: Observation, target: Tensor | None) -> Tensor:
+        """Return the typical public example of a class, or of all; else nothing in particular."""
+        public, space = observation.public, observation.space
+        if public is None:
+            return _nothing(space)
+        inputs = public.inputs
+        if target is not None and (public.targets == target).any():
+            inputs = inputs[public.targets == target]
+        if space.continuous:
+            return inputs.mean(dim=0, keepdim=True)
+        return inputs.mode(dim=0, keepdim=True).values
+
+
+def _nothing(space: InputSpace) -> Tensor:
+    """Return an example without content."""
+    if space.continuous:
+        return torch.zeros(1, *space.shape)  # the data's mean, after centring
+    if not isinstance(space, TokenSpace) or space.padding is None:
+        raise NotApplicable("there are no public texts to guess from, and no padding")
+    return torch.full((1, *space.shape), space.padding)

@@ -1,0 +1,1 @@
+"""Recovery layer by layer, from the last to the first."""

@@ -1,0 +1,182 @@
+"""R-GAP: the recursive gradient attack, which needs no bias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from ..base import Adversary, Observation, Reconstruction
+from ..spaces import InputSpace, NotApplicable
+from .constraints import count
+from .layer_chain import Layer, chain
+from .layer_system import Gradients, Known, Use
+from .recursion import back, explained, gradients_of, invert, on_cpu
+
+_SCALES = 4000
+"""Points at which the scalar equation is looked at."""
+
+
+@dataclass(frozen=True)
+class RGAP(Adversary):
+    """Go back through a network by weight and gradient constraints, layer by layer [1].
+
+    Without a bias, the last layer's gradient k x^T is known up to the scale of k, which a scalar
+    equation fixes: the slope of the loss at the logits W x must be k. The label is not needed: with
+    a wrong one, x has the wrong sign, and the constraints of the layer before do not go together.
+    Of several roots, which scale the example, the one is kept whose pixels lie in range. The paper
+    solves the equation for one logit and the logistic loss, here it is the observation's own loss,
+    for any number of classes. With a bias, dL/db is the scale.
+
+    Each layer's input is the least squares of both kinds of constraints, where each block counts
+    as much as the other (`balance="blocks"`), or by how well rows are known (`"rows"`). Outputs
+    are inverted at every layer, which a ReLU rules out. `rank_analysis` tells beforehand where
+    constraints are missing.
+
+    Attributes:
+        balance: How the two kinds of constraints are weighed.
+
+    References:
+        [1] Zhu, Blaschko. "R-GAP: Recursive Gradient Attack on Privacy." ICLR 2021.
+            https://arxiv.org/abs/2010.07733
+    """
+
+    cost: ClassVar[int] = 3  # exact, but its systems take as long as a search
+
+    balance: Literal["blocks", "rows"] = "blocks"
+
+    def __post_init__(self) -> None:
+        if self.balance not in ("blocks", "rows"):
+            raise ValueError(f"balance must be 'blocks' or 'rows', got {self.balance!r}")
+
+    @on_cpu
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        """Return the example, with the residual of each layer."""
+        layers = chain(observation.model, observation.space)
+        if observation.batch_size > 1:
+            raise NotApplicable("of a batch, only a mean of its examples would be found")
+        for layer in layers[:-1]:
+            if layer.activation is not None and layer.activation.partial:
+                raise NotApplicable(
+                    f"the activation of layer {layer.name!r}, {layer.activation.name}, has no "
+                    "inverse"
+                )
+        use: Use = "blocks" if self.balance == "blocks" else "both"
+        first = next((i for i, layer in enumerate(layers) if _has_bias(layer)), None)
+        if first is not None:
+            return invert(observation, layers[: first + 1], use)
+        if layers[-1].activation is not None:
+            raise NotApplicable("without a bias, the recursion starts from logits, not activations")
+        gradients = gradients_of(observation, layers)
+        starts = _starts(observation, layers[-1], gradients.of(layers[-1], "weight"))
+        if not starts:
+            raise NotApplicable("no scale of the last layer's gradient fits the loss")
+        if len(layers) > 1:
+            misfits = [_misfit(layers[-2], known, gradients) for known in starts]
+            best = max(10 * min(misfits), 1e-6)
+            starts = [k for k, misfit in zip(starts, misfits, strict=True) if misfit <= best]
+        guesses = [
+            explained(observation, layers[:-1], known, gradients, use, clamp=False)
+            for known in starts
+        ]
+        chosen = min(guesses, key=lambda guess: _implausible(observation.space, guess.inputs))
+        return replace(chosen, inputs=observation.space.clamp(chosen.inputs))
+
+
+def _has_bias(layer: Layer) -> bool:
+    return layer.is_linear and layer.bias is not None
+
+
+def _misfit(layer: Layer, known: Known, gradients: Gradients) -> float:
+    """Return how badly weight and gradient constraints of a layer go together."""
+    _, (step,) = back([layer], known, gradients, "blocks")
+    return step.residual
+
+
+def _implausible(space: InputSpace, inputs: Tensor) -> tuple[bool, float]:
+    """Return an order: what is in the data's range first, and of that what fills it best.
+
+    Without biases, a network is homogeneous: roots differ by the scale of the example alone.
+    """
+    outside = float((inputs - space.clamp(inputs)).norm() / inputs.norm().clamp(min=1e-30))
+    return outside > 0.05, outside if outside > 0.05 else -float(inputs.norm())
+
+
+def _starts(observation: Observation, head: Layer, gradient: Tensor) -> list[Known]:
+    """Return what the last layer may have been given: one for each root of the scalar equation.
+
+    dL/dW = k x^T is u v^T with k = t u and x = v / t, and t is such that the loss's slope at
+    W v / t is t u.
+    """
+    left, values, right = torch.linalg.svd(gradient, full_matrices=False)
+    if not values[0] > 0:
+        return []
+    direction, features = left[:, 0], values[0] * right[0]
+    weight = head.weight.detach().double()
+    logits = weight @ features
+    labels = observation.targets
+    if labels is None:
+        labels = torch.arange(max(2, observation.space.classes))
+    size = gradient.norm()
+    grid = torch.logspace(-8, 4, _SCALES, dtype=torch.float64)
+    found = []
+    for label in labels:
+        for sign in (1.0, -1.0):
+            scales = sign * grid
+            errors = _mismatch(observation, logits, direction, scales, label)
+            inner = (errors[1:-1] < errors[:-2]) & (errors[1:-1] <= errors[2:])
+            inner &= errors[1:-1] < 0.2
+            for place in (inner.nonzero().flatten() + 1).tolist():
+                scale, error = _refined(
+                    observation, logits, direction, scales[place - 1 : place + 2], label
+                )
+                if error < 1e-3:
+                    found.append((error, scale))
+    deviation = torch.finfo(observation.update[head.parameter("weight")].dtype).eps * size
+    chosen = sorted(found)[:4]
+    return [
+        Known(features / t, t * direction @ weight, (deviation / abs(t)).clamp(min=1e-15))
+        for _, t in chosen
+    ]
+
+
+def _mismatch(
+    observation: Observation, logits: Tensor, direction: Tensor, scales: Tensor, label: Tensor
+) -> Tensor:
+    """Return how far the loss's slope is from t u, relative to it, for many t."""
+    outputs = (logits / scales.unsqueeze(1)).requires_grad_()
+    labels = label.expand(len(scales))
+    total = observation.loss(outputs, labels) * len(scales)  # it is a mean
+    (slopes,) = torch.autograd.grad(total, outputs)
+    expected = scales.unsqueeze(1) * direction
+    errors: Tensor = (slopes - expected).norm(dim=1) / expected.norm(dim=1)
+    return errors.nan_to_num(torch.inf)
+
+
+def _refined(
+    observation: Observation, logits: Tensor, direction: Tensor, bracket: Tensor, label: Tensor
+) -> tuple[float, float]:
+    """Return the best t of a bracket, by narrowing it, and its error."""
+    low, high = float(bracket[0]), float(bracket[-1])
+    for _ in range(12):
+        scales = torch.linspace(low, high, 41, dtype=torch.float64)
+        errors = _mismatch(observation, logits, direction, scales, label)
+        best = int(errors.argmin())
+        low, high = (float(scales[min(max(best + step, 0), 40)]) for step in (-1, 1))
+    return float(scales[best]), float(errors[best])
+
+
+def rank_analysis(layers: Sequence[Layer]) -> dict[str, int]:
+    """Return, for each convolution, the largest rank of its constraints less its unknowns.
+
+    A negative number is a bottleneck: the layer's input cannot be recovered [1, section 4].
+    """
+    return {
+        layer.name: counts.rank - counts.unknowns
+        for layer in layers
+        if not layer.is_linear
+        for counts in [count(layer)]
+    }

@@ -1,0 +1,1 @@
+"""The one path of an upload, and federated training."""

@@ -1,0 +1,389 @@
+"""One client's local training under a defense, and what the server sees of it.
+
+`release` is the one path: training for utility, the observation that is attacked and the
+adversary's own replay all go through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from leakfrontier.adversaries import (
+    Candidates,
+    InputSpace,
+    Observation,
+    Protocol,
+    PublicData,
+    Replay,
+)
+from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
+
+from ..foundations.seeds import copied, fork, global_draws
+from ..users.contract import Checked
+from ..users.copies import CLIENTS, SIMULATED, in_precision_of
+from .math_attention import math_attention
+from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
+
+
+@dataclass(frozen=True)
+class Client:
+    """All that makes an upload of private examples.
+
+    Attributes:
+        model: The model as the client received it; hooks get a copy of it (`copies`).
+        loss: Mean loss of a batch.
+        defense: The client's own defense.
+        protocol: How it makes an update of its examples.
+        space: What is publicly known of the inputs.
+    """
+
+    model: nn.Module
+    loss: Loss
+    defense: Defense
+    protocol: Protocol
+    space: InputSpace
+
+    def upload(
+        self, examples: Batch, rng: Generator, *, in_order: bool = False, by_epoch: bool = False
+    ) -> Update:
+        """Return the client's gradient or change of weights, after its `on_update`.
+
+        The order of its examples is drawn apart from its noise, so that it is the same for every
+        defense that does not draw its own.
+
+        Args:
+            examples: Its private examples of this round.
+            rng: Source of all its randomness.
+            in_order: Whether local steps see the examples in order, as in a replay.
+            by_epoch: Whether each epoch has examples of its own, one after the other.
+        """
+        model = CLIENTS.of(self.model)
+        start = {name: value.detach() for name, value in trainable(model).items()}
+        step = _Step(model, self.loss, self.defense)
+        if in_order:
+            batches = partial(self._in_order, examples, by_epoch=by_epoch)
+        else:
+            batches = partial(self._drawn, examples, fork(rng))
+        with math_attention():
+            update = self.protocol.train(
+                start, examples, batches, lambda weights, part: step.gradient(weights, part, rng)
+            )
+        return self.defense.on_update(dict(update), rng)
+
+    def _drawn(
+        self, examples: Batch, rng: Generator, batch_size: int, epochs: int
+    ) -> Iterator[Batch]:
+        for rows in self.defense.batches(len(examples.inputs), batch_size, epochs, rng):
+            yield examples.at(rows)
+
+    def _in_order(
+        self, examples: Batch, batch_size: int, epochs: int, *, by_epoch: bool
+    ) -> Iterator[Batch]:
+        """Yield the local steps of a replay."""
+        self.defense.expect(batch_size)
+        size = len(examples.inputs) // (epochs if by_epoch else 1)
+        rows = torch.arange(size).split(batch_size)
+        for epoch in range(epochs):
+            for part in rows:
+                yield examples.at(part + epoch * size if by_epoch else part)
+
+
+def release(
+    clients: Sequence[Client],
+    shares: Sequence[Batch],
+    rng: Generator,
+    *,
+    in_order: bool = False,
+    by_epoch: bool = False,
+) -> list[Update]:
+    """Return what the server sees of the clients of one round.
+
+    Each draws from a generator of its own, so that none shifts what another draws.
+
+    Args:
+        clients: The clients.
+        shares: Each one's private examples.
+        rng: Source of all their randomness.
+        in_order: See `Client.upload`.
+        by_epoch: See `Client.upload`.
+
+    Returns:
+        One update per client, or fewer where the defense aggregates.
+    """
+    updates = [
+        client.upload(share, own, in_order=in_order, by_epoch=by_epoch)
+        for client, share, own in zip(clients, shares, [fork(rng) for _ in clients], strict=True)
+    ]
+    return shown(clients, updates, rng)
+
+
+def shown(clients: Sequence[Client], updates: Sequence[Update], rng: Generator) -> list[Update]:
+    """Return what the server sees of the updates of some clients."""
+    defense = clients[0].defense
+    defense.on_cohort([CLIENTS.of(client.model) for client in clients])
+    return defense.on_round(updates, rng)
+
+
+class _Step(nn.Module):
+    """One local step, at weights that may depend on earlier steps.
+
+    A module of its own so that `functional_call` can put these weights into the model for as
+    long as the defense looks at it.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, defense: Defense) -> None:
+        super().__init__()
+        self.model, self.loss, self.defense = model, loss, defense
+
+    def gradient(self, weights: Mapping[str, Tensor], batch: Batch, rng: Generator) -> Update:
+        placed = {f"model.{name}": value for name, value in weights.items()}
+        return cast(Update, functional_call(self, placed, (batch, rng)))
+
+    def forward(self, batch: Batch, rng: Generator) -> Update:
+        trained_on = self.defense.on_batch(batch, rng)
+        return self.defense.gradient(self.model, self.loss, trained_on, rng)
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the adversary is granted beyond the model and the update.
+
+    Attributes:
+        knows_targets: The private labels.
+        knows_defense: The defense and its parameters, but never its random draws.
+        public: Auxiliary data of the same distribution.
+        candidates: Batches among which the private one is.
+    """
+
+    knows_targets: bool = False
+    knows_defense: bool = True
+    public: PublicData | None = None
+    candidates: Candidates | None = None
+
+    def believed(self, defense: Defense) -> Defense:
+        """Return a copy of the defense if it is known, or else the undefended client."""
+        return replace(defense) if self.knows_defense else Defense()
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An observation, beside what it must not give away.
+
+    Attributes:
+        observation: What the adversary is granted.
+        truth: The private examples behind it.
+        trained_on: What local training last saw of each of them, e.g. augmented.
+    """
+
+    observation: Observation
+    truth: Batch
+    trained_on: Batch
+
+
+@dataclass(frozen=True)
+class Released:
+    """What clients have sent, beside what each of them last trained on."""
+
+    updates: Sequence[Update]
+    trained_on: Sequence[Batch]
+
+
+def send(
+    client: Client,
+    shares: Sequence[Batch],
+    rng: Generator,
+    *,
+    models: Sequence[nn.Module] | None = None,
+) -> Released:
+    """Let clients train on their shares, and hold their defense to its contract.
+
+    Args:
+        client: What all the clients are alike in; its defense is copied for each.
+        shares: Each client's private examples.
+        rng: Source of all the clients' randomness.
+        models: What each of them received, if not the same model.
+    """
+    if not all(len(share.inputs) for share in shares):
+        raise ValueError("the private batch is empty")
+    models = models or [client.model] * len(shares)
+    defenses = [Checked(replace(client.defense), share) for share in shares]
+    clients = [
+        replace(client, model=model, defense=defense)
+        for model, defense in zip(models, defenses, strict=True)
+    ]
+    with global_draws(rng):
+        updates = release(clients, shares, rng)
+    seen = [defense.trained_on or share for defense, share in zip(defenses, shares, strict=True)]
+    return Released(updates, seen)
+
+
+def observe(
+    client: Client,
+    shares: Sequence[Batch],
+    threat: ThreatModel,
+    rng: Generator,
+    *,
+    models: Sequence[nn.Module] | None = None,
+    replay: Replay | None = None,
+    released: Released | None = None,
+) -> list[Upload]:
+    """Return what the server sees when clients train on their shares.
+
+    Args:
+        client: What all the clients are alike in; its defense is copied for each.
+        shares: Each client's private examples.
+        threat: What the adversary is granted.
+        rng: Source of all the clients' randomness.
+        models: What each of them received, if not the same model.
+        replay: One that `make_replay` has made for these models; by default a new one for each
+            upload whose clients received others.
+        released: What they have sent, if it is known already.
+    """
+    models = models or [client.model] * len(shares)
+    released = released or send(client, shares, rng, models=models)
+    together = len(shares) if len(released.updates) < len(shares) else 1
+    replays: dict[tuple[nn.Module, ...], Replay] = {}
+    uploads = []
+    for index, update in enumerate(released.updates):
+        behind = slice(index, index + together)
+        truth = Batch.joined(shares[behind])
+        sent = tuple(models[behind])
+        if sent not in replays:
+            replays[sent] = replay or make_replay(client, threat, rng, models=sent)
+        targets = truth.targets if threat.knows_targets else None
+        observation = observation_of(
+            client, sent, update, threat, replays[sent], examples=len(truth.inputs), targets=targets
+        )
+        uploads.append(Upload(observation, truth, Batch.joined(released.trained_on[behind])))
+    return uploads
+
+
+def observation_of(
+    client: Client,
+    models: Sequence[nn.Module],
+    update: Update,
+    threat: ThreatModel,
+    replay: Replay,
+    *,
+    examples: int,
+    targets: Tensor | None,
+) -> Observation:
+    """Return what the adversary is granted of one upload.
+
+    Args:
+        client: What the clients behind it are alike in.
+        models: What each of them received.
+        update: What the server saw.
+        threat: What the adversary is granted.
+        replay: What `make_replay` has made for these models.
+        examples: Private examples behind the upload.
+        targets: Their labels, if the adversary is told them.
+    """
+    protocol = replace(client.protocol, clients=len(models))
+    likelihood = partial(
+        replace(client.defense).log_likelihood,  # a copy: the client's own holds its secrets
+        batch_size=examples if protocol.uploads_gradient else None,
+    )
+    return Observation(
+        models=tuple(models),
+        loss=client.loss,
+        update=update,
+        protocol=protocol,
+        space=client.space,
+        batch_size=examples,
+        replay=replay,
+        targets=targets,
+        log_likelihood=likelihood if threat.knows_defense else None,
+        public=threat.public,
+        candidates=threat.candidates,
+        release=_another_round(client, models, threat),
+    )
+
+
+def make_replay(
+    client: Client,
+    threat: ThreatModel,
+    rng: Generator,
+    *,
+    models: Sequence[nn.Module] | None = None,
+    mending: Mending = AS_GIVEN,
+) -> Replay:
+    """Return the function by which an adversary replays the clients on a guess.
+
+    Args:
+        client: What all the clients are alike in.
+        threat: What the adversary is granted.
+        rng: Source of what the replay draws: never the clients' own noise.
+        models: What each of them received, if not the same model.
+        mending: What is done about the defense's own replay.
+    """
+    models = models or [client.model]
+    copies = [SIMULATED.of(model) for model in models]
+    believed, replay_rng = threat.believed(client.defense), fork(rng)
+    fixed = [fork(replay_rng) for _ in range(AVERAGED)]
+
+    def uploads(
+        make: Callable[[], Defense], guess: Batch, rng: Generator, *, by_epoch: bool
+    ) -> list[Update]:
+        own = map(in_precision_of, copies, models)
+        clients = [replace(client, model=model, defense=make()) for model in own]
+        shares = _shares(*guess, len(models))
+        return release(clients, shares, rng, in_order=True, by_epoch=by_epoch)
+
+    def replay(
+        inputs: Tensor,
+        targets: Tensor,
+        observed: Mapping[str, Tensor],
+        /,
+        *,
+        by_epoch: bool = False,
+    ) -> Update:
+        if mending.one_by_one:
+            refuse_stack(inputs)
+
+        def known() -> Defense:
+            defense = replace(believed).replay(observed)
+            return Expected(defense) if mending.draws == "expected" else defense
+
+        guess, rngs = Batch(inputs, targets), [replay_rng]
+        if mending.draws == "averaged":
+            rngs = [copied(one) for one in fixed]
+        seen = Batch(inputs.detach(), targets) if mending.straight_through else guess
+        replayed = mean([uploads(known, seen, one, by_epoch=by_epoch)[0] for one in rngs])
+        if mending.straight_through:
+            undefended = mean(uploads(Defense, guess, replay_rng, by_epoch=by_epoch))
+            replayed = straight_through(replayed, undefended)
+        return replayed
+
+    return replay
+
+
+def _another_round(
+    client: Client, models: Sequence[nn.Module], threat: ThreatModel
+) -> Callable[[Tensor, Tensor, Generator], Update]:
+    """Return the function by which an adversary runs clients on examples of its own."""
+
+    def run(inputs: Tensor, targets: Tensor, rng: Generator) -> Update:
+        clients = [
+            replace(
+                client,
+                model=SIMULATED.of(model),
+                defense=threat.believed(client.defense).unguarded(),
+            )
+            for model in models
+        ]
+        return release(clients, _shares(inputs, targets, len(models)), rng)[0]
+
+    return run
+
+
+def _shares(inputs: Tensor, targets: Tensor, clients: int) -> list[Batch]:
+    parts = zip(inputs.chunk(clients), targets.chunk(clients), strict=True)
+    return [Batch(*part) for part in parts]

@@ -1,0 +1,289 @@
+"""What an informed adversary makes of a guess, and whether it can be trusted.
+
+An attack that knows the defense replays the client on its guesses. A defense whose replay draws
+noise anew, rounds its slope away or is another function while vectorised would cripple that
+attack, and seem to protect. So the replay of every defense is examined on clients of known
+examples, and mended where it fails: what is drawn in secret is put at its mean or averaged out,
+rounding is passed straight through, and guesses are replayed one by one where a stack of them
+gives something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import NamedTuple, cast
+
+import torch
+from torch import Generator, Tensor
+from torch.func import vmap
+from torch.nn.functional import cosine_similarity
+
+from leakfrontier.adversaries import Replay
+from leakfrontier.adversaries.base import in_evaluation
+from leakfrontier.defenses import Batch, Chain, Defense, Update
+
+from ..foundations.rows import ReplayRow
+from ..foundations.seeds import copied, fork
+from ..users.contract import Checked
+from .client import Client, ThreatModel, make_replay, release
+from .mending import AS_GIVEN, DRAWS, Draws, Mending
+
+EXAMINED_ROUNDS = 3
+"""Rounds by whose uploads a replay is examined."""
+
+REPEATED = 4
+"""Uploads of the same examples by which is told how far a defense's draws take one."""
+
+LOST = 0.5
+"""A slope is lost if it points this much less to the truth than straight through."""
+
+SMALL = 1e-4
+"""Norm of the slope in the upload by which the slope in the inputs is tried."""
+
+EXACT = 1e-5
+"""Relative distance of updates that differ by the order of their sums alone."""
+
+STEP = 0.1
+"""Part of the way to other inputs over which a slope must foresee the change."""
+
+ALIKE = 1e-2
+"""Relative distance up to which updates are the same: rounding may fall either way."""
+
+FAR = 1.5
+"""A replay at the truth is too far from the upload if another upload is nearer by this factor."""
+
+_TINY = 1e-30
+
+
+def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) -> ReplayRow:
+    """Return what the replay of a client's defense is like, and what is done about it.
+
+    The model is in evaluation mode: its dropout is none of the defense's draws.
+
+    Args:
+        client: What all the clients are alike in.
+        cohorts: Some rounds' clients, by their examples.
+        rng: Source of all randomness.
+    """
+    with in_evaluation(client.model):
+        return _examined(client, cohorts, rng)
+
+
+def _examined(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) -> ReplayRow:
+    rounds = [_Round.play(client, shares, rng) for shares in cohorts]
+    models = [client.model] * len(cohorts[0])
+    public = fork(rng)
+
+    def replay(mending: Mending = AS_GIVEN) -> Replay:
+        again = copied(public)  # whatever is random is so in the same way
+        return make_replay(client, ThreatModel(), again, models=models, mending=mending)
+
+    def residual(mending: Mending) -> float:
+        return median(one.missed_by(replay(mending)) for one in rounds)
+
+    given, truth = replay(), rounds[0].asked
+    random = _distance(given(*truth), given(*truth)) > EXACT
+    own = not random or _has_own_replay(client.defense, rounds[0].upload)
+    chosen = min([Mending(draws) for draws in (DRAWS[:1] if own else DRAWS)], key=residual)
+    through = replace(chosen, straight_through=True)
+    slopes = [_slope(rounds, partial(replay, mending)) for mending in (chosen, through)]
+    if slopes[0] < LOST * slopes[1]:
+        chosen = through
+    vectorised = _vectorised(rounds, partial(replay, chosen))
+    chosen = replace(chosen, one_by_one=vectorised is False)
+    return ReplayRow(
+        uploads_differ=_is_stochastic(client, cohorts[0], rng),
+        random=random,
+        residual=residual(AS_GIVEN),
+        repeat=median(one.repeat for one in rounds),
+        slope=slopes[0],
+        slope_straight_through=slopes[1],
+        vectorised=vectorised,
+        draws=chosen.draws,
+        straight_through=chosen.straight_through,
+        one_by_one=chosen.one_by_one,
+        mended_residual=residual(chosen),
+    )
+
+
+def mending_of(row: ReplayRow) -> Mending:
+    """Return what is done about the replay of a defense."""
+    return Mending(cast(Draws, row.draws), row.straight_through, row.one_by_one)
+
+
+class Finding(NamedTuple):
+    """What is wrong with a replay, and the code that mends it."""
+
+    problem: str
+    remedy: str
+
+
+def findings(row: ReplayRow) -> list[Finding]:
+    """Return what the author of a defense should mend in its replay."""
+    found = []
+    if row.draws != "given":
+        done = "put at their means" if row.draws == "expected" else "averaged over several draws"
+        found.append(Finding(f"it draws secrets anew, which were {done}", _WITHOUT_NOISE))
+    elif row.random:
+        problem = "it still draws noise, so that attacks that know the defense were handicapped"
+        found.append(Finding(problem, _WITHOUT_NOISE))
+    if row.straight_through:
+        found.append(
+            Finding("its slope vanishes, and was taken straight through", _STRAIGHT_THROUGH)
+        )
+    if row.one_by_one:
+        found.append(
+            Finding("it replays guesses at once otherwise than each, so that it was slow", _PURE)
+        )
+    if row.mended_residual > max(ALIKE, FAR * row.repeat):
+        error = f"{100 * row.mended_residual:.0f} %"
+        found.append(Finding(f"at the truth it misses the upload by {error}", _CERTAIN))
+    return found
+
+
+_WITHOUT_NOISE = """\
+def replay(self, observed):
+    return dataclasses.replace(self, scale=0.0)  # the same defense, without its noise
+"""
+_STRAIGHT_THROUGH = """\
+def on_update(self, update, rng):  # of what `replay` returns: rounded, but with a slope
+    rounded = super().on_update(update, rng)
+    return {name: v + (rounded[name] - v).detach() for name, v in update.items()}
+"""
+_PURE = """\
+def on_update(self, update, rng):  # of what `replay` returns: nothing kept from call to call
+    public = torch.Generator().manual_seed(self.seed)
+    return {name: v + torch.randn(v.shape, generator=public) for name, v in update.items()}
+"""
+_CERTAIN = """\
+def replay(self, observed):  # what the upload shows of the defense's choices
+    kept = {name: value != 0 for name, value in observed.items()}
+    return Masked(kept)
+"""
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Clients' examples, what an upload was made of, and how far others of the same are from it.
+
+    Local steps see the examples in order, as in a replay: their order is no matter of a defense.
+    """
+
+    examples: Batch
+    trained_on: Batch
+    upload: Update
+    repeat: float
+
+    @classmethod
+    def play(cls, client: Client, shares: Sequence[Batch], rng: Generator) -> _Round:
+        upload, trained_on = _upload(client, shares, fork(rng))
+        others = [_upload(client, shares, fork(rng))[0] for _ in range(REPEATED)]
+        repeat = max(_distance(other, upload) for other in others)  # what is drawn may be the same
+        return cls(Batch.joined(shares), trained_on, upload, repeat)
+
+    @property
+    def asked(self) -> tuple[Tensor, Tensor, Update]:
+        """Return what a replay is given: the truth, and what was seen of it."""
+        return (*self.examples, self.upload)
+
+    def missed_by(self, replay: Replay) -> float:
+        """Return how far from the upload a replay is at the truth, or at what was trained on.
+
+        Either is success, so that a replay may take a guess for the one or for the other.
+        """
+        return min(
+            _distance(replay(*guess, self.upload), self.upload)
+            for guess in (self.examples, self.trained_on)
+        )
+
+
+def _upload(client: Client, shares: Sequence[Batch], rng: Generator) -> tuple[Update, Batch]:
+    """Return what the server sees, and what was trained on."""
+    defenses = [Checked(replace(client.defense), share) for share in shares]
+    clients = [replace(client, defense=defense) for defense in defenses]
+    update = _detached(release(clients, shares, rng, in_order=True)[0])
+    return update, Batch.joined(one.trained_on for one in defenses if one.trained_on is not None)
+
+
+def _is_stochastic(client: Client, shares: Sequence[Batch], rng: Generator) -> bool:
+    """Return whether uploads differ but for the order of examples, or have other examples."""
+    uploads = [_upload(client, shares, fork(rng))[0] for _ in range(2)]
+    size = len(shares[0].inputs)
+    drawn = [
+        torch.cat([*client.defense.batches(size, size, 1, fork(rng))]).sort().values
+        for _ in range(2)
+    ]
+    return not _same(*uploads) or not torch.equal(*drawn)
+
+
+def _has_own_replay(defense: Defense, upload: Update) -> bool:
+    """Return whether a defense says what can be replayed of it; of a chain, every link."""
+    if isinstance(defense, Chain):
+        return all(_has_own_replay(link, upload) for link in defense.links)
+    return defense.replay(upload) != defense
+
+
+def _slope(rounds: Sequence[_Round], make: Callable[[], Replay]) -> float:
+    """Return the cosine of a distance's slope with the way to the inputs of the other upload.
+
+    The slope in the upload is as small as attacks make it: what rounds an upload may round
+    gradients too, and let large ones pass.
+    """
+    inputs, targets, observed = rounds[0].asked
+    if not inputs.is_floating_point():
+        return 1.0  # tokens have no slope
+    step = STEP * (rounds[1].examples.inputs - inputs)
+    start = inputs.detach().requires_grad_()
+    try:
+        before, after = make()(start, targets, observed), make()(inputs + step, targets, observed)
+        change = {name: (after[name] - value).detach() for name, value in before.items()}
+        moved = [name for name, value in before.items() if value.requires_grad]
+        if not moved or not _norm(change):
+            return 0.0
+        (slope,) = torch.autograd.grad(
+            [before[name] for name in moved],
+            start,
+            [SMALL / _norm(change) * change[name] for name in moved],
+            materialize_grads=True,
+        )
+    except RuntimeError:  # code that autograd cannot follow
+        return 0.0
+    return float(cosine_similarity(slope.flatten(), step.flatten(), dim=0))
+
+
+def _vectorised(rounds: Sequence[_Round], make: Callable[[], Replay]) -> bool | None:
+    """Return whether guesses at once are replayed like each of them; None if they cannot be."""
+    guesses, observed = [one.examples for one in rounds], rounds[0].upload
+    stacks = (torch.stack(parts) for parts in zip(*guesses, strict=True))
+    replay = make()
+    at_once = vmap(lambda x, y: replay(x, y, observed), randomness="same")
+    try:
+        together = at_once(*stacks)
+    except RuntimeError:
+        return None
+    return all(
+        _distance({name: value[i] for name, value in together.items()}, make()(*guess, observed))
+        <= ALIKE
+        for i, guess in enumerate(guesses)
+    )
+
+
+def _detached(update: Mapping[str, Tensor]) -> Update:
+    return {name: value.detach() for name, value in update.items()}
+
+
+def _same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+def _distance(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
+    error = {name: update[name].detach() - value for name, value in reference.items()}
+    return _norm(error) / max(_norm(reference), _TINY)
+
+
+def _norm(update: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))

@@ -1,0 +1,220 @@
+"""Rounds of federated training under a defense: the utility side of the frontier."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from leakfrontier.defenses import Batch, Refused, Update, trainable
+
+from ..foundations.seeds import fork
+from ..users.contract import Checked
+from .client import Client, shown
+
+SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+}
+"""How the server applies the mean update: plain averaging, or FedAdam (Reddi et al. 2021)."""
+
+
+class _Upload(NamedTuple):
+    """A client's update of one round, and what it counts."""
+
+    owner: int
+    client: Client
+    update: Update
+    weight: float
+
+
+@dataclass
+class Federation:
+    """A server, its clients and their data.
+
+    Each round, clients train on their examples under their own copy of the defense, and the
+    server steps along the mean of what it sees. What a client's examples of a round are, which
+    version of the model it has, how many uploads make a step and what each counts is the
+    protocol's to say. A client that refuses the model it is sent, at once or on sight of its batch,
+    is left out of the round; where clients refuse together, there is no round.
+
+    Uploads that the server sees only together are added up in groups of the defense's `cohort`,
+    so that a trained upload is like the one that is attacked.
+
+    Rounds and clients draw from generators of their own: however many numbers a defense draws,
+    those who take part, their examples and the order of these are the same.
+
+    Attributes:
+        client: What all clients are alike in. Its model is the global one, after the defense's
+            `on_model`; it is trained in place. Each client gets a copy of its defense.
+        shares: Each client's private examples.
+        clients_per_round: Clients sampled per round.
+        batch_size: Examples that a client draws for a FedSGD update.
+        server: `sgd` or `adam`.
+        lr: The server's learning rate.
+        rounds_of: Rounds that each client has taken part in, so far.
+        refused: How often a client refused the model that it was sent, so far.
+    """
+
+    client: Client
+    shares: Sequence[Batch]
+    clients_per_round: int
+    batch_size: int = 32
+    server: str = "adam"
+    lr: float = 0.01
+    rounds_of: list[int] = field(init=False, repr=False)
+    refused: int = field(default=0, init=False, repr=False)
+    _defenses: list[Checked] = field(init=False, repr=False)
+    _epochs: dict[int, Iterator[Tensor]] = field(default_factory=dict, init=False, repr=False)
+    _versions: list[nn.Module] = field(default_factory=list, init=False, repr=False)
+    _optimizer: torch.optim.Optimizer = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.uploads <= len(self.shares):
+            raise ValueError(
+                f"a round must have from 1 to {len(self.shares)} clients, got {self.uploads}"
+            )
+        if self.server not in SERVER_OPTIMIZERS:
+            raise ValueError(f"server must be one of {[*SERVER_OPTIMIZERS]}, got {self.server!r}")
+        self.rounds_of = [0] * len(self.shares)
+        self._defenses = [Checked(replace(self.client.defense)) for _ in self.shares]
+        parameters = trainable(self.model).values()
+        self._optimizer = SERVER_OPTIMIZERS[self.server](parameters, lr=self.lr)
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the global model."""
+        return self.client.model
+
+    @property
+    def uploads(self) -> int:
+        """Return how many clients' uploads make a step of the server."""
+        return self.client.protocol.uploads(self.clients_per_round)
+
+    def round(self, rng: Generator) -> None:
+        """Train one round: sample clients, collect what they release, step."""
+        protocol, older, rng = self.client.protocol, len(self._versions), fork(rng)
+        chosen = torch.randperm(len(self.shares), generator=rng)[: self.uploads].tolist()
+        stale = [protocol.staleness(older, rng) for _ in chosen]
+        shares = [self._local_examples(index, fork(rng)) for index in chosen]
+        clients = [self._received(*pair) for pair in zip(chosen, stale, strict=True)]
+        rngs = [fork(rng) for _ in chosen]
+        uploads = [self._uploaded(*one) for one in zip(clients, shares, rngs, strict=True)]
+        taking_part = [
+            _Upload(index, client, update, protocol.weight(age))
+            for index, client, update, age in zip(chosen, clients, uploads, stale, strict=True)
+            if client is not None and update is not None
+        ]
+        self._remember()
+        if not taking_part:
+            return
+        seen = [one for one in map(partial(self._seen, rng), self._groups(taking_part)) if one]
+        if seen:
+            updates, weights = zip(*seen, strict=True)
+            self._step(
+                [update for several in updates for update in several],
+                [weight for several in weights for weight in several],
+            )
+
+    def _groups(self, taking_part: Sequence[_Upload]) -> list[Sequence[_Upload]]:
+        """Return who is seen together: as many as the defense's cohort, the last with the rest."""
+        size, total = self.client.defense.cohort, len(taking_part)
+        starts = [*range(0, total - size + 1, size)] if size > 1 else []
+        ends = [*starts[1:], total]
+        return [taking_part[start:end] for start, end in zip(starts or [0], ends, strict=True)]
+
+    def _seen(
+        self, rng: Generator, group: Sequence[_Upload]
+    ) -> tuple[list[Update], list[float]] | None:
+        """Return what the server sees of a group, and what each upload counts; None if refused."""
+        try:
+            updates = shown([one.client for one in group], [one.update for one in group], rng)
+        except Refused:
+            self.refused += len(group)
+            return None
+        for one in group:
+            self.rounds_of[one.owner] += 1
+        return updates, [one.weight for one in group]
+
+    def train(
+        self,
+        rounds: int,
+        rng: Generator,
+        *,
+        at: Iterable[int] = (),
+        on_checkpoint: Callable[[int, nn.Module], None],
+    ) -> None:
+        """Train for some rounds; call `on_checkpoint` at those of `at` (0 is the initial model)."""
+        wanted = set(at)
+        for done in range(rounds + 1):
+            if done in wanted:
+                on_checkpoint(done, self.model)
+            if done < rounds:
+                self.round(rng)
+
+    def _local_examples(self, client: int, rng: Generator) -> Batch:
+        """Return a client's examples of this round."""
+        share = self.shares[client]
+        drawn = self.client.protocol.drawn(
+            len(share.inputs), lambda: iter([self._next_batch(client, rng)])
+        )
+        return share.at(drawn)
+
+    def _next_batch(self, client: int, rng: Generator) -> Tensor:
+        """Return the next batch of a client's epoch, however many rounds an epoch takes.
+
+        So that each example is in one batch of an epoch, where these are shuffled.
+        """
+        rows = next(self._epochs.get(client, iter(())), None)
+        if rows is None:
+            size = len(self.shares[client].inputs)
+            epoch = self._defenses[client].batches(size, self.batch_size, 1, rng)
+            self._epochs[client], rows = epoch, next(epoch)
+        return rows
+
+    def _received(self, index: int, staleness: int) -> Client | None:
+        """Return a client with the version of the model that it has; None if it refuses it."""
+        sent = self._versions[-staleness] if staleness else self.model
+        defense = self._defenses[index]
+        try:
+            received = defense.on_receive(sent, self.model)
+        except Refused:
+            self.refused += 1
+            return None
+        return replace(self.client, model=received, defense=defense)
+
+    def _uploaded(self, client: Client | None, share: Batch, rng: Generator) -> Update | None:
+        """Return a client's update; None if it has refused, or does now that it sees its batch."""
+        if client is None:
+            return None
+        try:
+            return client.upload(share, rng)
+        except Refused:
+            self.refused += 1
+            return None
+
+    def _remember(self) -> None:
+        """Keep the versions that clients may still have."""
+        if oldest := self.client.protocol.max_staleness:
+            self._versions = [*self._versions, copy.deepcopy(self.model)][-oldest:]
+
+    def _step(self, updates: Sequence[Update], weights: Sequence[float]) -> None:
+        """Step along the mean of what the server sees."""
+        clients = len(weights)
+        if len(updates) < clients and len(set(weights)) > 1:
+            raise ValueError(
+                "uploads count differently by their age, which their sum does not allow: set "
+                "exponent: 0 in the protocol, or take a defense that does not aggregate"
+            )
+        for name, parameter in trainable(self.model).items():
+            parts = [
+                weight * update[name] for weight, update in zip(weights, updates, strict=False)
+            ]
+            total = torch.stack(parts).sum(dim=0)
+            parameter.grad = self.client.protocol.descent(total / clients)
+        self._optimizer.step()

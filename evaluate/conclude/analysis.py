@@ -1,0 +1,485 @@
+"""Tables derived from the rows of a run: success per attack, worst case, utility.
+
+In a cascade, an attack is run only on the uploads that still have a safe victim: its own rate is
+over these, and says so in `scope`; whom the worst case identifies is what it would be without the
+cascade. Its counterfactual is of the guesses that were made, and so at most what it would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import reduce
+from math import nan
+from operator import or_
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..foundations.statistics import (
+    LEAST_SEEDS,
+    Floats,
+    Interval,
+    accuracy_interval,
+    advantage,
+    rate,
+)
+from ..modality.metrics import TIERS
+from .labels import ADVERSARY, ARM, ATTACK, DEFENSE, rows, scope_text
+from .tables import Tables, once
+
+SERVERS: dict[str, str] = {
+    "passive": "a passive server",
+    "parameters": "a server that may send crafted parameters",
+    "architecture": "a server that may send a crafted architecture",
+    "candidates": "a passive server that is given candidates",
+}
+"""For whom the worst case is stated. The first three are threats: each includes those before."""
+
+FINISHED = ("ok", "not needed")
+"""Status of cells that leave nothing to be done."""
+
+_THREATS = ("passive", "parameters", "architecture")
+_VICTIM = ["seed", "observation", "victim"]
+_LIMITS = ["rate", "low", "high", "text"]
+_OTHER_LIMITS = ["counterfactual", "counterfactual_low"]
+_OTHERS = {server: f"{server} of another upload" for server in SERVERS}
+_NO_LIMITS: dict[str, Any] = dict.fromkeys((*_LIMITS, *_OTHER_LIMITS), nan) | {"text": "n/a"}
+_TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
+_ROUNDING = 1e-3  # of numbers in packs
+_LARGEST_LOSS = 700.0  # whose exponential is a number
+_UTILITY_COLUMNS = ["scenario", "defense", *DEFENSE, "seeds", "rounds", "refused"]
+_UTILITY_COLUMNS += ["accuracy", "low", "high", "text", "contains", "perplexity"]
+
+
+@dataclass(frozen=True, eq=False)
+class Analysed(Tables):
+    """Rows, and the success, utility and claims that follow from them; each is found once."""
+
+    @once
+    def rates(self) -> pd.DataFrame:
+        """Return the success of every attack: see `attack_rates`."""
+        return attack_rates(self)
+
+    @once
+    def worst_victims(self) -> pd.DataFrame:
+        """Return whom each server identified: see `worst_victims`."""
+        return worst_victims(self)
+
+    @once
+    def worst_case(self) -> pd.DataFrame:
+        """Return the success of the panel as one adversary: see `worst_case`."""
+        return worst_case(self)
+
+    @once
+    def final_utility(self) -> pd.DataFrame:
+        """Return the test accuracy of every defense: see `final_utility`."""
+        return final_utility(self)
+
+    @once
+    def utility_curve(self) -> pd.DataFrame:
+        """Return the accuracy over rounds: see `utility_curve`."""
+        return utility_curve(self)
+
+    @once
+    def claims(self) -> pd.DataFrame:
+        """Return what is claimed and what was audited: see `claims`."""
+        return claims(self)
+
+
+def attack_rates(results: Analysed) -> pd.DataFrame:
+    """Return one row per scenario, checkpoint, defense, adversary and knowledge.
+
+    Columns: the labels; `observations` (independent units) and `victims` that the attack ran on,
+    and how many it `found`; `rate`, `low`, `high`, `text` of identification; `prior`, the blind
+    guess's rate in the same place, `chance`, `counterfactual`, the rate of the attack's guesses
+    for another upload, with `counterfactual_low`, and `advantage` over the largest of the three
+    (`blind_success`); the median of every metric; the share of victims in each tier, NaN without
+    PSNR and SSIM; `label_accuracy`, `labels_granted`; `not_applicable` observations and the first
+    `reason`; `refused` observations and the first `refusal`; `not_needed` ones, where the cascade
+    had nothing left to find, and `scope` if the rate is not over all observations;
+    `optimiser_failed`, the share of victims where the truth fits the upload better than the
+    guess; the proven `bound`, NaN without a guarantee; median `seconds`. Where an attack never
+    ran, scores are NaN and the text says why.
+    """
+    attacks, metrics = _with_derived(results)
+    groups = attacks.groupby(ATTACK, dropna=False, sort=False)
+    table = groups.agg(
+        observations=("unit_scored", "nunique"),
+        victims=("unit_scored", "count"),
+        found=("identified", "sum"),
+        **{name: (name, "median") for name in metrics},
+        **{name: (name, "mean") for name in _TIER_COLUMNS},
+        label_accuracy=("label_correct", "mean"),
+        labels_granted=("labels_granted", "any"),
+        not_applicable=("unit_not_applicable", "nunique"),
+        reason=("reason", "first"),
+        refused=("unit_refused", "nunique"),
+        refusal=("refusal", "first"),
+        optimiser_failed=("optimiser_failed", "mean"),
+        bound=("bound", "mean"),
+        seconds=("seconds", "median"),
+    )
+    found, others = (_floats(attacks[name]) for name in ("identified", "counterfactual"))
+    outcomes = pd.DataFrame({"found": found, "others": others, "unit": attacks["unit"]}).to_numpy()
+    number = groups.ngroup().to_numpy()
+    in_order = outcomes[np.argsort(number, kind="stable")]
+    parts = np.split(in_order, np.cumsum(np.bincount(number))[:-1])
+    limits = [_rated(*part.T) for part in parts if len(part)]
+    columns = [*_LIMITS, *_OTHER_LIMITS]
+    table[columns] = pd.DataFrame(limits, index=table.index, columns=columns)
+    table = _attacks_with_an_outcome(results).merge(table.reset_index(), on=ATTACK, how="left")
+    counts = ["observations", "victims", "found", "not_applicable", "refused"]
+    table[counts] = table[counts].fillna(0).astype(int)
+    texts = {"reason": "", "refusal": "", "text": "n/a", "labels_granted": False}
+    table = table.fillna(texts).astype({"labels_granted": bool})
+    table["text"] = [_why_unscored(row) or row.text for row in rows(table)]
+    table["scope"] = [
+        scope_text(row.observations, row.not_needed, row.refused) if row.observations else ""
+        for row in rows(table)
+    ]
+    table = table.merge(_blind(results.attacks), on=ARM, how="left")
+    table["advantage"] = _advantages(table["rate"], blind_success(table))
+    return table
+
+
+def blind_success(
+    table: pd.DataFrame, server: str = "passive", *, least: bool = False
+) -> pd.Series[float]:
+    """Return what success without the upload is worth: the largest of three rates.
+
+    That of the blind guess, chance, and the counterfactual. The more guesses there are, the more
+    victims have one like them, as under secure aggregation, where all clients' examples are guessed
+    and the blind guess is one: only the counterfactual has as many, matched alike.
+
+    Args:
+        table: Rates of attacks, or the worst case.
+        server: Whose worst case.
+        least: Whether the counterfactual counts by its lower limit, as upper limits of advantages
+            have it: it is an estimate too.
+    """
+    counterfactual = column(server, "counterfactual_low" if least else "counterfactual")
+    return table[["prior", "chance", counterfactual]].astype(float).max(axis=1)
+
+
+def tried(rates: pd.DataFrame) -> pd.Series[bool]:
+    """Return which attacks got their chance: they ran, or a cascade had nothing left for them."""
+    barred = (rates["refused"] > 0) | (rates["not_applicable"] > 0)
+    return (rates["observations"] > 0) | ((rates["not_needed"] > 0) & ~barred)
+
+
+def worst_case(results: Analysed) -> pd.DataFrame:
+    """Return one row per scenario, checkpoint and defense: the panel as one adversary.
+
+    `rate` counts the victims that any attack of a passive server identified, with or without
+    knowledge of the defense, but without attacks that are given candidates: to choose the victim
+    among its look-alikes is another threat than to rebuild it from nothing. `parameters_rate`
+    counts those of a server that sends crafted parameters as well, `architecture_rate` also those
+    that change the architecture, and `candidates_rate` the passive ones and those that are given
+    candidates; each is NaN if no attack of its kind ran. All have limits and a text, and a
+    `counterfactual` with its lower limit: the victims that any of these attacks' guesses for
+    another upload identified. `blind` is `blind_success`, and advantages are over it.
+    """
+    victims = results.worst_victims()
+    victims = victims.assign(unit=victims.groupby(level=["seed", "observation"]).ngroup())
+    others = _worst_victims(results, "counterfactual")
+    victims = victims.join(others.rename(columns=_OTHERS))
+    of_arm = dict(iter(victims.groupby(level=ARM, sort=False)))
+    chances = {server: _chances(results.rates(), server) for server in SERVERS}
+    lines = []
+    for line in results.attacks[[*ARM, *DEFENSE]].drop_duplicates(ARM).to_dict("records"):
+        arm = tuple(line[name] for name in ARM)
+        own = (_worst(of_arm[arm], server, chances[server].get(arm)) for server in SERVERS)
+        lines.append(reduce(or_, own, line))
+    columns = [*ARM, *DEFENSE, "observations"]
+    columns += [column(server, name) for server in SERVERS for name in (*_LIMITS, *_OTHER_LIMITS)]
+    table = pd.DataFrame(lines, columns=columns).astype({"checkpoint": "Int64", "control": bool})
+    table = table.merge(_blind(results.attacks), on=ARM, how="left")
+    for server in SERVERS:
+        table[column(server, "blind")] = blind_success(table, server)
+    for limit, name in {"rate": "", "low": "_low", "high": "_high"}.items():
+        blind = blind_success(table, least=limit == "high")
+        table["advantage" + name] = _advantages(table[limit], blind)
+    return table
+
+
+def column(server: str, name: str) -> str:
+    """Return where the worst case of a server is found; that of the passive one has no prefix."""
+    return name if server == "passive" else f"{server}_{name}"
+
+
+def victim_matrix(
+    results: Analysed, scenario: str, checkpoint: int, server: str = "passive"
+) -> pd.DataFrame:
+    """Return the worst case of each victim: 1 if identified, 0 if not, NaN if never attacked.
+
+    Rows are victims (seed, observation, victim), columns are defenses: the same victims under
+    every defense, for paired tests and bootstraps.
+
+    Args:
+        results: The run.
+        scenario: Which scenario.
+        checkpoint: Which attacked round.
+        server: One of `SERVERS`.
+    """
+    found = results.worst_victims()[server]
+    levels = [found.index.get_level_values(name) for name in ("scenario", "checkpoint")]
+    here = found[(levels[0] == scenario) & (levels[1] == checkpoint)]
+    defenses = at(results.attacks[ARM], scenario, checkpoint)["defense"].unique()
+    matrix = here.droplevel(["scenario", "checkpoint"]).unstack("defense")
+    return matrix.reindex(columns=defenses).rename_axis(columns="defense").sort_index()
+
+
+def worst_victims(results: Analysed) -> pd.DataFrame:
+    """Return, per arm and victim, whether any attack of each server identified it.
+
+    1 if one did, 0 if not, NaN if no attack of that server's ran on it.
+    """
+    return _worst_victims(results, "identified")
+
+
+def _worst_victims(results: Analysed, outcome: str) -> pd.DataFrame:
+    """Return, per arm and victim, whether any attack of each server had an outcome."""
+    deciding = [outcome, "baseline", "threat", "candidates_granted"]
+    attacks = results.attacks[[*ARM, *_VICTIM, *deciding]]
+    found = _floats(attacks[outcome])
+    counted = {name: found.where(_counted(attacks, name)) for name in SERVERS}
+    table = attacks[[*ARM, *_VICTIM]].assign(**counted)
+    return table.groupby([*ARM, *_VICTIM], sort=False).max()
+
+
+def at(frame: pd.DataFrame, scenario: str, checkpoint: int) -> pd.DataFrame:
+    """Return the rows of one scenario and attacked round."""
+    return frame[(frame["scenario"] == scenario) & (frame["checkpoint"] == checkpoint)]
+
+
+def final_utility(results: Analysed) -> pd.DataFrame:
+    """Return the test accuracy per scenario and defense, at the last evaluated round.
+
+    Its interval always contains which test examples were drawn, and from two seeds on the spread
+    of the seeds; `contains` says so. `relative` is the accuracy as a share of the undefended one,
+    NaN without a control; `refused` is how often clients refused an honest model, over all seeds.
+    For models of next tokens, accuracy is that of next tokens, and `perplexity` the exponential
+    of the mean loss of a token; for others it is NaN.
+    """
+    frame = results.utility
+    last = frame.groupby(["scenario", "defense"])["round"].transform("max")
+    groups = frame[frame["round"] == last].groupby(["scenario", "defense"], sort=False)
+    table = pd.DataFrame([_accuracy(group) for _, group in groups], columns=_UTILITY_COLUMNS)
+    table = table.astype({"control": bool})
+    undefended = table[table["control"]].groupby("scenario")["accuracy"].first()
+    table["relative"] = table["accuracy"] / table["scenario"].map(undefended).astype(float)
+    return table
+
+
+def utility_curve(results: Analysed) -> pd.DataFrame:
+    """Return the accuracy per scenario, defense and evaluated round, averaged over seeds."""
+    frame = results.utility.assign(accuracy=results.utility["correct"] / results.utility["total"])
+    groups = frame.groupby(["scenario", "defense", "round"], sort=False)
+    described = {name: (name, "first") for name in DEFENSE}
+    return groups.agg(**described, accuracy=("accuracy", "mean")).reset_index()
+
+
+def claims(results: Analysed) -> pd.DataFrame:
+    """Return what is claimed and what was audited, per scenario and defense that claims privacy.
+
+    Of several seeds, it is the one with the largest epsilon, and with a violation if any has one:
+    its claim is `refuted`.
+    """
+    frame = results.guarantees
+    ranked = frame.assign(refuted=frame["violated"].fillna(False).astype(bool)).sort_values(
+        ["refuted", "epsilon"], ascending=False, kind="stable"
+    )
+    first = ranked.drop_duplicates(["scenario", "defense"])
+    return first.sort_index(kind="stable").reset_index(drop=True)
+
+
+def optimiser_failed(attacks: pd.DataFrame) -> pd.Series[float]:
+    """Return 1 where an attack's objective is worse at its guess than at the truth, else 0.
+
+    NaN where the attack has no objective or did not run.
+    """
+    truth = attacks["objective_at_truth"]
+    failed = attacks["objective"] > truth + 1e-3 * truth.abs() + 1e-9
+    return failed.astype(float).where(attacks["objective"].notna() & truth.notna())
+
+
+def with_scores(attacks: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
+    """Return attacks with a column for every metric, NaN where it could not be computed."""
+    key = ["cell", "observation", "victim"]
+    wide = scores.pivot(index=key, columns="metric", values="value").astype(float)
+    wide = wide.reindex(columns=wide.columns.union(["psnr", "ssim"], sort=False))
+    return attacks.join(wide, on=key)
+
+
+def _with_derived(results: Analysed) -> tuple[pd.DataFrame, list[str]]:
+    """Return the attacks with all that is averaged over victims, and the names of the metrics."""
+    attacks = with_scores(results.attacks, results.scores)
+    metrics = [*attacks.columns.difference(results.attacks.columns, sort=False)]
+    unit = attacks.groupby(["scenario", "seed", "observation"]).ngroup()
+    scored, refused, absent = (
+        attacks["outcome"] == outcome for outcome in ("scored", "refused", "not applicable")
+    )
+    known = attacks["psnr"].notna() & attacks["ssim"].notna()
+    tiers = {
+        name: ((attacks["psnr"] >= psnr) & (attacks["ssim"] >= ssim)).astype(float).where(known)
+        for name, (psnr, ssim) in _TIER_COLUMNS.items()
+    }
+    attacks = attacks.assign(
+        unit=unit,
+        unit_scored=unit.where(scored),
+        unit_refused=unit.where(refused),
+        unit_not_applicable=unit.where(absent),
+        reason=attacks["reason"].where(absent),
+        refusal=attacks["reason"].where(refused),
+        counterfactual=_floats(attacks["counterfactual"]),
+        label_correct=_floats(attacks["label_correct"]),
+        labels_granted=attacks["labels_granted"].fillna(False).astype(bool) & scored,
+        optimiser_failed=optimiser_failed(attacks),
+        seconds=attacks["seconds"].where(scored),
+        bound=_possible_bounds(attacks),
+        **tiers,
+    )
+    return attacks, metrics
+
+
+def _possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
+    """Return proven bounds; NaN for one below chance, which older results hold without a guess."""
+    bound = _floats(attacks["bound"])
+    return bound.where(bound * _floats(attacks["candidates"]) > 1 - _ROUNDING)
+
+
+def _attacks_with_an_outcome(results: Analysed) -> pd.DataFrame:
+    """Return the labels of the attacks that ran or need not, and the uploads `not_needed`.
+
+    These were attacked by others under the same defense, but not by this attack, although none of
+    its cells failed.
+    """
+    repetition = [*ATTACK, "seed"]
+    cells = results.cells[[*repetition, *DEFENSE, *ADVERSARY, "kind", "status"]]
+    cells = cells[cells["kind"] == "attack"]
+    finished = cells[cells["status"].isin(FINISHED)]
+    table = finished[[*ATTACK, *DEFENSE, *ADVERSARY]].drop_duplicates(ATTACK)
+    whole = cells.assign(whole=cells["status"].isin(FINISHED)).groupby(repetition, dropna=False)
+    units = results.attacks[[*repetition, "observation"]].drop_duplicates()
+    attacked = units.groupby(repetition, dropna=False).size().rename("attacked")
+    uploads = units.drop_duplicates([*ARM, "seed", "observation"]).groupby([*ARM, "seed"]).size()
+    counts = whole["whole"].all().reset_index()
+    counts = counts.merge(attacked.reset_index(), on=repetition, how="left")
+    counts = counts.merge(uploads.rename("uploads").reset_index(), on=[*ARM, "seed"], how="left")
+    missed = counts["uploads"].fillna(0) - counts["attacked"].fillna(0)
+    counts["not_needed"] = missed.where(counts["whole"], 0).astype(int)
+    skipped = counts.groupby(ATTACK, dropna=False)["not_needed"].sum().reset_index()
+    return table.merge(skipped, on=ATTACK, how="left")
+
+
+def _why_unscored(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    """Return what to say in place of a rate; nothing where there is one."""
+    if row.observations:
+        return ""
+    if row.refused:
+        return "refused by the client"
+    return "not needed" if row.not_needed and not row.not_applicable else "n/a"
+
+
+def _floats(flags: pd.Series[Any]) -> pd.Series[float]:
+    return pd.Series(flags.to_numpy(dtype=float, na_value=nan), index=flags.index)
+
+
+def _limits(identified: Floats, unit: Floats) -> dict[str, Any]:
+    scored = ~np.isnan(identified)
+    interval = rate(identified[scored].astype(bool), unit[scored])
+    if interval.n == 0:
+        interval = Interval(nan, nan, nan, 0)
+    values = (interval.value, interval.low, interval.high, str(interval))
+    return dict(zip(_LIMITS, values, strict=True))
+
+
+def _rated(identified: Floats, counterfactual: Floats, unit: Floats) -> dict[str, Any]:
+    """Return the limits of a rate and of its counterfactual."""
+    limits = _limits(counterfactual, unit)
+    others = dict(zip(_OTHER_LIMITS, (limits["rate"], limits["low"]), strict=True))
+    return _limits(identified, unit) | others
+
+
+def _blind(attacks: pd.DataFrame) -> pd.DataFrame:
+    """Return, per arm, the rate of the best blind guess and chance."""
+    tries = 1 + attacks["transformed"].fillna(False).astype(int)  # the victim, what was made of it
+    scores = attacks[[*ARM, "adversary", "baseline"]].assign(
+        chance=tries / attacks["candidates"], prior=_floats(attacks["identified"])
+    )
+    guesses = scores[scores["baseline"]].groupby([*ARM, "adversary"], dropna=False)
+    prior = guesses.agg(prior=("prior", "mean")).groupby(level=ARM, dropna=False).max()
+    chance = scores.groupby(ARM, dropna=False).agg(chance=("chance", "mean"))
+    return chance.join(prior).reset_index()
+
+
+def _advantages(success: pd.Series[float], blind: pd.Series[float]) -> list[float]:
+    return [advantage(*pair) for pair in zip(success, blind, strict=True)]
+
+
+def _chances(rates: pd.DataFrame, server: str) -> dict[Hashable, tuple[bool, bool]]:
+    """Return, per arm, whether a server tried anything of its own, and was refused anything."""
+    own = rates[_counted(rates, server) & _own(rates, server)]
+    chances = own[ARM].assign(tried=tried(own), refused=own["refused"] > 0)
+    found = chances.groupby(ARM, sort=False).any()
+    flags = found.itertuples(index=False, name=None)
+    return {arm: (bool(one), bool(two)) for arm, (one, two) in zip(found.index, flags, strict=True)}
+
+
+def _worst(victims: pd.DataFrame, server: str, chance: tuple[bool, bool] | None) -> dict[str, Any]:
+    """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
+    tried, refused = chance or (False, False)
+    if tried:
+        found, others, unit = victims[[server, _OTHERS[server], "unit"]].to_numpy(dtype=float).T
+        limits = _rated(found, others, unit)
+        observations = len(np.unique(unit[~np.isnan(found)]))
+    else:
+        limits, observations = _NO_LIMITS, 0
+        if refused:
+            limits = limits | {"text": "refused by the client"}
+    named = {column(server, name): value for name, value in limits.items()}
+    return named | ({"observations": observations} if server == "passive" else {})
+
+
+def _counted(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
+    """Return which attacks are in the worst case of a server."""
+    if server == "candidates":
+        return ~attacks["baseline"] & (attacks["threat"] == "passive")
+    threats = _THREATS[: _THREATS.index(server) + 1]
+    return ~attacks["baseline"] & ~attacks["candidates_granted"] & attacks["threat"].isin(threats)
+
+
+def _own(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
+    """Return which attacks no lesser server can make."""
+    if server == "candidates":
+        return attacks["candidates_granted"]
+    return attacks["threat"] == server
+
+
+def _accuracy(group: pd.DataFrame) -> dict[Hashable, Any]:
+    interval = accuracy_interval(group["correct"].tolist(), group["total"].tolist())
+    return group[["scenario", "defense", *DEFENSE]].iloc[0].to_dict() | {
+        "seeds": group["seed"].nunique(),
+        "rounds": int(group["round"].iloc[0]),
+        "refused": int(group["refused"].fillna(0).sum()),
+        "accuracy": interval.value,
+        "low": interval.low,
+        "high": interval.high,
+        "text": str(interval),
+        "contains": _interval_contains(interval.n),
+        "perplexity": _perplexity(group),
+    }
+
+
+def _perplexity(group: pd.DataFrame) -> float:
+    of_tokens = "task" in group and group["task"].iloc[0] == "next-token"
+    return float(np.exp(min(group["loss"].mean(), _LARGEST_LOSS))) if of_tokens else np.nan
+
+
+def _interval_contains(seeds: int) -> str:
+    """Return what an accuracy's interval is about: see `accuracy_interval`."""
+    if seeds == 1:
+        return "test sampling only, of one seed"
+    return f"test sampling and the {'range' if seeds < LEAST_SEEDS else 'mean'} of {seeds} seeds"

@@ -1,0 +1,130 @@
+"""DP-SGD of equal utility beside every defense without a guarantee: what a heuristic has to beat.
+
+References:
+    Aerni, Zhang, Tramer. "Evaluations of Machine Learning Privacy Defenses are Misleading." CCS
+    2024. https://arxiv.org/abs/2404.17399
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from ..foundations.statistics import Interval, paired_difference
+from .checks import DP_BASELINE
+from .dominance import Dominance
+
+ADVICE = f"add `{{name: {DP_BASELINE}, noise_multiplier: [0.01, 0.1, 1.0]}}` to its defenses"
+"""What a run without the baseline lacks."""
+
+_COLUMNS = [
+    *("defense", "partner", "match", "difference", "low", "high", "verdict"),
+    "candidates_verdict",
+]
+
+
+def heuristics(points: pd.DataFrame) -> pd.DataFrame:
+    """Return the defenses that were measured and have no claim of privacy that stands."""
+    claimed = points["epsilon"].notna() & ~points["refuted"]
+    private = claimed | points["control"] | (points["family"] == DP_BASELINE)
+    return points[~private].dropna(subset=["accuracy", "success"])
+
+
+def equal_utility(
+    points: pd.DataFrame, order: Dominance, victims: pd.DataFrame, given_candidates: pd.DataFrame
+) -> pd.DataFrame:
+    """Return, for every heuristic, the DP-SGD that it has to be compared with, and who wins.
+
+    Where no difference in accuracy is shown to some DP-SGD, the nearest of them is the partner,
+    and worst-case success is compared on the same victims. A heuristic that leaks no less than
+    the undefended control is never better. Without such a partner it is the nearest in accuracy,
+    and only dominance decides: a heuristic is worse if it leaks more than the next DP-SGD that is
+    more accurate, and better if it leaks less than the next that is less accurate. Nothing is
+    interpolated, and a DP-SGD whose claim is refuted is none.
+
+    Args:
+        points: `Frontier.points` of one scenario and checkpoint.
+        order: Which of them is significantly more accurate.
+        victims: `victim_matrix` of the same, for a passive server.
+        given_candidates: The same for one that is given candidates.
+
+    Returns:
+        Columns defense, `partner`, `match` (`equal` or `nearest`), `difference` in worst-case
+        success (heuristic minus partner) with `low` and `high`, `verdict`, and
+        `candidates_verdict`, the same where attacks are given candidates. Empty without DP-SGD.
+    """
+    placed = points.dropna(subset=["accuracy", "success"])
+    private = placed[
+        (placed["family"] == DP_BASELINE) & (placed["strength"] > 0) & ~placed["refuted"]
+    ]
+    rivals = heuristics(points)
+    if private.empty or rivals.empty:
+        return pd.DataFrame(columns=_COLUMNS)
+    rows = []
+    for _, rival in rivals.iterrows():
+        pairs = [(name, rival["defense"]) for name in private["defense"]]
+        shown = np.array([order.gaps[pair].accuracy for pair in pairs])
+        equal, above, below = (private[shown == sign] for sign in (0, 1, -1))
+        partner = _nearest(equal if len(equal) else private, rival)
+        if len(equal):
+            verdict = partial(_at_equal_accuracy, rival=rival, partner=partner)
+        else:
+            verdict = partial(_by_dominance, rival=rival, above=above, below=below)
+        gap = _difference(victims, rival, partner)
+        given = pd.notna(rival["candidates_rate"]) and pd.notna(partner["candidates_rate"])
+        rows.append(
+            (
+                rival["defense"],
+                partner["defense"],
+                "equal" if len(equal) else "nearest",
+                *(gap.value, gap.low, gap.high),
+                verdict(victims),
+                verdict(given_candidates) if given else "",
+            )
+        )
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _nearest(arms: pd.DataFrame, rival: pd.Series) -> pd.Series:
+    nearest: pd.Series = arms.loc[(arms["accuracy"] - rival["accuracy"]).abs().idxmin()]
+    return nearest
+
+
+def _difference(victims: pd.DataFrame, rival: pd.Series, partner: pd.Series) -> Interval:
+    """Return how much more often the rival's victims are identified, paired."""
+    both = victims[[rival["defense"], partner["defense"]]].dropna()
+    unit = both.groupby(level=["seed", "observation"]).ngroup()
+    return paired_difference(both.iloc[:, 0], both.iloc[:, 1], unit)
+
+
+def _at_equal_accuracy(victims: pd.DataFrame, rival: pd.Series, partner: pd.Series) -> str:
+    gap = _difference(victims, rival, partner)
+    if gap.low > 0:
+        return "worse: leaks more at equal accuracy"
+    if gap.high < 0:
+        better = "better: leaks less at equal accuracy"
+        return better if rival["gains"] else "no gain shown over no defense"
+    return "no difference shown at equal accuracy"
+
+
+def _by_dominance(
+    victims: pd.DataFrame, rival: pd.Series, above: pd.DataFrame, below: pd.DataFrame
+) -> str:
+    above, below = above.nsmallest(1, "accuracy"), below.nlargest(1, "accuracy")
+    if any(_difference(victims, rival, arm).low > 0 for _, arm in above.iterrows()):
+        return "worse: leaks more and is less accurate"
+    if any(_difference(victims, rival, arm).high < 0 for _, arm in below.iterrows()):
+        return "better: leaks less and is more accurate"
+    return f"undecided: add {DP_BASELINE} with a noise multiplier {_between(above, below)}"
+
+
+def _between(above: pd.DataFrame, below: pd.DataFrame) -> str:
+    """Return which noise would be as accurate: less noise is more accurate."""
+    if above.empty:
+        return f"below {below['strength'].iloc[0]:g}"
+    if below.empty:
+        return f"above {above['strength'].iloc[0]:g}"
+    least, most = sorted([above["strength"].iloc[0], below["strength"].iloc[0]])
+    return f"between {least:g} and {most:g}"

@@ -1,0 +1,596 @@
+"""Flags an evaluation that should not be trusted.
+
+The questions follow Carlini et al., "On Evaluating Adversarial Robustness", 2019,
+https://arxiv.org/abs/1902.06705; Tramer et al., "On Adaptive Attacks to Adversarial Example
+Defenses", NeurIPS 2020, https://arxiv.org/abs/2002.08347; and Aerni, Zhang, Tramer,
+"Evaluations of Machine Learning Privacy Defenses are Misleading", CCS 2024,
+https://arxiv.org/abs/2404.17399.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from ..client.examination import findings
+from ..foundations.statistics import (
+    SIGNIFICANCE,
+    Floats,
+    clopper_pearson,
+    holm,
+    monotone_violation,
+    paired_difference,
+)
+from .analysis import FINISHED, SERVERS, Analysed, blind_success, column, optimiser_failed, tried
+from .labels import ARM, ATTACK, rows, sweeps
+from .tables import once
+
+Verdict = Literal["pass", "warn", "fail", "n/a"]
+
+FAILED_SHARE = 0.2
+"""Share of victims missed by a failed optimiser from which an attack says little."""
+
+DP_BASELINE = "DPSGD"
+"""The family that every defense without a guarantee has to be compared with (Aerni et al.)."""
+
+LEAST_POWER = 0.2
+"""Largest rate that an evaluation without a single success may leave possible."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The answer to one question about an evaluation.
+
+    Attributes:
+        name: What is asked.
+        verdict: `fail` if conclusions would be wrong, `warn` if they need a caveat, `n/a` if
+            the run has nothing that the question is about.
+        text: The answer, in one sentence.
+        details: The cases it is about.
+        remedy: Code that mends them.
+    """
+
+    name: str
+    verdict: Verdict
+    text: str
+    details: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    results: Analysed
+
+    @cached_property
+    def planned(self) -> pd.DataFrame:
+        """Return the labels of all attack cells, finished or not."""
+        return self.results.cells[self.results.cells["kind"] == "attack"]
+
+    @cached_property
+    def attacks(self) -> pd.DataFrame:
+        """Return the rates of attacks that ran, without the blind guess.
+
+        `uploads` are those that the attack ran on and those that a cascade spared it.
+        """
+        rates = self.results.rates()
+        rates = rates.assign(uploads=rates["observations"] + rates["not_needed"])
+        return rates[~rates["baseline"] & rates["rate"].notna()]
+
+    @cached_property
+    def control(self) -> pd.DataFrame:
+        """Return the attacks' rates without a defense."""
+        return self.attacks[self.attacks["control"]]
+
+
+def run_checks(results: Analysed) -> list[Check]:
+    """Return the answers to all questions about a run, always in the same order.
+
+    Nothing passes where no cell has finished.
+    """
+    evidence = _Evidence(results)
+    checks = [check(evidence) for check in _CHECKS]
+    if results.cells["status"].isin(FINISHED).any():
+        return checks
+    return [
+        _not_asked(check.name, "No cell has finished.") if check.verdict == "pass" else check
+        for check in checks
+    ]
+
+
+def overall(checks: Iterable[Check]) -> Verdict:
+    """Return the worst verdict."""
+    found = {check.verdict for check in checks}
+    return next((verdict for verdict in _WORST_FIRST if verdict in found), "pass")
+
+
+def conclusion(checks: Iterable[Check]) -> str:
+    """Return whether an evaluation can be trusted, and the checks that say otherwise."""
+    checks = list(checks)
+    verdict = overall(checks)
+    names = _named(checks, verdict)
+    answers = {"fail": f"NO ({names})", "warn": f"YES, with caveats ({names})"}
+    return f"Evaluation: {answers.get(verdict, 'YES')}"
+
+
+def failed_checks(checks: Iterable[Check]) -> str:
+    """Return the names of the checks that an evaluation fails; "" if it fails none."""
+    return _named(checks, "fail")
+
+
+def _named(checks: Iterable[Check], verdict: Verdict) -> str:
+    return ", ".join(check.name for check in checks if check.verdict == verdict)
+
+
+def _undefended_control(evidence: _Evidence) -> Check:
+    control = evidence.control
+    control = control.assign(broken=control["low"] > blind_success(control))
+    place = ["scenario", "checkpoint"]
+    places = evidence.planned.groupby(place, sort=False).size().index
+    broken = _weakest(control, evidence.planned).groupby(place)["broken"].any()
+    unbroken = places[~broken.reindex(places, fill_value=False).astype(bool)]
+    useful = control.groupby("adversary", sort=False)["broken"].any()
+    details = [
+        *(
+            f"{scenario}, round {checkpoint}: "
+            + ("no attack" if (scenario, checkpoint) in broken else "none tried")
+            for scenario, checkpoint in unbroken
+        ),
+        *(f"{adversary}: never" for adversary in useful.index[~useful]),
+    ]
+    name = "undefended control"
+    if len(unbroken) or places.empty:
+        text = (
+            "No attack is shown to beat a blind guess where there is no defense: that attacks "
+            "fail against a defense proves nothing here."
+        )
+        return Check(name, "fail", text, tuple(details))
+    return _answer(
+        name,
+        details,
+        "Some attacks never beat a blind guess even where there is no defense: that they fail "
+        "against one proves nothing.",
+        "Every attack that ran beats a blind guess somewhere where there is no defense.",
+    )
+
+
+def _weakest(rates: pd.DataFrame, planned: pd.DataFrame) -> pd.DataFrame:
+    """Return the attacks that rebuild from nothing, of the least threat that was planned.
+
+    That an active attack works, or one that is given candidates, says nothing of the others.
+    """
+    rebuilding = planned[~planned["baseline"] & ~planned["candidates_granted"]]
+    least = next((threat for threat in SERVERS if (rebuilding["threat"] == threat).any()), None)
+    return rates[~rates["candidates_granted"] & (rates["threat"] == least)]
+
+
+def _blind_guess(evidence: _Evidence) -> Check:
+    name = "blind guess"
+    rates = evidence.results.rates()
+    blind = rates[rates["control"] & rates["baseline"] & rates["rate"].notna()]
+    if blind.empty:
+        return Check(
+            name,
+            "warn",
+            "No blind guess was scored where there is no defense, so success that needs no upload "
+            "cannot be told from leakage.",
+        )
+    uneven = blind[(blind["chance"] < blind["low"]) | (blind["chance"] > blind["high"])]
+    details = [
+        f"look-alikes are not exchangeable: blind guess {row.text}, chance "
+        f"{_percent(row.chance)}, {_place(row)}"
+        for row in rows(uneven)
+    ]
+    return _answer(
+        name,
+        [*_no_better_than_blind(evidence.results.attacks), *details],
+        "A guess that ignores the upload cannot be told from an attack, or beats chance: such "
+        "success is not leakage.",
+        "Every attack beats the blind guess where there is no defense, and the blind guess is at "
+        "chance.",
+    )
+
+
+def _no_better_than_blind(attacks: pd.DataFrame) -> Iterator[str]:
+    """Yield the undefended attacks whose success is not significantly above a blind one.
+
+    Blind are the guess that ignores the upload and, where there is one, the attack's own guess for
+    another upload, of which a batch has as many.
+    """
+    victim = ["scenario", "checkpoint", "seed", "observation", "victim"]
+    known = [*ATTACK, "seed", "observation", "victim", "baseline", "control"]
+    known += ["identified", "counterfactual"]
+    control = attacks.loc[attacks["identified"].notna() & attacks["control"], known]
+    control = control.astype({"identified": float, "counterfactual": float})
+    blind = control[control["baseline"]].groupby(victim)["identified"].max().rename("blind")
+    paired = control[~control["baseline"]].merge(blind.reset_index(), on=victim)
+    for _, group in paired.groupby(ATTACK, dropna=False, sort=False):
+        unit = group.groupby(["seed", "observation"]).ngroup()
+        blinds = [group["blind"], group["counterfactual"]]
+        gain = min(
+            (
+                paired_difference(group["identified"][there], one[there], unit[there])
+                for one in blinds
+                if (there := one.notna()).any()
+            ),
+            key=lambda gain: gain.low,
+        )
+        if not gain.low > 0:
+            limits = f"{_percent(gain.low)} to {_percent(gain.high)}"
+            yield f"{limits} above the blind guess: {_case(group.iloc[0])}"
+
+
+def _optimiser(evidence: _Evidence) -> Check:
+    attacks = evidence.results.attacks
+    failed = optimiser_failed(attacks)
+    # A guess near enough to identify the victim need not reach the truth's own objective.
+    missed = failed * ~attacks["identified"].fillna(False).astype(bool)
+    defended = attacks[ATTACK].assign(missed=missed)[~attacks["control"]]
+    if defended["missed"].isna().all():
+        return _not_asked("optimiser", "No optimising attack ran against a defense.")
+    missed = defended.groupby(ATTACK, dropna=False, sort=False)["missed"].mean()
+    table = evidence.attacks.merge(missed.reset_index(), on=ATTACK)
+    return _answer(
+        "optimiser",
+        [
+            f"{_percent(row.missed)} of victims{_scope(row)}: {_case(row)}"
+            for row in rows(table[table["missed"] > FAILED_SHARE])
+        ],
+        "Some attacks missed victims although the truth fits the upload better than their guess: "
+        "the optimiser failed, not the information, and a longer search may succeed.",
+        "Where optimising attacks fail, their guess mostly fits the upload at least as well as "
+        "the truth.",
+    )
+
+
+def _monotone(evidence: _Evidence) -> Check:
+    # Not attack by attack: in a cascade these face other uploads under every defense.
+    worst = evidence.results.worst_case()
+    places = worst[~worst["control"]].groupby(["scenario", "checkpoint"], sort=False)
+    if not any(True for _, arms in places for _ in sweeps(arms)):
+        return _not_asked("monotone", "No defense was attacked at more than one strength.")
+    return _answer(
+        "monotone",
+        [rise for _, arms in places for server in SERVERS for rise in _rises(arms, server)],
+        "Some stronger setting of a defense leaks significantly more in the worst case: look for "
+        "a mistake in the defense or in the attacks.",
+        "No stronger setting of a defense leaks significantly more in the worst case.",
+    )
+
+
+def _rises(arms: pd.DataFrame, server: str) -> Iterator[str]:
+    """Yield where the worst case of a server rises with strength, other options being equal."""
+    rate, low, high, text = (column(server, name) for name in ("rate", "low", "high", "text"))
+    for sweep in sweeps(arms.dropna(subset=rate)):
+        columns = [sweep[name].to_numpy() for name in ("strength", rate, low, high)]
+        for weaker, stronger in monotone_violation(*columns):
+            more, less = sweep.iloc[stronger], sweep.iloc[weaker]
+            yield (
+                f"{more[text]} instead of {less[text]} under {less.defense}: {SERVERS[server]} "
+                f"against {more.defense}, {_place(more)}"
+            )
+
+
+def _oracle_inputs(evidence: _Evidence) -> Check:
+    rates = evidence.results.rates()
+    rates = rates[~rates["candidates_granted"]]  # which reports keep apart
+    if evidence.attacks.empty:
+        return _not_asked("oracle inputs", "No attack ran.")
+    granted = rates[rates["labels_granted"].astype(bool)]
+    granted = granted.drop_duplicates(["adversary", "scenario"])
+    return _answer(
+        "oracle inputs",
+        [f"{row.adversary}, {row.scenario}" for row in rows(granted)],
+        "Some adversaries were told the private labels, which a real one has to infer: their "
+        "success is an upper limit.",
+        "No adversary was told the private labels.",
+    )
+
+
+def _randomness(evidence: _Evidence) -> Check:
+    cells, replays = evidence.results.cells, evidence.results.replays
+    declared = cells.loc[cells["stochastic"].astype("boolean").fillna(False), "defense"]
+    found = replays.loc[replays["uploads_differ"].fillna(False).astype(bool), "defense"]
+    stochastic = {*declared, *found}
+    accuracy = evidence.results.final_utility()
+    trained = accuracy[accuracy["defense"].isin(stochastic) & (accuracy["seeds"] < 2)]
+    attacks = evidence.attacks
+    attacked = attacks[attacks["defense"].isin(stochastic) & (attacks["uploads"] < 2)]
+    return _answer(
+        "randomness",
+        [
+            *(f"accuracy from one seed: {row.defense}, {row.scenario}" for row in rows(trained)),
+            *(f"one observation: {_case(row)}" for row in rows(attacked)),
+        ],
+        "Some randomised defenses were scored on one draw of their randomness: the result may be "
+        "luck.",
+        "Every randomised defense was trained with several seeds and attacked several times.",
+    )
+
+
+def _adaptive(evidence: _Evidence) -> Check:
+    rates = evidence.results.rates()
+    knows = rates["knows_defense"].fillna(False).astype(bool)
+    simulating = rates.assign(knows=knows)[rates["simulates"] & tried(rates)]
+    granted = simulating.groupby([*ARM, "adversary"])["knows"].any()
+    adaptive = granted.groupby(level=ARM).all()
+    planned = evidence.planned
+    arms = planned[~planned["control"]].groupby(ARM, sort=False).size().index
+    blind = arms[~adaptive.reindex(arms, fill_value=False).astype(bool)]
+    return _answer(
+        "adaptive",
+        [
+            *(
+                f"{defense}, {scenario}, round {checkpoint}"
+                for scenario, checkpoint, defense in blind
+            ),
+            *_crippled(evidence.results.attacks),
+        ],
+        "Some defenses were not attacked by every simulating adversary with knowledge of the "
+        "defense, or that knowledge made it significantly worse: non-adaptive, not evidence of "
+        "privacy.",
+        "Every simulating adversary was also granted knowledge of the defense, and is not "
+        "significantly worse for it.",
+    )
+
+
+def _crippled(attacks: pd.DataFrame) -> Iterator[str]:
+    """Yield the attacks that succeed significantly less often if they know the defense.
+
+    By a sign test over uploads. One that a cascade spared the ignorant attack counts for the
+    informed: others have broken it, perhaps the informed attack itself.
+    """
+    known = [*ATTACK, "control", "seed", "observation", "identified"]
+    defended = attacks["simulates"] & ~attacks["control"]
+    scored = attacks.loc[defended & attacks["identified"].notna(), known]
+    scored = scored.astype({"identified": float, "knows_defense": bool})
+    cases, p_values = [], []
+    for _, group in scored.groupby([*ARM, "adversary"], sort=False):
+        upload = ["seed", "observation", "knows_defense"]
+        shares = group.groupby(upload)["identified"].mean().unstack()
+        if {True, False} <= {*shares.columns}:
+            informed, ignorant = shares[True], shares[False]
+            worse = int((ignorant > informed).sum())
+            better = int((informed > ignorant.fillna(0)).sum())
+            cases.append(
+                f"{worse} uploads broken only without knowing the defense, at most {better} only "
+                f"with it: {_case(group[group['knows_defense']].iloc[0])}"
+            )
+            p_values.append(stats.binom.sf(worse - 1, worse + better, 0.5))
+    significant = holm(np.array(p_values)) < SIGNIFICANCE
+    yield from (case for case, found in zip(cases, significant, strict=True) if found)
+
+
+def _replay(evidence: _Evidence) -> Check:
+    if evidence.results.replays.empty:
+        return _not_asked("replay", "No defense was replayed on clients of known examples.")
+    examined = rows(evidence.results.replays)
+    found = [(row, finding) for row in examined for finding in findings(row)]
+    remedies = dict.fromkeys(finding.remedy for _, finding in found)
+    check = _answer(
+        "replay",
+        [f"{row.defense}, {row.scenario}: {finding.problem}" for row, finding in found],
+        "The replay by which attacks know a defense would cripple them: what could be done about "
+        "it was done, and the lines below mend it.",
+        "Every replay by which attacks know a defense gives the upload as nearly as the "
+        "defense's own randomness allows, and its slope.",
+    )
+    return replace(check, remedy="\n".join(remedies))
+
+
+def _completeness(evidence: _Evidence) -> Check:
+    cells = evidence.results.cells
+    unfinished = cells[~cells["status"].isin(FINISHED)]
+    counts = unfinished["status"].value_counts()
+    spared = (cells["status"] == "not needed").sum()
+    errors = unfinished.loc[unfinished["error"] != "", "error"]
+    failed = (unfinished["status"] != "missing").any()
+    remedy = "`--retry-failed` runs those again that failed" if failed else "run again"
+    return _answer(
+        "completeness",
+        [
+            *(f"{status}: {number} cells" for status, number in counts.items()),
+            *(f"first error: {_first_line(error)}" for error in errors.head(1)),
+        ],
+        f"{len(unfinished)} of {len(cells)} cells have no result: what they would have shown is "
+        f"unknown; {remedy}.",
+        f"All {len(cells)} cells finished"
+        + (f", {spared} of them with nothing left to find." if spared else "."),
+        verdict="fail",
+    )
+
+
+def _proven_bound(evidence: _Evidence) -> Check:
+    name, bounded = "proven bound", evidence.attacks.dropna(subset="bound")
+    if bounded.empty:
+        return _not_asked(name, "No bound was evaluated for this run: nothing to compare with.")
+    exceeded = bounded[holm(_excess(bounded)) < SIGNIFICANCE]
+    return _answer(
+        name,
+        [
+            f"{row.text}{_scope(row)} against a bound of {_percent(row.bound)}: {_case(row)}"
+            for row in rows(exceeded)
+        ],
+        "Some attacks succeed more often than is proven possible: the defense, its accounting or "
+        "the evaluation is broken.",
+        "No attack significantly exceeds the bound that a defense claims.",
+        verdict="fail",
+    )
+
+
+def _excess(bounded: pd.DataFrame) -> Floats:
+    """Return p-values that attacks succeed no more often than their bounds allow.
+
+    They are exact for one example per upload. The examples of a larger one are not independent:
+    uploads count by the share that was identified, for which the tail is at most e times as
+    probable (Bentkus, "On Hoeffding's Inequalities", 2004, https://doi.org/10.1214/009117904000000360).
+    Uploads that a cascade spared an attack count as failures: those that are left were chosen by
+    the failures of others, and an attack may well succeed on more of them than on all.
+    """
+    uploads, bound = bounded["uploads"], bounded["bound"].astype(float).clip(upper=1.0)
+    successes = np.floor(bounded["rate"] * bounded["observations"] + 1e-9)
+    tail = stats.binom.sf(successes - 1, uploads, bound)
+    single = bounded["victims"] == bounded["observations"]
+    p_values: Floats = np.where(single, tail, np.minimum(1.0, math.e * tail))
+    return p_values
+
+
+def _claimed_noise(evidence: _Evidence) -> Check:
+    name, claims = "claimed noise", evidence.results.claims()
+    if claims.empty:
+        return _not_asked(name, "No defense of this run claims differential privacy.")
+    refuted = claims[claims["refuted"]]
+    if len(refuted):
+        return Check(
+            name,
+            "fail",
+            "The noise of a defense is not what its guarantee needs: its epsilon and its bounds "
+            "are void.",
+            tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in rows(refuted)),
+        )
+    unknown = claims[claims["violated"].isna()]
+    return _answer(
+        name,
+        [f"{row.defense}, {row.scenario}: {row.finding}" for row in rows(unknown)],
+        "The noise of a defense that claims differential privacy could not be audited: its "
+        "guarantee is taken on trust.",
+        "The noise of every defense that claims differential privacy is there, and adds up to the "
+        "epsilon claimed.",
+    )
+
+
+def _trained_upload(evidence: _Evidence) -> Check:
+    """Compare the attacked uploads with those of the training that gives their accuracy."""
+    name, cells = "trained upload", evidence.results.cells
+    if "other_cohort" not in cells or not (trained := cells[cells["kind"] == "train"]).size:
+        return _not_asked(name, "The run does not say what uploads were trained on.")
+    cohorts = trained[trained["other_cohort"].fillna("") != ""]
+    sizes = trained[trained["other_examples"].fillna("") != ""].drop_duplicates("scenario")
+    details = [
+        *(
+            f"{row.defense}, {row.scenario}: {row.other_cohort}"
+            for row in rows(cohorts.drop_duplicates(["scenario", "defense"]))
+        ),
+        *(f"{row.scenario}: {row.other_examples}" for row in rows(sizes)),
+    ]
+    return _answer(
+        name,
+        details,
+        "What is attacked is not what was trained: success and accuracy belong to different "
+        "uploads.",
+        "Attacked uploads are of as many clients, examples and local steps as those of the "
+        "training that gives the accuracy.",
+        verdict="fail",
+    )
+
+
+def _dp_baseline(evidence: _Evidence) -> Check:
+    arms = evidence.results.cells.drop_duplicates(["scenario", "defense"])
+    claims = evidence.results.claims()[["scenario", "defense"]]
+    arms = arms.merge(claims, on=["scenario", "defense"], how="left", indicator="claims")
+    heuristic = arms[~arms["control"] & (arms["claims"] == "left_only")]
+    if heuristic.empty:
+        return _not_asked("private baseline", "No defense of this run is without a guarantee.")
+    private = arms.loc[arms["family"] == DP_BASELINE, "scenario"]
+    return _answer(
+        "private baseline",
+        heuristic.loc[~heuristic["scenario"].isin(private), "scenario"].unique(),
+        f"Defenses without a guarantee are not compared with {DP_BASELINE}: add it at several "
+        "noise multipliers, so that one of them is as accurate.",
+        f"Every defense without a guarantee has {DP_BASELINE} in the same run to compare with.",
+    )
+
+
+def _power(evidence: _Evidence) -> Check:
+    name, attacks = "power", evidence.attacks
+    if attacks.empty:
+        return Check(name, "warn", "No attack ran, so no rate can be bounded.")
+    needed = next(n for n in count(1) if _unseen(n) <= LEAST_POWER)
+    few = attacks.loc[attacks["uploads"] < needed, ["scenario", "uploads"]]
+    return _answer(
+        name,
+        [
+            f"{row.uploads} of {needed} observations cannot exclude a rate of "
+            f"{_percent(_unseen(row.uploads))}: {row.scenario}"
+            for row in rows(few.drop_duplicates())
+        ],
+        "There are too few observations to notice an attack that succeeds once in ten: take at "
+        f"least {needed}.",
+        "There are enough observations: an attack that never succeeds here succeeds on less than "
+        f"{_percent(LEAST_POWER)} of uploads.",
+    )
+
+
+def _unseen(n: int) -> float:
+    """Return the largest rate that n observations without a success are consistent with."""
+    return clopper_pearson(0, n).high
+
+
+def _answer(
+    name: str, details: Iterable[str], problem: str, passed: str, verdict: Verdict = "warn"
+) -> Check:
+    cases = tuple(details)
+    return Check(name, verdict, problem, cases) if cases else Check(name, "pass", passed)
+
+
+def _not_asked(name: str, reason: str) -> Check:
+    return Check(name, "n/a", reason)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _case(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    informed = row.control or pd.isna(row.knows_defense) or row.knows_defense
+    knowledge = "" if informed else " without knowing it"
+    return f"{row.adversary} against {row.defense}{knowledge}, {_place(row)}"
+
+
+def _scope(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    return f" ({row.scope})" if row.scope else ""
+
+
+def _place(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    return f"{row.scenario}, round {row.checkpoint:.0f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+_WORST_FIRST: tuple[Verdict, ...] = ("fail", "warn")
+
+_CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
+    _undefended_control,
+    _blind_guess,
+    _optimiser,
+    _monotone,
+    _oracle_inputs,
+    _randomness,
+    _adaptive,
+    _replay,
+    _completeness,
+    _proven_bound,
+    _claimed_noise,
+    _trained_upload,
+    _dp_baseline,
+    _power,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged(Analysed):
+    """Rows, and whether the evaluation that they come from can be trusted."""
+
+    @once
+    def checks(self) -> list[Check]:
+        """Return whether the evaluation can be trusted, question by question."""
+        return run_checks(self)

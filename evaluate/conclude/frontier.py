@@ -1,0 +1,419 @@
+"""The privacy-utility frontier: which defense is worth its accuracy, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from markupsafe import escape
+from numpy.typing import NDArray
+
+from ..foundations.statistics import (
+    DRAWS,
+    advantage,
+    clopper_pearson,
+    hypervolume,
+    hypervolumes,
+    pareto_mask,
+    pareto_probability,
+)
+from .analysis import SERVERS, at, column, victim_matrix
+from .baseline import equal_utility
+from .checks import Judged, failed_checks
+from .dominance import Arm, Dominance, Verdict, compare, judge
+from .labels import DEFENSE, describe_defenses, limit_text, percent, rows
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+TARGETS = (0.05, 0.1, 0.25)
+"""Worst-case advantages that users ask to stay below."""
+
+AFFORDABLE = 0.02
+"""Loss of accuracy that users call affordable."""
+
+_STRONGER = [server for server in SERVERS if server != "passive"]
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """All defenses of one scenario, against the model of one round.
+
+    Attributes:
+        scenario: Its name.
+        checkpoint: The attacked round.
+        points: One row per defense: its labels, `accuracy`, worst-case `success` of a passive
+            server and `advantage` over the blind guess, each with limits; `gains`, whether it
+            leaks significantly less than the undefended control; `verdict` of `dominance.judge`;
+            `pareto`, whether that is Pareto-optimal, and `p_pareto`, how probable it is at the
+            estimates; `parameters_rate`, `architecture_rate` and `candidates_rate` as in
+            `worst_case`, with limits and what is `blind` of each; the claimed `epsilon` at
+            `delta`, and whether it is `refuted`. The control is `pareto` if no judged defense is
+            better than it at the estimates.
+        families: Hypervolume of each family's sweep, with limits: the area that it dominates of
+            relative accuracy x (1 - advantage), where 1 is perfect.
+        answers: Single numbers that users ask for, as sentences.
+        baseline: `equal_utility`: every heuristic beside DP-SGD.
+    """
+
+    scenario: str
+    checkpoint: int
+    points: pd.DataFrame
+    families: pd.DataFrame
+    answers: tuple[str, ...]
+    baseline: pd.DataFrame
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: every defense, and what it is worth."""
+        shown = self.points[["name", "success_text", "accuracy", "verdict"]].rename(
+            columns={"name": "defense", "success_text": "victims identified"}
+        )
+        accuracy = [percent(value) for value in shown["accuracy"]]
+        return f"<p>{escape(self.scenario)}, model of round {self.checkpoint}</p>" + str(
+            shown.assign(accuracy=accuracy).to_html(index=False)
+        )
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """Resampled accuracies and advantages, draws x defenses."""
+
+    accuracy: Floats
+    advantage: Floats
+
+
+def make_frontiers(results: Judged, draws: int = DRAWS, seed: int = 0) -> list[Frontier]:
+    """Return the frontier of every scenario and attacked round.
+
+    Args:
+        results: The run.
+        draws: Bootstrap resamples.
+        seed: Seed of the bootstrap.
+    """
+    claims = results.claims()[["scenario", "defense", "epsilon", "delta", "refuted"]]
+    accuracies = results.final_utility().merge(claims, on=["scenario", "defense"], how="left")
+    worst = results.worst_case()
+    settings = worst[["scenario", "checkpoint"]].drop_duplicates()
+    return [
+        _frontier(
+            results,
+            setting.scenario,
+            int(setting.checkpoint),
+            _points(
+                at(worst, setting.scenario, setting.checkpoint),
+                accuracies[accuracies["scenario"] == setting.scenario],
+            ),
+            draws=draws,
+            seed=seed,
+            failed=_failed(results, setting, alone=len(settings) == 1),
+        )
+        for setting in rows(settings)
+    ]
+
+
+def _failed(results: Judged, setting: Any, *, alone: bool) -> str:  # noqa: ANN401 - a row
+    """Return which checks fail in a setting: of a run that fails, those of its own part."""
+    failed = failed_checks(results.checks())
+    if alone or not failed:
+        return failed
+    return failed_checks(results.part(setting.scenario, int(setting.checkpoint)).checks())
+
+
+def _frontier(
+    results: Judged,
+    scenario: str,
+    checkpoint: int,
+    points: pd.DataFrame,
+    *,
+    draws: int,
+    seed: int,
+    failed: str,
+) -> Frontier:
+    victims, given_candidates = (
+        victim_matrix(results, scenario, checkpoint, server) for server in ("passive", "candidates")
+    )
+    points.insert(0, "scenario", scenario)
+    points.insert(1, "checkpoint", checkpoint)
+    placed = points.dropna(subset=["accuracy", "advantage"])
+    tests = final_counts(results, scenario)
+    order = compare(victims[placed["defense"]], tests, _control(placed))
+    points["gains"] = points["defense"].isin(order.gains)
+    verdicts = _verdicts(points, order, failed)
+    families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
+    if len(placed):
+        resampled = _resample(victims, tests, placed, draws, seed)
+        points = points.join(_probabilities(placed, resampled, verdicts))
+        families = _families(placed, resampled)
+    else:
+        points = points.assign(pareto=False, p_pareto=nan)
+    points["pareto"] = points["pareto"].eq(True)
+    names = points.set_index("defense")["name"]
+    points["verdict"] = [
+        _text(row, verdicts[row["defense"]], names) for _, row in points.iterrows()
+    ]
+    baseline = equal_utility(points, order, victims, given_candidates)
+    return Frontier(scenario, checkpoint, points, families, tuple(_answers(points)), baseline)
+
+
+def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
+    attacked = worst.rename(
+        columns={"rate": "success", "low": "success_low", "high": "success_high"}
+    ).drop(columns=["text", "scenario", "checkpoint"])
+    trained = accuracies.rename(columns={"low": "accuracy_low", "high": "accuracy_high"})
+    arms = pd.concat([frame[["defense", *DEFENSE]] for frame in (attacked, trained)])
+    points = describe_defenses(arms)[["defense", "name", *DEFENSE]]
+    measured = ["accuracy", "accuracy_low", "accuracy_high", "relative", "seeds", "rounds"]
+    measured += ["refused", "contains", "epsilon", "delta", "refuted", "perplexity"]
+    points = points.merge(trained[["defense", *measured]], on="defense", how="left")
+    points["epsilon"] = pd.to_numeric(points["epsilon"])
+    points["refuted"] = points["refuted"].eq(True)
+    points = points.merge(attacked.drop(columns=DEFENSE), on="defense", how="left")
+    for name in ("success", "advantage"):
+        points[f"{name}_text"] = _texts(points, name, f"{name}_low", f"{name}_high")
+    for server in _STRONGER:
+        rate, low, high, text = (column(server, name) for name in ("rate", "low", "high", "text"))
+        known = points[rate].notna()
+        points[text] = _texts(points, rate, low, high).where(known, points[text].fillna("n/a"))
+    return points
+
+
+def _texts(points: pd.DataFrame, *names: str) -> pd.Series[str]:
+    limits = points[[*names]].to_numpy(dtype=float).tolist()
+    return pd.Series([limit_text(*values) for values in limits], index=points.index, dtype=object)
+
+
+def _resample(
+    victims: pd.DataFrame, tests: pd.DataFrame, placed: pd.DataFrame, count: int, seed: int
+) -> _Draws:
+    """Return a bootstrap over seeds, then observations, then victims.
+
+    All defenses see the same resampled victims, as comparisons between them are paired. Test
+    examples are resampled as binomial counts of each seed's model. An advantage below zero counts
+    as zero: a rate below that of a blind guess is not more private than it.
+    """
+    rng = np.random.default_rng(seed)
+    defenses = placed["defense"].tolist()
+    victims = victims[defenses]
+    seeds = sorted({*victims.index.get_level_values("seed"), *tests["seed"]})
+    drawn = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=count)
+    weights = _victim_weights(victims.index, seeds, drawn, rng)
+    success = _weighted_mean(weights, victims.to_numpy(dtype=float))
+    blind = placed["blind"].to_numpy(dtype=float)
+    gained = np.clip((success - blind) / (1 - blind), 0, None)
+    accuracy = np.column_stack(
+        [_accuracy_draws(tests[tests["defense"] == name], seeds, drawn, rng) for name in defenses]
+    )
+    return _Draws(accuracy, gained)
+
+
+def final_counts(results: Judged, scenario: str) -> pd.DataFrame:
+    """Return the test counts of every defense and seed at the defense's last round."""
+    rows = results.utility[results.utility["scenario"] == scenario]
+    last = rows.groupby("defense")["round"].transform("max")
+    return rows[rows["round"] == last]
+
+
+def _victim_weights(
+    index: pd.Index, seeds: list[int], drawn: Counts, rng: np.random.Generator
+) -> Counts:
+    """Return how often each victim is in each draw: draws x victims."""
+    weights = np.zeros((len(drawn), len(index)), dtype=np.int64)
+    places = pd.Series(np.arange(len(index)), index=index)
+    for position, seed in enumerate(seeds):
+        members = places[index.get_level_values("seed") == seed]
+        if members.empty:
+            continue
+        batches = [group.to_numpy() for _, group in members.groupby(level="observation")]
+        uploads = len(batches)
+        repeats = drawn[:, position] * uploads
+        chosen = rng.multinomial(repeats, np.full(uploads, 1 / uploads))
+        for batch, times in zip(batches, chosen.T, strict=True):
+            size = len(batch)
+            weights[:, batch] = rng.multinomial(times * size, np.full(size, 1 / size))
+    return weights
+
+
+def _weighted_mean(weights: Counts, values: Floats) -> Floats:
+    """Return the mean of each column under each row of weights; NaN values carry no weight.
+
+    A draw that holds none of a column's values takes the plain mean.
+    """
+    known = ~np.isnan(values)
+    sizes = weights @ known.astype(float)
+    plain = np.broadcast_to(np.nanmean(values, axis=0), sizes.shape)
+    means: Floats = np.divide(
+        weights @ np.nan_to_num(values), sizes, out=plain.copy(), where=sizes > 0
+    )
+    return means
+
+
+def _accuracy_draws(
+    tests: pd.DataFrame, seeds: list[int], drawn: Counts, rng: np.random.Generator
+) -> Floats:
+    total = tests["total"].to_numpy()
+    share = tests["correct"].to_numpy() / total
+    accuracies = rng.binomial(total, share, size=(len(drawn), len(tests))) / total
+    weights = drawn[:, [seeds.index(seed) for seed in tests["seed"]]].astype(float)
+    weights[weights.sum(axis=1) == 0] = 1.0  # a draw without any of this defense's seeds
+    return np.average(accuracies, axis=1, weights=weights)
+
+
+def _probabilities(
+    placed: pd.DataFrame, draws: _Draws, verdicts: Mapping[str, Verdict]
+) -> pd.DataFrame:
+    """Return which defenses are Pareto-optimal among those that are judged, and how probably."""
+    own = [verdicts[name] for name in placed["defense"]]
+    chosen = placed["control"].to_numpy() | [one.place is not None for one in own]
+    found = placed[chosen]
+    optimal = pareto_mask(found["accuracy"], found["advantage"].clip(lower=0))
+    judged_so = placed["defense"].map(lambda name: verdicts[name].kind == "Pareto-optimal")[chosen]
+    return pd.DataFrame(
+        {
+            "pareto": np.where(found["control"], optimal, judged_so),
+            "p_pareto": pareto_probability(draws.accuracy[:, chosen], draws.advantage[:, chosen]),
+        },
+        index=found.index,
+    )
+
+
+def _control(placed: pd.DataFrame) -> str | None:
+    """Return the undefended control, if it was trained and attacked."""
+    found = placed.loc[placed["control"], "defense"]
+    return None if found.empty else str(found.iloc[0])
+
+
+def _relative(accuracy: Floats, undefended: Floats) -> Floats:
+    """Return accuracies as shares of the undefended one; all are as good as one of nothing."""
+    shape = np.broadcast_shapes(accuracy.shape, undefended.shape)
+    return np.divide(accuracy, undefended, out=np.ones(shape), where=undefended > 0)
+
+
+def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
+    """Return hypervolumes; none without an undefended control to be relative to."""
+    columns = ["family", "defenses", "hypervolume", "low", "high"]
+    families = placed["family"].to_numpy()
+    control = np.flatnonzero(placed["control"])
+    if not len(control):
+        return pd.DataFrame(columns=columns)
+    relative = _relative(draws.accuracy, draws.accuracy[:, control[:1]])
+    accuracy = placed["accuracy"].to_numpy(dtype=float)
+    estimate = _relative(accuracy, accuracy[control[:1]])
+    rows = []
+    for family in dict.fromkeys(families):
+        members = families == family
+        areas = hypervolumes(relative[:, members], 1 - draws.advantage[:, members])
+        area = hypervolume(estimate[members], 1 - placed["advantage"].to_numpy()[members])
+        low, high = np.quantile(areas, [0.025, 0.975])
+        rows.append((family, int(members.sum()), area, float(low), float(high)))
+    return pd.DataFrame(rows, columns=columns).sort_values("hypervolume", ascending=False)
+
+
+def _verdicts(points: pd.DataFrame, order: Dominance, failed: str) -> dict[str, Verdict]:
+    """Return the verdicts on all defenses against a passive server."""
+    arms = {
+        str(point["defense"]): Arm(
+            leak=float(point["advantage"]),
+            accuracy=float(point["accuracy"]),
+            control=bool(point["control"]),
+            gains=bool(point["gains"]),
+            over_control=order.over_control(str(point["defense"])),
+            refuted=bool(point["refuted"]),
+            failed=failed,
+        )
+        for _, point in points.iterrows()
+    }
+    return judge(arms, lambda one, other: order.gaps[one, other])
+
+
+def _text(point: pd.Series, verdict: Verdict, names: pd.Series[str]) -> str:
+    """Return a verdict in words; who attacked, where a passive server did not."""
+    if verdict.kind != "not attacked":
+        return verdict.text(names.to_dict())
+    others = [SERVERS[name] for name in _STRONGER if pd.notna(point[column(name, "rate")])]
+    return f"attacked only by {others[0]}" if others else "not attacked: no attack ran"
+
+
+def _answers(points: pd.DataFrame) -> list[str]:
+    placed = points.dropna(subset=["accuracy", "advantage"])
+    if placed.empty:
+        return ["No defense has both an accuracy and an attack that ran: there is no frontier."]
+    met = [target for target in TARGETS if (placed["advantage_high"] <= target).any()]
+    missed = [target for target in TARGETS if target not in met]
+    return [
+        *([_out_of_reach(placed, missed)] if missed else []),
+        *_most_accurate(placed, met),
+        _least_success(placed),
+        *_leakier(placed),
+    ]
+
+
+def _most_accurate(placed: pd.DataFrame, targets: list[float]) -> list[str]:
+    """Return a sentence per defense that is the most accurate one within some target."""
+    best: dict[str, list[float]] = {}
+    for target in targets:
+        within = placed[placed["advantage_high"] <= target].sort_values("accuracy")
+        best.setdefault(str(within["name"].iloc[-1]), []).append(target)
+    accuracy = placed.set_index("name")["accuracy"]
+    return [
+        f"Most accurate defense whose worst-case advantage is at most {_either(met)} with 95 % "
+        f"confidence: {name}, accuracy {percent(accuracy[name])}."
+        for name, met in best.items()
+    ]
+
+
+def _either(shares: list[float]) -> str:
+    return " or ".join(f"{100 * share:.0f} %" for share in shares)
+
+
+def _out_of_reach(placed: pd.DataFrame, targets: list[float]) -> str:
+    closest = placed.sort_values("advantage_high").iloc[0]
+    text = (
+        "No tested defense is shown to keep the worst-case advantage at or below "
+        f"{_either(targets)} with 95 % confidence; the lowest upper limit is "
+        f"{percent(closest['advantage_high'])} ({closest['name']})."
+    )
+    observations = int(placed["observations"].max())
+    resolution = advantage(clopper_pearson(0, observations).high, closest["blind"])
+    if resolution > max(targets):
+        text += (
+            f" With {observations} observations the limit is at least {percent(resolution)}, even "
+            "without a single success: the run is too small for this question."
+        )
+    return text
+
+
+def _leakier(placed: pd.DataFrame) -> Iterator[str]:
+    """Yield the defenses that hold only as long as the server is no stronger than passive."""
+    for server in _STRONGER:
+        low, text = column(server, "low"), column(server, "text")
+        gained = placed[placed[low] > placed["success_high"]]
+        cases = "; ".join(
+            f"{point['name']}, {point[text]} instead of {point['success_text']}"
+            for _, point in gained.iterrows()
+        )
+        if cases:
+            yield f"Significantly leakier to {SERVERS[server]}: {cases}."
+
+
+def _least_success(placed: pd.DataFrame) -> str:
+    control = placed[placed["control"]]
+    points = f"{100 * AFFORDABLE:.0f} points"
+    if control.empty:
+        return f"What {points} of accuracy buy is unknown: there is no undefended control."
+    undefended = control.iloc[0]
+    within = placed[placed["accuracy"] >= undefended["accuracy"] - AFFORDABLE - 1e-12]
+    within = within[within["gains"]].sort_values("success")
+    if within.empty:
+        return (
+            f"No defense within {points} of the undefended accuracy is shown to lower the "
+            f"worst-case success ({undefended['success_text']} undefended)."
+        )
+    best = within.iloc[0]
+    return (
+        f"Lowest worst-case success within {points} of the undefended accuracy: "
+        f"{best['success_text']} by {best['name']} ({undefended['success_text']} undefended)."
+    )

@@ -1,0 +1,49 @@
+"""The rows of a run, and all that they amount to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from markupsafe import escape
+
+from .checks import Judged, conclusion
+from .frontier import Frontier, make_frontiers
+from .tables import once
+
+
+@dataclass(frozen=True, eq=False)
+class Results(Judged):
+    """Everything that a run's reports are derived from; each conclusion is drawn once."""
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: whether to trust the run, and every frontier."""
+        trust = f"<p><strong>{escape(conclusion(self.checks()))}</strong></p>"
+        return trust + "".join(frontier._repr_html_() for frontier in self.frontiers())
+
+    @once
+    def frontiers(self) -> list[Frontier]:
+        """Return the privacy-utility frontier of every scenario and attacked round."""
+        return make_frontiers(self)
+
+    def frontier(self, scenario: str | None = None, checkpoint: int | None = None) -> Frontier:
+        """Return the frontier of one scenario and attacked round.
+
+        Args:
+            scenario: Which scenario; not needed if there is one only.
+            checkpoint: Which attacked round; likewise.
+
+        Raises:
+            ValueError: If there is no such frontier, or more than one.
+        """
+        found = [
+            frontier
+            for frontier in self.frontiers()
+            if scenario in (None, frontier.scenario) and checkpoint in (None, frontier.checkpoint)
+        ]
+        if len(found) == 1:
+            return found[0]
+        known = [f"{f.scenario!r} at checkpoint {f.checkpoint}" for f in self.frontiers()]
+        raise ValueError(
+            f"scenario {scenario!r} and checkpoint {checkpoint!r} must leave one frontier, got "
+            f"{len(found)}; there are: {', '.join(known) or 'none, since nothing was attacked'}"
+        )

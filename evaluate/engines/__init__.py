@@ -1,0 +1,1 @@
+"""Where cells run: processes here, or a Ray cluster."""

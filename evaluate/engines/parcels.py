@@ -1,0 +1,179 @@
+"""What a task takes along to another machine, and what it sends back: no disk is shared.
+
+A cell knows its users' files, data and captures by their paths, and its models' checkpoints by the
+folder of its run. A parcel names the files behind them; where it is opened, they lie elsewhere,
+and the cell is told so. A cell's key knows no folder, so that it is the same there.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel
+
+from ..foundations.plugins import is_trusted, trust
+
+T = TypeVar("T")
+
+DOWNLOAD = "download:"
+"""Before the name of a dataset whose download travels."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Files that travel together.
+
+    Attributes:
+        name: What it is stored by: the same for the same content.
+        files: Where each is, by its name within the bundle.
+    """
+
+    name: str
+    files: Mapping[str, Path]
+
+    def read(self) -> bytes:
+        """Return all files, in one."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for name, path in self.files.items():
+                archive.writestr(name, path.read_bytes())
+        return buffer.getvalue()
+
+
+Files = Iterator[tuple[str, tuple[Bundle, str]]]
+"""Files by the path that a task knows them by, and their name within a bundle."""
+
+
+class Traveller:
+    """A part of a task that names files or code, and says which.
+
+    Attributes:
+        download: The field that says where downloads are, and what names the dataset.
+    """
+
+    download: ClassVar[tuple[str, str] | None] = None
+
+    def files(self) -> Files:
+        """Yield the files that it names itself; its parts say theirs."""
+        return iter(())
+
+    def code(self) -> Sequence[str]:
+        """Return the code that it names itself, as `load_attribute` takes it."""
+        return ()
+
+    def needed(self, folder: Path) -> Iterator[Path]:
+        """Yield the files that it needs of the folder of its run."""
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A task and what it needs.
+
+    Attributes:
+        task: The pickled task, and the code in it that the user trusts.
+        bundles: Files, by the path that the task knows them by; the second is their name within
+            the bundle, nothing for all of it.
+        checkpoints: Files of the run's folder, by their names there.
+        folder: The folder of the run, as the task knows it; None if it has none.
+    """
+
+    task: bytes
+    bundles: Mapping[str, tuple[Bundle, str]] = field(default_factory=dict)
+    checkpoints: Mapping[str, Path] = field(default_factory=dict)
+    folder: str | None = None
+
+
+def pack(task: object) -> Parcel:
+    """Return a task with all that it needs."""
+    if not (isinstance(task, tuple) and len(task) == 2 and isinstance(task[1], Path)):
+        return Parcel(pickle.dumps((task, ())))
+    trial, folder = task
+    needed = trial.needed(folder) if isinstance(trial, Traveller) else ()
+    kept = {str(path.relative_to(folder)): path for path in needed}
+    return Parcel(pickle.dumps((task, _code_of(trial))), dict(_bundles(trial)), kept, str(folder))
+
+
+def open_parcel(task: bytes, places: Mapping[str, str]) -> Any:  # noqa: ANN401 - any task
+    """Return a task for a machine where files are elsewhere.
+
+    Args:
+        task: The pickled task, and the code in it that the user trusts.
+        places: From the paths that the task knows to where these are.
+    """
+    found, code = _moved(pickle.loads(task), places)
+    trust(code)
+    return found
+
+
+def _code_of(value: object) -> tuple[str, ...]:
+    """Return the trusted code that a part of a task names."""
+    own = value.code() if isinstance(value, Traveller) else ()
+    parts = (name for part in _parts(value).values() for name in _code_of(part))
+    return (*filter(is_trusted, own), *parts)
+
+
+def _bundles(value: object) -> Files:
+    """Yield the files that a part of a task names."""
+    if isinstance(value, Traveller):
+        yield from value.files()
+    for part in _parts(value).values():
+        yield from _bundles(part)
+
+
+def _parts(value: object) -> dict[str, Any]:
+    """Return what an object is made of, where it may name files."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, tuple):
+        return {str(index): part for index, part in enumerate(value)}
+    if isinstance(value, BaseModel):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: getattr(value, one.name) for one in fields(value) if one.init}
+    return {}
+
+
+def _moved(value: T, places: Mapping[str, str]) -> T:
+    """Return an object whose paths are where they are now."""
+    found: Any = value
+    if isinstance(value, str | Path):
+        source, colon, attribute = str(value).rpartition(":")
+        if str(value) in places:
+            found = places[str(value)] if isinstance(value, str) else Path(places[str(value)])
+        elif colon and source in places:
+            found = f"{places[source]}:{attribute}"
+        return found  # type: ignore[no-any-return]
+    parts = _parts(value)
+    moved = {name: _moved(part, places) for name, part in parts.items()}
+    changed = {name: part for name, part in moved.items() if part is not parts[name]}
+    changed |= _downloaded(value, places)
+    if not changed:
+        return value
+    if isinstance(value, tuple):
+        return type(value)(moved.values())
+    if isinstance(value, dict):
+        return moved  # type: ignore[return-value]
+    if isinstance(value, BaseModel):
+        return value.model_copy(update=changed)
+    found = replace(value, **changed)  # type: ignore[type-var]
+    for name in ("cell",):  # whoever runs it compares the key with that of its own code
+        if name in vars(value):
+            vars(found)[name] = vars(value)[name]
+    return found  # type: ignore[no-any-return]
+
+
+def _downloaded(value: object, places: Mapping[str, str]) -> dict[str, Path]:
+    """Return where a part of a task finds its download, if that has travelled."""
+    keys = value.download if isinstance(value, Traveller) else None
+    if keys is None:
+        return {}
+    folder, dataset = keys
+    place = places.get(f"{DOWNLOAD}{getattr(value, dataset)}")
+    return {} if place is None else {folder: Path(place)}

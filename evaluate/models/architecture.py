@@ -1,0 +1,356 @@
+"""Whether an architecture alone resists analytic inversion: constraints against unknowns.
+
+Every layer that an attack has to go back through is counted, by R-CONV++ (Eq. 26 to 28), and what
+lies between is looked at. Nothing is trained and nothing attacked: ranks are those of random
+weights and slopes, as almost all have.
+
+References:
+    Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities
+    through Analytical Gradient Inversion Attacks." Computing 107:156, 2025, section 5.
+    https://doi.org/10.1007/s00607-025-01508-w
+    Zhu, Blaschko. "R-GAP: Recursive Gradient Attack on Privacy." ICLR 2021, section 4.
+    https://arxiv.org/abs/2010.07733
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from leakfrontier.adversaries import ImageSpace, InputSpace, NotApplicable, WaveSpace
+from leakfrontier.adversaries.recursive.constraints import (
+    Counts,
+    count,
+    gradient_matrix,
+    weight_matrix,
+)
+from leakfrontier.adversaries.recursive.layer_chain import Layer, Obstacle, Path, passable, trace
+from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or torchvision may fail)
+
+from ..foundations.errors import UserError
+from ..foundations.plugins import load_attribute
+from .models import MODELS
+
+_RANKED = 800
+"""Most unknowns of a layer whose rank is computed."""
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """A row of an analysis: a layer, or what is in the way.
+
+    Attributes:
+        name: Name of the layer, or of the function.
+        kind: `convolution`, `linear` or `obstacle`.
+        activation: What comes behind a layer.
+        input_shape: Shape of its input.
+        unknowns: Entries of its input.
+        weight: Weight constraints.
+        gradient: Gradient constraints.
+        gradient_rank: Most of these that can be independent.
+        rank: Rank of both together: computed, or else the most that it can be.
+        computed: Whether it was computed.
+        note: What stops an attack here, or which constraints are enough.
+    """
+
+    name: str
+    kind: str
+    activation: str = ""
+    input_shape: tuple[int, ...] = ()
+    unknowns: int = 0
+    weight: int = 0
+    gradient: int = 0
+    gradient_rank: int = 0
+    rank: int = 0
+    computed: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an attack could do.
+
+    Attributes:
+        attack: Its name.
+        threat: What the server must do for it: `passive`, `parameters` or `architecture`.
+        possible: Whether the architecture permits it.
+        reason: Why not, or how far.
+    """
+
+    attack: str
+    threat: str
+    possible: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What an architecture permits.
+
+    Attributes:
+        model: Its name.
+        shape: Shape of an example.
+        layers: What an example passes, in order.
+        verdicts: What attacks could do.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    layers: tuple[LayerCounts, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def resists(self) -> bool:
+        """Return whether no analytic attack of a passive server is possible."""
+        return not any(v.possible for v in self.verdicts if v.threat == "passive")
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {**asdict(self), "resists": self.resists}
+
+
+def analyse(model: nn.Module, shape: Sequence[int], name: str = "model") -> Analysis:
+    """Return what a model's architecture permits.
+
+    Args:
+        model: The model; on the meta device, nothing is computed.
+        shape: Shape of an example.
+        name: What to call it.
+    """
+    path = trace(model, shape)
+    rows = tuple(_row(step) for step in path)
+    verdicts = tuple(_verdict(*attack, path) for attack in _ATTACKS)
+    return Analysis(name, tuple(shape), rows, verdicts)
+
+
+def build(name: str, space: InputSpace, options: Mapping[str, Any] | None = None) -> nn.Module:
+    """Return a model by name, without values where that is possible.
+
+    Args:
+        name: One of `MODELS`, a factory as `file.py:factory`, a name of torchvision's, or one of
+            Hugging Face's: a kind of model, such as `resnet`, or a repository.
+        space: Its inputs.
+        options: Of ours and factories.
+    """
+    options = dict(options or {})
+    factory: Callable[[], Any]
+    if name in MODELS:
+        factory = lambda: MODELS[name](space, **options)  # noqa: E731
+    elif ":" in name:
+        own = load_attribute(name)
+        if not callable(own):
+            raise UserError(f"{name} must be a function that returns a model, got {own!r}")
+        factory = lambda: own(space, **options)  # noqa: E731
+    else:
+        factory = _of_library(name, space)
+    try:
+        with torch.device("meta"):
+            model = factory()
+            model(torch.zeros(1, *space.shape, device="meta"))  # lazy layers
+    except Exception:  # what cannot be built without values is built with them
+        model = factory()
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _of_library(name: str, space: InputSpace) -> Callable[[], nn.Module]:
+    from torchvision import models  # slow to import
+
+    if name in models.list_models(module=models):
+        return lambda: models.get_model(name, weights=None, num_classes=space.classes)
+    from transformers import AutoConfig, AutoModelForImageClassification
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    try:
+        if name in CONFIG_MAPPING_NAMES:
+            config = AutoConfig.for_model(name)
+        else:
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config.num_labels = space.classes
+        model = AutoModelForImageClassification
+        return lambda: _Logits(model.from_config(config))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"unknown model {name!r}: give one of {', '.join(MODELS)}, FILE.py:factory, a name of "
+            f"torchvision's, or of Hugging Face's ({str(error).splitlines()[0]})"
+        ) from error
+
+
+class _Logits(nn.Module):
+    """A model of Hugging Face's that returns its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.model(inputs).logits
+        return outputs
+
+
+def space_of(shape: Sequence[int], classes: int) -> InputSpace:
+    """Return images for three numbers, and sound for two."""
+    if len(shape) not in (2, 3) or not all(size >= 1 for size in shape) or not classes >= 1:
+        raise UserError(
+            "--shape must be channels,height,width or channels,samples, all positive, got "
+            + ",".join(map(str, shape))
+        )
+    kind = ImageSpace if len(shape) == 3 else WaveSpace
+    return kind(tuple(shape), classes)
+
+
+def _row(step: Layer | Obstacle) -> LayerCounts:
+    if isinstance(step, Obstacle):
+        return LayerCounts(step.name, "obstacle", note=step.reason)
+    activation = step.activation.name if step.activation is not None else ""
+    known = LayerCounts(step.name, "linear", activation, step.input_shape)
+    if step.is_linear:
+        size = step.input_shape[0]
+        note = "gives its input away" if step.bias is not None else "no bias: by its slope alone"
+        return replace(known, unknowns=size, gradient=step.weight.numel(), rank=size, note=note)
+    counts = count(step)
+    rank = _rank(step, counts)
+    return replace(
+        known,
+        kind="convolution",
+        unknowns=counts.unknowns,
+        weight=counts.weight,
+        gradient=counts.gradient,
+        gradient_rank=counts.gradient_rank,
+        rank=counts.rank if rank is None else rank,
+        computed=rank is not None,
+        note=_enough(step, counts),
+    )
+
+
+def _enough(layer: Layer, counts: Counts) -> str:
+    if layer.groups > 1:
+        return "a grouped convolution is not inverted"
+    if counts.by_gradient:
+        return "gradient constraints are enough"
+    if counts.by_weight:
+        return "weight constraints are enough"
+    return "both together can be enough" if counts.enough else "too few constraints"
+
+
+def _rank(layer: Layer, counts: Counts) -> int | None:
+    """Return the rank of both kinds of constraints, at random weights; None for large layers."""
+    if layer.groups > 1 or counts.unknowns > _RANKED or layer.weight.numel() > 10**6:
+        return None
+    rng = torch.Generator().manual_seed(0)
+    drawn = torch.randn(layer.weight.shape, generator=rng, dtype=torch.float64, device="cpu")
+    slopes = torch.randn(layer.output_shape, generator=rng, dtype=torch.float64, device="cpu")
+    like = replace(layer, weight=drawn)
+    rows = torch.block_diag(*[gradient_matrix(like, slopes)] * layer.input_shape[0])
+    if counts.weight:
+        rows = torch.cat([rows, weight_matrix(like)])
+    return int(torch.linalg.matrix_rank(rows.T @ rows, hermitian=True, rtol=1e-10))
+
+
+def _verdict(attack: str, threat: str, check: Callable[[Path], str], path: Path) -> Verdict:
+    try:
+        return Verdict(attack, threat, True, check(path))
+    except NotApplicable as reason:
+        return Verdict(attack, threat, False, str(reason))
+
+
+def _single(path: Path) -> str:
+    layers = passable(path)
+    first = next(place for place, layer in enumerate(layers) if layer.is_linear)
+    if layers[first].bias is None:
+        raise NotApplicable(f"layer {layers[first].name!r} has no bias to divide by")
+    _check_counts(layers)
+    return "one example"
+
+
+def _recursive(path: Path) -> str:
+    layers = passable(path)
+    for layer in layers[:-1]:
+        if layer.activation is not None and layer.activation.partial:
+            raise NotApplicable(f"{layer.activation.name} has no inverse")
+    _check_counts(layers)
+    return "one example, with or without a bias"
+
+
+def _check_counts(layers: Sequence[Layer]) -> None:
+    for layer in layers:
+        if layer.is_linear:
+            continue
+        counts = count(layer)
+        rank = _rank(layer, counts) if counts.enough else None
+        reached = counts.rank if rank is None else rank
+        if layer.groups > 1 or reached < counts.unknowns:
+            raise NotApplicable(
+                f"layer {layer.name!r}: {counts.weight} weight and {counts.gradient} gradient "
+                f"constraints of rank {reached} at most for {counts.unknowns} unknowns"
+            )
+
+
+def _batch(path: Path) -> str:
+    layers = passable(path)
+    head = layers[-1]
+    if sum(layer.is_linear for layer in layers) > 1 or any(
+        isinstance(step, Obstacle) for step in path
+    ):
+        raise NotApplicable("more than the logits' layer comes behind the convolutions")
+    if head.bias is None:
+        raise NotApplicable(f"layer {head.name!r} has no bias to divide by")
+    for layer in layers[:-1]:
+        counts = count(layer)
+        if layer.groups > 1 or not counts.by_weight:
+            raise NotApplicable(
+                f"layer {layer.name!r}: {counts.weight} weight constraints for {counts.unknowns} "
+                "unknowns"
+            )
+    return f"up to as many examples as classes, {head.output_shape[0]}"
+
+
+def _first_linear(path: Path) -> Layer:
+    first = path[0] if path else None
+    if not isinstance(first, Layer) or not first.is_linear:
+        raise NotApplicable("no linear layer sees the inputs")
+    if first.bias is None:
+        raise NotApplicable(f"layer {first.name!r} has no bias")
+    return first
+
+
+def _linear_leakage(path: Path) -> str:
+    _first_linear(path)
+    return "one example, and those of a batch that are alone in a row"
+
+
+def _spear(path: Path) -> str:
+    layer = _first_linear(path)
+    if layer.activation is None or layer.activation.name != "relu":
+        raise NotApplicable(f"layer {layer.name!r} is not followed by a ReLU")
+    return f"batches well below the layer's rank, {min(layer.weight.shape)}"
+
+
+def _imprint(path: Path) -> str:
+    linear = [step for step in path if isinstance(step, Layer) and step.is_linear]
+    if len(linear) < 2:
+        raise NotApplicable("an imprint needs two linear layers, one behind the other")
+    layer = linear[0]
+    if layer.bias is None or layer.activation is None or layer.activation.name != "relu":
+        raise NotApplicable(f"layer {layer.name!r} needs a bias and a ReLU behind it")
+    before = path[: path.index(layer)]
+    blocked = next((step for step in before if isinstance(step, Obstacle)), None)
+    if blocked is not None:
+        raise NotApplicable(f"{blocked.name} is before layer {layer.name!r}: {blocked.reason}")
+    return f"a share of a batch, by {layer.output_shape[0]} bins"
+
+
+_ATTACKS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
+    ("RCONV", "passive", _single),
+    ("RCONV, batch", "passive", _batch),
+    ("RGAP", "passive", _recursive),
+    ("LinearLeakage", "passive", _linear_leakage),
+    ("SPEARPlusPlus", "passive", _spear),
+    ("imprint family", "parameters", _imprint),
+    ("RobbingTheFed", "architecture", lambda _: "inserts a module of its own into any model"),
+)

@@ -1,0 +1,435 @@
+"""Models by name, and the user's own."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from leakfrontier.adversaries import ImageSpace, InputSpace, TokenSpace, WaveSpace
+from leakfrontier.defenses import torchvision_ops, trainable  # noqa: F401 (or torchvision may fail)
+
+from ..foundations.plugins import load_attribute
+from .language_models import gpt2, hf, smollm2
+from .rconv_networks import NETWORKS
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "sigmoid": nn.Sigmoid,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+}
+"""The activations that `lenet` can have."""
+
+Mode = Literal["eval", "train"]
+"""In which mode clients train: without or with dropout and other randomness of training."""
+
+LARGE = 4096
+"""Options from which the size of a model of ours is looked at before it is made."""
+
+MOST_PARAMETERS = 2**30
+
+
+def build_model(
+    name: str,
+    space: InputSpace,
+    rng: Generator,
+    *,
+    replace_batch_norm: bool = False,
+    **options: object,
+) -> nn.Module:
+    """Return a new model in evaluation mode, initialised from `rng` alone.
+
+    Args:
+        name: One of `MODELS`, or a factory of your own as `package.module:factory` or
+            `path/to/file.py:factory`; it is called as `factory(space, **options)`.
+        space: The model's inputs and classes.
+        rng: Source of the initial parameters; torch's global generator is left as it was.
+        replace_batch_norm: Whether BatchNorm is replaced by GroupNorm, as Opacus does it.
+        **options: Options of that model.
+    """
+    factory = _find_factory(name)
+    _check_options(name, factory, space, options)
+    if name in NETWORKS:
+        _image_shape(name, space)  # raises if it has none
+    if name in MODELS and factory not in (hf, smollm2):  # whose sizes are those of files
+        _check_size(name, factory, space, options)
+    seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
+    with torch.random.fork_rng(devices=[]):
+        # Unlike torch.manual_seed, this leaves the generators of other devices alone.
+        torch.default_generator.manual_seed(seed)
+        model = _built(name, factory, space, options)
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+        if replace_batch_norm:
+            model = _with_group_norm(model)
+        model.eval()
+        _check_model(name, model, space)
+    return model
+
+
+def some_inputs(space: InputSpace, count: int) -> Tensor:
+    """Return inputs of a space, drawn from torch's global generator."""
+    if isinstance(space, TokenSpace):
+        return torch.randint(space.vocabulary, (count, *space.shape))
+    return torch.randn((count, *space.shape), dtype=space.dtype)
+
+
+@torch.no_grad()
+def training_differs(model: nn.Module, space: InputSpace) -> bool:
+    """Return whether a model gives something else in training mode, as dropout does.
+
+    Args:
+        model: The model; it is left in evaluation mode, and its buffers may change.
+        space: Its inputs.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        inputs = some_inputs(space, 1).to(next(model.parameters()).device)
+        expected = model.eval()(inputs)
+        found = [model.train()(inputs) for _ in range(2)]
+        model.eval()
+    return not all(
+        isinstance(one, Tensor) and one.shape == expected.shape and torch.allclose(one, expected)
+        for one in found
+    )
+
+
+def dropping(model: nn.Module) -> list[str]:
+    """Return the kinds of modules in a model that drop something in training."""
+    kinds = {
+        type(module).__name__: None
+        for module in model.modules()
+        if any(
+            isinstance(value, float) and value > 0
+            for name, value in vars(module).items()
+            if "drop" in name.lower() or (name == "p" and "drop" in type(module).__name__.lower())
+        )
+    }
+    return [*kinds]
+
+
+def mlp(space: InputSpace, width: int = 200) -> nn.Module:
+    """Return a perceptron with three hidden ReLU layers."""
+    if not width >= 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    if not space.continuous:
+        raise ValueError(f"mlp needs real-valued inputs, got {_kind(space)}")
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(space.shape), width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, space.classes),
+    )
+
+
+def cnn(space: InputSpace, hidden: int = 1024, filters: int = 12) -> nn.Module:
+    """Return two convolutions at full resolution and a wide layer: the CNN of ARES.
+
+    Args:
+        space: Images.
+        hidden: Width of the hidden layer.
+        filters: Channels of the first convolution; the second has twice as many.
+    """
+    for name, value in (("hidden", hidden), ("filters", filters)):
+        if not value >= 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    channels, height, width = _image_shape("cnn", space)
+    return nn.Sequential(
+        nn.Conv2d(channels, filters, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(filters, 2 * filters, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(2 * filters * height * width, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, space.classes),
+    )
+
+
+def lenet(space: InputSpace, activation: str = "sigmoid") -> nn.Module:
+    """Return the LeNet of deep leakage from gradients.
+
+    With sigmoids, all parameters are drawn from U(-0.5, 0.5) as in the paper: at torch's own
+    initialisation their gradients vanish.
+
+    References:
+        Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019.
+        https://arxiv.org/abs/1906.08935
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    channels, height, width = _image_shape("lenet", space)
+    layers: list[nn.Module] = []
+    for stride in (2, 2, 1):
+        layers += [nn.Conv2d(channels, 12, kernel_size=5, padding=2, stride=stride)]
+        layers += [ACTIVATIONS[activation]()]
+        channels, height, width = 12, math.ceil(height / stride), math.ceil(width / stride)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(12 * height * width, space.classes))
+    if activation == "sigmoid":
+        for parameter in model.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
+def resnet18(space: InputSpace, groups: int = 32, width: int = 64) -> nn.Module:
+    """Return torchvision's ResNet-18 with GroupNorm in place of BatchNorm.
+
+    Args:
+        space: Images.
+        groups: Groups of every GroupNorm.
+        width: Channels of the first layers; the later ones have 2, 4 and 8 times as many.
+
+    References:
+        He et al. Deep Residual Learning for Image Recognition. CVPR 2016.
+        https://arxiv.org/abs/1512.03385
+        Wu, He. Group Normalization. ECCV 2018. https://arxiv.org/abs/1803.08494
+    """
+    if not width >= 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    if not (groups >= 1 and width % groups == 0):
+        raise ValueError(
+            f"groups must divide {width}, the smallest number of channels, got {groups}"
+        )
+    channels, _, _ = _image_shape("resnet18", space)
+
+    from torchvision.models.resnet import BasicBlock, ResNet  # slow to import
+
+    class Scaled(ResNet):  # type: ignore[misc] # torchvision is untyped
+        inplanes: int
+
+        def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:  # noqa: ANN401
+            self.inplanes = width if planes == 64 else self.inplanes
+            layer: nn.Sequential = super()._make_layer(block, planes * width // 64, *args, **kwargs)
+            return layer
+
+    model = Scaled(
+        BasicBlock, [2, 2, 2, 2], space.classes, norm_layer=lambda n: nn.GroupNorm(groups, n)
+    )
+    model.conv1 = nn.Conv2d(channels, width, kernel_size=7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    if width != 64:
+        model.bn1, model.fc = nn.GroupNorm(groups, width), nn.Linear(8 * width, space.classes)
+    return cast(nn.Module, model)
+
+
+def conv1d(space: InputSpace, channels: int = 32) -> nn.Module:
+    """Return three convolutions over time, each with a stride of 4, and a linear layer."""
+    if not channels >= 1:
+        raise ValueError(f"channels must be at least 1, got {channels}")
+    if not isinstance(space, WaveSpace):
+        raise ValueError(f"conv1d needs sound of shape (channels, samples), got {_kind(space)}")
+    seen, samples = space.shape
+    layers: list[nn.Module] = []
+    for made in (channels, 2 * channels, 2 * channels):
+        layers += [nn.Conv1d(seen, made, kernel_size=9, padding=4, stride=4), nn.ReLU()]
+        seen, samples = made, math.ceil(samples / 4)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(seen * samples, space.classes))
+
+
+class _TokenMLP(nn.Module):
+    """Embeddings of tokens and of their places, added, and a perceptron with a hidden layer."""
+
+    def __init__(self, space: TokenSpace, width: int, hidden: int) -> None:
+        super().__init__()
+        (length,) = space.shape
+        self.tokens = nn.Embedding(space.vocabulary, width)
+        self.places = nn.Embedding(length, width)
+        for embedding in (self.tokens, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
+        self.perceptron = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(length * width, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, space.classes),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # For each example its own: Opacus takes the first axis of every input for the batch.
+        places = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+        outputs: Tensor = self.perceptron(self.tokens(tokens) + self.places(places))
+        return outputs
+
+
+def token_mlp(space: InputSpace, width: int = 64, hidden: int = 64) -> nn.Module:
+    """Return learned embeddings of tokens and of their places, and a perceptron.
+
+    Embeddings start as small as BERT's: at torch's own initialisation, the first steps of Adam
+    switch every hidden unit off for good, and nothing leaks from what is dead.
+
+    Args:
+        space: Tokens.
+        width: Size of an embedding.
+        hidden: Width of the hidden ReLU layer.
+    """
+    for name, value in (("width", width), ("hidden", hidden)):
+        if not value >= 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not isinstance(space, TokenSpace):
+        raise ValueError(f"token_mlp needs tokens, got {_kind(space)}")
+    return _TokenMLP(space, width, hidden)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet": lenet,
+    "resnet18": resnet18,
+    "conv1d": conv1d,
+    "token_mlp": token_mlp,
+    "gpt2": gpt2,
+    "hf": hf,
+    "smollm2": smollm2,
+    **NETWORKS,
+}
+"""Every model by name, as `factory(space, **options)`. Add a line here to add a model."""
+
+
+def _with_group_norm(model: nn.Module) -> nn.Module:
+    from opacus.validators import ModuleValidator  # here, because it takes seconds to import
+
+    fixed: nn.Module = ModuleValidator.fix(model)
+    return fixed
+
+
+def _find_factory(name: str) -> Callable[..., nn.Module]:
+    if name in MODELS:
+        return MODELS[name]
+    if ":" not in name:
+        raise ValueError(
+            f"model must be one of {', '.join(MODELS)}, or a factory of your own as "
+            f"package.module:factory or path/to/file.py:factory, got {name!r}"
+        )
+    factory = load_attribute(name)
+    if isinstance(factory, nn.Module):
+        function = name.rpartition(":")[2]
+        raise ValueError(
+            f"{name} is a model, not a function that makes one, so that its weights would be the "
+            f"same for every seed and every client. Write\n"
+            f"    def build(space):\n"
+            f"        return {type(factory).__name__}(...)  # the code that made {function}\n"
+            "and name build instead"
+        )
+    if not callable(factory):
+        raise ValueError(f"{name} must be a function that returns a model, got {factory!r}")
+    return cast(Callable[..., nn.Module], factory)
+
+
+def _check_options(
+    name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
+) -> None:
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(space, **options)
+    except TypeError as error:
+        known = list(signature.parameters.values())[1:]  # the first is the input space
+        allowed = ", ".join(str(option.replace(annotation=option.empty)) for option in known)
+        raise ValueError(
+            f"{name} cannot be called with the input space and the options "
+            f"{', '.join(options) or '(none)'}: {error}; its options are {allowed or '(none)'}"
+        ) from error
+
+
+def _check_size(
+    name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
+) -> None:
+    """Raise if a model of ours is larger than any memory; a file of others may ask for it."""
+    numbers = [value for value in options.values() if isinstance(value, int)]
+    if max(numbers, default=0) < LARGE:
+        return
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            parameters = sum(one.numel() for one in factory(space, **options).parameters())
+    except (RuntimeError, OverflowError, TypeError):  # sizes that no tensor can have
+        parameters = MOST_PARAMETERS + 1
+    if parameters > MOST_PARAMETERS:
+        raise ValueError(
+            f"{name} with {_listed(options)} would have more than {MOST_PARAMETERS:,} parameters: "
+            "choose smaller options"
+        )
+
+
+def _built(
+    name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
+) -> nn.Module:
+    """Return a model; options of another type than a model of ours takes are named."""
+    try:
+        return factory(space, **options)
+    except TypeError as error:
+        if name not in MODELS:
+            raise
+        raise ValueError(f"{name} cannot be built with {_listed(options)}: {error}") from error
+
+
+def _listed(options: dict[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def _check_model(name: str, model: nn.Module, space: InputSpace) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            raise ValueError(
+                f"{name} has BatchNorm ({path or 'the model itself'}), whose statistics mix the "
+                "examples of a batch: use GroupNorm, or set replace_batch_norm in the scenario"
+            )
+    _check_output(name, model, space)
+    _check_parameters(name, model)  # of lazy layers, these are made by the first call
+
+
+def _check_parameters(name: str, model: nn.Module) -> None:
+    for path, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ValueError(f"{name} has NaN or infinite weights in {path!r}")
+    if not trainable(model):
+        raise ValueError(f"{name} has no trainable parameters: there is nothing to upload")
+
+
+def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
+    inputs = torch.zeros((2, *space.shape), dtype=space.dtype)
+    try:
+        with torch.no_grad():
+            output = model(inputs)
+    except Exception as error:  # a user's code
+        raise ValueError(
+            f"{name} fails on inputs of shape {tuple(inputs.shape)} and {inputs.dtype}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    each = isinstance(space, TokenSpace) and space.task == "next-token"
+    expected = (2, *(space.shape if each else ()), space.classes)
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if each and isinstance(output, Tensor) and output.dim() == 3:
+        found = (
+            *output.shape[:2],
+            min(output.shape[2], space.classes),
+        )  # rows without a token do no harm
+    if found != expected:
+        raise ValueError(f"{name} must map 2 examples to shape {expected}, got {found}")
+    if not output.is_floating_point():
+        raise ValueError(f"{name} must return floating-point logits, got {output.dtype}")
+
+
+def _image_shape(name: str, space: InputSpace) -> tuple[int, int, int]:
+    if not isinstance(space, ImageSpace) or len(space.shape) != 3:
+        raise ValueError(
+            f"{name} needs images of shape (channels, height, width), got {_kind(space)}"
+        )
+    channels, height, width = space.shape
+    return channels, height, width
+
+
+def _kind(space: InputSpace) -> str:
+    """Return what a space holds, and the models for it."""
+    if isinstance(space, TokenSpace):
+        models = "token_mlp, gpt2, smollm2, hf or a model of your own"
+        return f"sequences of {space.shape[0]} tokens; use {models}"
+    if isinstance(space, WaveSpace):
+        return f"sound of shape {space.shape}; use conv1d, mlp or a model of your own"
+    return f"inputs of shape {space.shape}; use mlp or a model of your own"

@@ -1,0 +1,1 @@
+"""Updates from outside: captures and Flower."""

@@ -1,0 +1,430 @@
+"""Attacks on captured updates, as cells of a run.
+
+With the truth and a dataset of its kind, a capture is scored as an upload of a run is, by the same
+code and with the same draws: the rows are the same. Where one of them is missing nothing is
+claimed: guesses are kept with what the attack itself says of them, and with how far the upload
+that they would make is from the captured one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from leakfrontier.adversaries import (
+    Adversary,
+    ContinuousSpace,
+    NotApplicable,
+    Observation,
+    PublicData,
+    Reconstruction,
+    Replay,
+    TokenSpace,
+)
+from leakfrontier.defenses import Batch, Defense
+
+from ..client.client import Client, ThreatModel, Upload, make_replay, observation_of, send
+from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
+from ..client.mending import AS_GIVEN, Mending
+from ..data.data import data_files, fingerprint, load_dataset
+from ..engines.parcels import Bundle, Files, Traveller
+from ..foundations.devices import Device, current_device
+from ..foundations.rows import AttackRow, Cell, Outcome, Rendering, Score
+from ..foundations.seeds import generator
+from ..modality.modality import modality_of
+from ..models.pretrained import model_files
+from ..privacy.claims import claim_of, proven_bound
+from ..run.cells import ReplayTrial, attack_labels, labels_of, reconstruct, undefended
+from ..run.identity import ATTACK, factories, source
+from ..run.scoring import Attempt, Scoring
+from ..users.methods import Method, build_adversary
+from ..world.scenario import Scenario, World, label
+from ..world.victims import candidates
+from .capture import CaptureError, Description
+from .captured import Capture, load_capture
+
+NOT_STATED = "not stated"
+"""The defense of a capture that does not name it."""
+
+NO_DATA = "no data"
+SHOWN = 8
+"""Guesses of an upload that are kept for the gallery."""
+
+
+@dataclass(frozen=True)
+class CaptureTrial(Traveller):
+    """Attack captured updates that are alike in all but their content.
+
+    Attributes:
+        captures: Their folders.
+        contents: A hash of each.
+        names: What reports call each.
+        observations: The number of each: no other upload of the same arm has it.
+        about: What they have in common.
+        adversary: The attack.
+        knows_defense: Whether it may replay the defense.
+        control: Whether an undefended client's upload of the same examples is attacked instead.
+        scored: Whether there is a truth, and data to draw look-alikes from.
+        candidates: Look-alikes of a victim, the victim included.
+        data_folder: Where downloaded data is kept.
+        device: Where tensors live.
+        seed: Repetition: draws of the adversary and of look-alikes.
+        pictures: How many uploads are kept for the gallery.
+    """
+
+    download: ClassVar[tuple[str, str]] = ("data_folder", "dataset_name")
+
+    captures: tuple[Path, ...]
+    contents: tuple[str, ...]
+    names: tuple[str, ...]
+    observations: tuple[int, ...]
+    about: Description
+    adversary: Method
+    knows_defense: bool
+    control: bool
+    scored: bool
+    candidates: int = 100
+    data_folder: Path | None = None
+    device: Device = "cpu"
+    seed: int = 0
+    pictures: int = 6
+
+    def files(self) -> Files:
+        """Yield the captures, their data and the pretrained model that is on this machine."""
+        yield from data_files(self.dataset_name, self.data_folder)
+        yield from model_files(self.about.model.name, self.about.model.options)
+        for folder, content in zip(self.captures, self.contents, strict=True):
+            found = {
+                str(one.relative_to(folder)): one for one in folder.rglob("*") if one.is_file()
+            }
+            yield str(folder), (Bundle(f"capture-{content[:64]}", found), "")
+
+    @property
+    def dataset_name(self) -> str:
+        """Return the dataset, if there is one."""
+        return self.about.dataset or NO_DATA
+
+    @property
+    def scenario(self) -> Scenario:
+        """Return what is attacked, as a run would call it."""
+        return scenario_of(
+            self.about,
+            data_folder=self.data_folder,
+            candidates=self.candidates,
+            device=self.device,
+        )
+
+    @property
+    def defense(self) -> Method:
+        """Return the defense of the attacked uploads, as far as it is known."""
+        return Method(name="none") if self.control or not self.about.defense else self.about.defense
+
+    @property
+    def arm(self) -> str:
+        """Return what reports call the defense of the attacked uploads."""
+        stated = self.control or self.about.defense is not None
+        return label(self.defense) if stated else NOT_STATED
+
+    @cached_property
+    def cell(self) -> Cell:
+        """Return the cell, by which the outcome is stored."""
+        about, adversary = self.about, build_adversary(self.adversary)
+        config = {
+            "captures": self.contents,
+            "observations": self.observations,
+            "model": about.model.config(),
+            "defense": self.defense.config(),
+            "dataset": about.dataset and self.scenario.data_name,
+            "content": about.dataset and fingerprint(about.dataset),
+            "adversary": self.adversary.config(),
+            **{name: getattr(self, name) for name in _FIELDS},
+        }
+        labels = {
+            **labels_of(self.scenario, self.defense),
+            **({} if self.arm != NOT_STATED else {"defense": NOT_STATED, "family": NOT_STATED}),
+            **attack_labels(self.adversary, adversary),
+            "seed": self.seed,
+            "checkpoint": about.round,
+            "knows_defense": self.knows_defense,
+            "captures": self.names,
+            "numbers": self.observations,
+        }
+        path = {*ATTACK, "evaluate/outside/capture_cells.py"}
+        code = source(path, about.known_defense, adversary, *factories(about.model))
+        return Cell("attack", config, labels, code)
+
+    @property
+    def draws(self) -> tuple[object, ...]:
+        """Return what the adversary's draws depend on, as in a run."""
+        return (self.scenario.description, self.adversary.config(), self.seed)
+
+    def run(self, folder: Path) -> Outcome:
+        """Attack the captures, and score or show what came out."""
+        adversary, captures = build_adversary(self.adversary), self._load()
+        world, victims = world_of(self.scenario, self.about, captures)
+        server = _Server(self, world, adversary)
+        start = time.perf_counter()
+        uploads = {
+            number: server.observe(number, one, rows)
+            for number, one, rows in zip(self.observations, captures, victims, strict=True)
+        }
+        results = reconstruct(adversary, uploads, self._rng)
+        seconds = (time.perf_counter() - start) / len(captures)
+        if not self.scored:
+            return _unscored(self, world, captures, uploads, results, seconds)
+        attempts = [
+            Attempt(number, rows, results[number], Upload(uploads[number], truth, truth))
+            for number, one, rows in zip(self.observations, captures, victims, strict=True)
+            if (truth := one.truth) is not None
+        ]
+        claim = claim_of(server.defense)
+        first = claim is not None and self.about.round == 0  # before, a model may know the victim
+        bound = proven_bound(claim, world, 0) if claim is not None and first else None
+        scoring = Scoring(world, server.defense, adversary, self.seed, attempts, bound)
+        scored = list(scoring.rows(seconds=seconds))
+        return Outcome(
+            attacks=tuple(row for row, _ in scored),
+            scores=tuple(score for _, scores in scored for score in scores),
+            renderings=tuple(scoring.renderings(self.shown, self.shown_each)),
+            busy=seconds * len(captures),
+        )
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """Return the uploads of which guesses are kept for the gallery."""
+        return self.observations[: self.pictures]
+
+    @property
+    def shown_each(self) -> int:
+        """Return how many victims of each are kept: more where there are few uploads."""
+        return math.ceil(self.pictures / len(self.observations))
+
+    def _rng(self, number: int) -> Generator:
+        return generator("adversary", *self.draws, number)
+
+    def _load(self) -> list[Capture]:
+        captures = [load_capture(path, known=self.about) for path in self.captures]
+        if tuple(one.content for one in captures) != self.contents:
+            raise ValueError("a capture has changed since the attack began: start it again")
+        return [one.to(current_device()) for one in captures]
+
+
+_FIELDS = ("knows_defense", "control", "scored", "candidates", "seed", "pictures")
+
+
+def scenario_of(about: Description, **options: Any) -> Scenario:  # noqa: ANN401 - fields
+    """Return the scenario that captures are of, as a run would call it."""
+    scenario = Scenario(
+        model=about.model,
+        protocol=about.protocol,
+        batch_size=about.batch_size,
+        knows_targets=about.labels is not None,
+        public_data=about.dataset is not None,
+        mode=about.mode,
+        **options,
+    )
+    return scenario.model_copy(update={"dataset": about.dataset or NO_DATA})
+
+
+def world_of(
+    scenario: Scenario, about: Description, captures: Sequence[Capture]
+) -> tuple[World, list[Tensor]]:
+    """Return the captures' world, and where in it each capture's private examples are.
+
+    They are looked for among the data's training examples, and put there if they are others.
+    """
+    space = about.inputs
+    if about.dataset is None:
+        nothing = Batch(torch.empty(0, *space.shape, dtype=space.dtype), torch.empty(0).long())
+        world = World(scenario, modality_of(space), nothing, nothing)
+        return world, [torch.empty(0).long() for _ in captures]
+    data = load_dataset(about.dataset, scenario.data_folder)
+    if (data.space.shape, data.space.classes) != (space.shape, space.classes):
+        raise CaptureError(
+            f"examples of {data.name} have shape {data.space.shape} and {data.space.classes} "
+            f"classes, those of the capture shape {space.shape} and {space.classes} classes"
+        )
+    modality = modality_of(space, data.vocabulary)
+    train, test = (
+        Batch(modality.inputs(part.inputs), part.targets).to(current_device())
+        for part in (data.train, data.test)
+    )
+    victims = []
+    for one in captures:
+        truth = one.truth or train.at(slice(0))
+        rows, train = _among(train, truth)
+        victims.append(rows)
+    return World(scenario, modality, train, test), victims
+
+
+def _among(data: Batch, sought: Batch) -> tuple[Tensor, Batch]:
+    """Return where some examples are in the data, and the data with those that were not."""
+    rows: list[int] = []
+    more: list[int] = []
+    for number, example in enumerate(sought.inputs):
+        same = (data.inputs == example).flatten(1).all(dim=1).nonzero().flatten()
+        found = [int(row) for row in same if torch.equal(data.targets[row], sought.targets[number])]
+        rows.append(found[0] if found else len(data.inputs) + len(more))
+        more += [] if found else [number]
+    others = sought.at(torch.tensor(more, dtype=torch.long))
+    return torch.tensor(rows, dtype=torch.long), Batch.joined([data, others])
+
+
+@dataclass(frozen=True)
+class _Server:
+    """What an adversary sees of captured uploads."""
+
+    trial: CaptureTrial
+    world: World
+    adversary: Adversary
+    _models: dict[str, nn.Module] = field(default_factory=dict)
+    _replays: dict[str, Replay] = field(default_factory=dict)
+
+    @cached_property
+    def defense(self) -> Defense:
+        """Return the defense of the attacked uploads, as far as it is known."""
+        return self.world.defense(self.trial.defense)
+
+    def observe(self, number: int, one: Capture, victims: Tensor) -> Observation:
+        """Return an observation."""
+        trial, about, world = self.trial, self.trial.about, self.world
+        model = self._models.setdefault(one.weights, one.model)  # alike, attacks can vectorise
+        models = (model,) * about.training.clients
+        client = world.client(self.defense, model)
+        client = replace(client, protocol=replace(client.protocol, clients=1))
+        public = PublicData(*world.test) if about.dataset is not None else None
+        threat = ThreatModel(about.labels is not None, trial.knows_defense, public)
+        if one.weights not in self._replays:
+            rng, mending = generator("replay", *trial.draws, 0), self._mending(client)
+            replay = make_replay(client, threat, rng, models=models, mending=mending)
+            self._replays[one.weights] = replay
+        if self.adversary.needs_candidates and trial.scored and len(victims) == 1:
+            among = candidates(world, victims, seed=trial.seed, observation=number)
+            threat = replace(threat, candidates=among)
+        return observation_of(
+            client,
+            models,
+            self._control(client, one, number) if trial.control else one.update,
+            threat,
+            self._replays[one.weights],
+            examples=about.batch_size,
+            targets=None if one.about.labels is None else torch.tensor(one.about.labels),
+        )
+
+    def _control(self, client: Client, one: Capture, number: int) -> dict[str, Tensor]:
+        """Return what an undefended client uploads of the same examples."""
+        if one.truth is None:
+            raise ValueError("there is no truth, of which an undefended upload could be made")
+        upload = (self.trial.scenario.description, self.trial.seed, self.trial.about.round)
+        return send(client, [one.truth], generator("client", *upload, number)).updates[0]
+
+    def _mending(self, client: Client) -> Mending:
+        trial = self.trial
+        if not (trial.knows_defense and self.adversary.simulates) or undefended(trial.defense):
+            return AS_GIVEN
+        if trial.about.dataset is not None:
+            return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
+        rng = generator("examination", *trial.draws)
+        clients = self.defense.cohort
+        rounds = [[self._noise(rng) for _ in range(clients)] for _ in range(EXAMINED_ROUNDS)]
+        return mending_of(examine(client, rounds, rng))
+
+    def _noise(self, rng: Generator) -> Batch:
+        """Return examples that a replay can be examined on where there is no data."""
+        space, size = self.world.space, self.trial.about.batch_size
+        targets = torch.randint(space.classes, (size,), generator=rng)
+        if isinstance(space, ContinuousSpace):
+            values = torch.rand((size, *space.shape), generator=rng)
+            return Batch(space.to_inputs(values), targets)
+        vocabulary = space.vocabulary if isinstance(space, TokenSpace) else 1
+        return Batch(torch.randint(vocabulary, (size, *space.shape), generator=rng), targets)
+
+
+class _Guess(NamedTuple):
+    """A guess on the scale of the data, what is said of it, and the truth that is nearest."""
+
+    values: Tensor
+    measured: Mapping[str, float]
+    truth: Tensor | None = None
+
+
+def _unscored(
+    trial: CaptureTrial,
+    world: World,
+    captures: Sequence[Capture],
+    uploads: Mapping[int, Observation],
+    results: Mapping[int, Reconstruction | NotApplicable],
+    seconds: float,
+) -> Outcome:
+    """Return guesses with what attacks say of them, and no claim of success."""
+    rows: list[AttackRow] = []
+    scores: list[Score] = []
+    pictures: list[Rendering] = []
+    render = world.modality.render
+    for one, (number, result) in zip(captures, results.items(), strict=True):
+        if isinstance(result, NotApplicable):
+            rows.append(AttackRow(number, 0, "not applicable", str(result)))
+            continue
+        objective = None if result.objective is None else float(result.objective)
+        guesses = _guesses(world, one.truth, uploads[number], result)
+        for place, guess in enumerate(guesses):
+            rows.append(AttackRow(number, place, "unscored", objective=objective, seconds=seconds))
+            scores += [Score(number, place, *one) for one in guess.measured.items()]
+            if number in trial.shown and place < SHOWN:
+                truth = b"" if guess.truth is None else render(guess.truth)
+                shown = render(guess.values)
+                pictures.append(Rendering(number, place, world.modality.media, truth, shown))
+    busy = seconds * len(captures)
+    return Outcome(tuple(rows), tuple(scores), renderings=tuple(pictures), busy=busy)
+
+
+def _guesses(
+    world: World, truth: Batch | None, observation: Observation, result: Reconstruction
+) -> list[_Guess]:
+    """Return every guess; where there is a truth, those that are matched to it."""
+    modality = world.modality
+    values, residual = modality.values(result.inputs.detach()), _residual(observation, result)
+    guesses = []
+    for index, value in enumerate(values):
+        measured = {} if residual is None else {"residual": residual}
+        if result.confidence is not None:
+            measured["confidence"] = float(result.confidence[index])
+        guesses.append(_Guess(value, measured))
+    if truth is None:
+        return guesses
+    private = modality.values(truth.inputs)
+    pairs = [
+        (guesses[i], private[k]) for k, i in enumerate(modality.match(values, private)) if i >= 0
+    ]
+    found = modality.scores(
+        *(torch.stack(part) for part in ([g.values for g, _ in pairs], [t for _, t in pairs]))
+    )
+    return [
+        _Guess(
+            guess.values,
+            {**guess.measured, **{n: float(v[k]) for n, v in found.items() if not v[k].isnan()}},
+            example,
+        )
+        for k, (guess, example) in enumerate(pairs)
+    ]
+
+
+def _residual(observation: Observation, result: Reconstruction) -> float | None:
+    """Return how far the upload of a whole guess is from the one that was seen, relative to it."""
+    targets = result.targets if result.targets is not None else observation.targets
+    if targets is None or len(result.inputs) != observation.batch_size:
+        return None
+    with torch.no_grad():
+        replayed = observation.simulate(result.inputs.detach(), targets)
+    seen = observation.update
+    error = sum(float((replayed[name] - seen[name]).square().sum()) for name in seen)
+    size = sum(float(value.square().sum()) for value in seen.values())
+    return math.sqrt(error / size) if size else None

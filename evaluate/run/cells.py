@@ -1,0 +1,575 @@
+"""The two kinds of cell: train under a defense, and attack it. Each leaves rows."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+from leakfrontier.adversaries import (
+    Adversary,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Replay,
+    Round,
+    Threat,
+)
+from leakfrontier.adversaries import Protocol as TrainingProtocol
+from leakfrontier.defenses import Batch, Defense, Refused
+
+from ..client.client import Client, Released, Upload, make_replay, observe, send
+from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
+from ..client.federation import Federation
+from ..client.math_attention import math_attention
+from ..client.mending import AS_GIVEN, Mending
+from ..data.partition import partition
+from ..engines.parcels import Traveller
+from ..foundations.devices import Device, on_device
+from ..foundations.rows import Cell, GuaranteeRow, Outcome, ReplayRow, UtilityRow
+from ..foundations.seeds import generator, global_draws, seed_globally
+from ..privacy.claims import claim_of, guarantee_row, proven_bound
+from ..users.contract import Checked
+from ..users.copies import CLIENTS, copied
+from ..users.methods import Method, build_adversary, build_defense, build_protocol
+from ..world.scenario import Scenario, World, adversary_label, family, label, load_world, options
+from ..world.victims import candidates, cohort, other_cohort, other_examples, victims
+from .identity import ATTACK, REPLAY, TRAINING, factories, source
+from .scoring import Attempt, Scoring
+
+EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
+CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
+
+_Key = tuple[tuple[str, Path], int, int]
+_RELEASED: dict[_Key, Released] = {}
+"""What a process has seen of the clients of each arm: many adversaries attack the same uploads."""
+
+_UPLOADS_KEPT = 512
+_ENTRIES_KEPT = 2**26  # of all uploads together: 256 MB
+
+
+@dataclass(frozen=True)
+class TrainTrial:
+    """Train under a defense: its utility, and the checkpoints that are attacked.
+
+    Attributes:
+        scenario: What is trained.
+        defense: The defense.
+        seed: Repetition: data split, initial weights, order and noise.
+    """
+
+    scenario: Scenario
+    defense: Method
+    seed: int
+
+    @cached_property
+    def cell(self) -> Cell:
+        """Return the cell, by which the outcome is stored."""
+        config = {
+            "scenario": self.scenario.config(),
+            "defense": self.defense.config(),
+            "seed": self.seed,
+        }
+        labels = {
+            **labels_of(self.scenario, self.defense),
+            "seed": self.seed,
+            "other_cohort": other_cohort(self.scenario, self.defense),
+            "other_examples": other_examples(self.scenario),
+        }
+        code = source(TRAINING, build_defense(self.defense), *factories(self.scenario.model))
+        return Cell("train", config, labels, code)
+
+    def run(self, folder: Path) -> Outcome:
+        """Train, evaluating along the way and saving the checkpoints."""
+        world = load_world(self.scenario)
+        defense, training = world.defense(self.defense), self.scenario.training
+        shares = partition(
+            world.train,
+            training.clients,
+            training.partition,
+            generator("shares", *self.draws),
+            alpha=training.alpha,
+        )
+        federation = Federation(
+            world.client(defense, world.model(defense, self.seed)),
+            shares,
+            clients_per_round=training.clients_per_round,
+            batch_size=self.scenario.client_batch,
+            server=training.server,
+            lr=training.lr_under(self.defense),
+        )
+        every = {round(training.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
+        every |= {*self.scenario.checkpoints}
+        kept = attackable(self.scenario.checkpoints, world.protocol)
+        rows: list[UtilityRow] = []
+
+        def on_checkpoint(done: int, model: nn.Module) -> None:
+            if done in kept:
+                _save(model, self.checkpoint(folder, done))
+            if done in every:
+                utility = world.modality.evaluate(model, world.test)
+                rows.append(UtilityRow(done, *utility, federation.refused))
+
+        start = time.perf_counter()
+        at = every | kept
+        rng = generator("training", *self.draws)
+        federation.train(training.rounds, rng, at=at, on_checkpoint=on_checkpoint)
+        busy = time.perf_counter() - start
+        return Outcome(
+            utility=tuple(rows),
+            guarantees=self._guarantees(world, defense, max(federation.rounds_of)),
+            busy=busy,
+        )
+
+    @property
+    def draws(self) -> tuple[object, ...]:
+        """Return what all draws depend on: not the defense, so that accuracies pair."""
+        return (self.scenario.config(), self.seed)
+
+    def _guarantees(self, world: World, defense: Defense, rounds: int) -> tuple[GuaranteeRow, ...]:
+        """Return what the defense claims of this run, and whether its noise is there."""
+        claim = claim_of(defense)
+        if claim is None or not rounds:  # a client that refused every model has sent nothing
+            return ()
+        rng = generator("audit", self.cell.identity)
+        return (guarantee_row(claim, world, world.model(defense, self.seed), rounds, rng),)
+
+    def checkpoint(self, folder: Path, after: int) -> Path:
+        """Return where the model after some rounds is kept."""
+        return folder / "checkpoints" / f"{self.cell.key}-{after}.safetensors"
+
+
+@dataclass(frozen=True)
+class ReplayTrial:
+    """Examine how adversaries replay a defense.
+
+    Attributes:
+        scenario: What is attacked.
+        defense: The defense.
+    """
+
+    scenario: Scenario
+    defense: Method
+
+    @cached_property
+    def cell(self) -> Cell:
+        """Return the cell, by which the outcome is stored."""
+        config = {"scenario": _untrained(self.scenario), "defense": self.defense.config()}
+        code = source(REPLAY, build_defense(self.defense), *factories(self.scenario.model))
+        labels = {**labels_of(self.scenario, self.defense), "seed": EXAMINED_SEED}
+        return Cell("replay", config, labels, code)
+
+    @property
+    def draws(self) -> tuple[object, ...]:
+        """Return what all draws depend on: not the defense."""
+        return (self.scenario.description, EXAMINED_SEED)
+
+    def run(self, folder: Path) -> Outcome:
+        """Examine the replay on clients of the scenario; one who refuses to train has none."""
+        start = time.perf_counter()
+        try:
+            row = self.examined()
+        except Refused:
+            return Outcome()
+        return Outcome(replays=(row,), busy=time.perf_counter() - start)
+
+    def examined(self) -> ReplayRow:
+        """Return what the examination finds; once in a process."""
+        if self.cell.key not in _EXAMINED:
+            with global_draws(generator("examination", *self.draws)):
+                _EXAMINED[self.cell.key] = self._examine()
+        return _EXAMINED[self.cell.key]
+
+    def _examine(self) -> ReplayRow:
+        world = load_world(self.scenario)
+        defense = world.defense(self.defense)
+        agreed = world.model(defense, EXAMINED_SEED)
+        received = Checked(defense).on_receive(agreed, agreed)
+        client = world.client(defense, known_of(agreed, received))
+        here = {"clients": defense.cohort, "seed": EXAMINED_SEED}
+        rounds = [
+            cohort(world, victims(world, EXAMINED_SEED, i), **here, observation=i)
+            for i in range(EXAMINED_ROUNDS)
+        ]
+        return examine(client, rounds, generator("examination", *self.draws))
+
+
+_EXAMINED: dict[str, ReplayRow] = {}
+
+
+@dataclass(frozen=True)
+class AttackTrial(Traveller):
+    """Attack a defense: scores per victim.
+
+    Victims, look-alikes and what clients draw depend neither on the adversary nor on the
+    defense: all comparisons are paired.
+
+    Attributes:
+        scenario: What is attacked.
+        defense: The defense.
+        adversary: The attack.
+        knows_defense: Whether it may replay the defense.
+        seed: Repetition.
+        checkpoint: Rounds of training before the attacked upload.
+        observations: Which uploads are attacked, by their numbers from 0.
+        pictures: How many of the first uploads are kept for the gallery.
+    """
+
+    scenario: Scenario
+    defense: Method
+    adversary: Method
+    knows_defense: bool
+    seed: int
+    checkpoint: int
+    observations: tuple[int, ...]
+    pictures: int = 6
+
+    @cached_property
+    def cell(self) -> Cell:
+        """Return the cell, by which the outcome is stored."""
+        config = {
+            "scenario": self.scenario.config() if self.checkpoint else _untrained(self.scenario),
+            "defense": self.defense.config(),
+            "adversary": self.adversary.config(),
+            **{name: getattr(self, name) for name in _ATTACK_FIELDS},
+        }
+        adversary = build_adversary(self.adversary)
+        labels = {
+            **labels_of(self.scenario, self.defense),
+            **attack_labels(self.adversary, adversary),
+            "seed": self.seed,
+            "checkpoint": self.checkpoint,
+            "knows_defense": self.knows_defense,
+        }
+        path = {*ATTACK, *(TRAINING if self.checkpoint else ())}
+        made_by = factories(self.scenario.model)
+        code = source(path, build_defense(self.defense), adversary, *made_by)
+        return Cell("attack", config, labels, code)
+
+    def run(self, folder: Path) -> Outcome:
+        """Observe uploads, attack them, and score what came out."""
+        world = load_world(self.scenario)
+        defense, adversary = world.defense(self.defense), build_adversary(self.adversary)
+        server = _Server(self, world, defense, adversary, folder)
+        victims(world, self.seed, max(self.observations))  # refused before any work is done
+
+        start = time.perf_counter()
+        observed = [server.observe(i) for i in self.observations]
+        seen = {a.observation: a.upload.observation for a in observed if a.upload is not None}
+        found = reconstruct(adversary, seen, self._rng)
+        attempts = [replace(a, result=found.get(a.observation, a.result)) for a in observed]
+        busy = time.perf_counter() - start
+
+        claim = claim_of(defense)
+        bound = None if claim is None else proven_bound(claim, world, self.checkpoint)
+        scoring = Scoring(world, defense, adversary, self.seed, attempts, bound)
+        scored = list(scoring.rows(seconds=busy / len(attempts)))
+        return Outcome(
+            attacks=tuple(row for row, _ in scored),
+            scores=tuple(score for _, scores in scored for score in scores),
+            renderings=tuple(scoring.renderings(range(self.pictures))),
+            busy=busy,
+        )
+
+    def needed(self, folder: Path) -> Iterator[Path]:
+        """Yield the checkpoints of the attacked models."""
+        if not self.checkpoint:
+            return
+        training = TrainTrial(self.scenario, self.defense, self.seed)
+        for version in attackable([self.checkpoint], build_protocol(self.scenario.protocol)):
+            path = training.checkpoint(folder, version)
+            if path.exists():  # else training failed, as the cell will say
+                yield path
+
+    def _rng(self, observation: int) -> torch.Generator:
+        """Return the source of the adversary's randomness on one upload."""
+        return generator("adversary", *self.draws, observation)
+
+    @property
+    def draws(self) -> tuple[object, ...]:
+        """Return what the adversary's draws depend on: not the defense, so that they pair."""
+        return (self.scenario.description, self.adversary.config(), self.seed)
+
+    @property
+    def upload(self) -> tuple[object, ...]:
+        """Return what an upload's draws depend on: neither adversary nor defense, so they pair."""
+        return (self.scenario.description, self.seed, self.checkpoint)
+
+
+def reconstruct(
+    adversary: Adversary,
+    observations: Mapping[int, Observation],
+    rng: Callable[[int], torch.Generator],
+) -> dict[int, Reconstruction | NotApplicable]:
+    """Return what an adversary makes of observations, by their numbers.
+
+    Args:
+        adversary: The attack.
+        observations: What it sees.
+        rng: From the number of an observation to the source of its randomness.
+    """
+    rngs = [rng(number) for number in observations]
+    found = adversary.reconstruct_all([*observations.values()], rngs) if observations else []
+    name = type(adversary).__name__
+    if len(found) != len(observations):
+        raise ValueError(
+            f"{name}.reconstruct_all must return {len(observations)} results, got {len(found)}"
+        )
+    for result in found:
+        if not isinstance(result, Reconstruction | NotApplicable):
+            raise ValueError(f"{name} must return a Reconstruction, got {type(result).__name__}")
+    return {n: _examples(result) for n, result in zip(observations, found, strict=True)}
+
+
+@dataclass(frozen=True)
+class _Server:
+    """What an adversary sees of the clients of one arm, having sent them their models."""
+
+    trial: AttackTrial
+    world: World
+    defense: Defense
+    adversary: Adversary
+    folder: Path
+    _models: dict[int, nn.Module] = field(default_factory=dict)
+    _replays: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
+
+    def observe(self, index: int) -> Attempt:
+        """Return an observation, or why there is none."""
+        sought = victims(self.world, self.trial.seed, index)
+        try:
+            upload = self._upload(index, sought)
+        except (NotApplicable, Refused) as reason:
+            return Attempt(index, sought, reason)
+        return Attempt(index, sought, NotApplicable("not attacked"), upload)
+
+    def _upload(self, index: int, sought: Tensor) -> Upload:
+        trial, world, clients = self.trial, self.world, self.defense.cohort
+        model = self._model(index)
+        sent = self._sent(model, index)
+        received = tuple(Checked(self.defense).on_receive(one, model) for one in sent)
+        known = tuple(map(known_of, sent, received))
+        client = world.client(self.defense, model)
+        shares = cohort(world, sought, clients=clients, seed=trial.seed, observation=index)
+        threat = world.threat(trial.knows_defense)
+        honest = all(one is model for one in known)
+        if known not in self._replays:
+            rng = generator("replay", *trial.draws, 0 if honest else index)
+            self._replays[known] = make_replay(
+                client, threat, rng, models=known, mending=self._mending()
+            )
+        if self.adversary.needs_candidates and len(sought) == len(shares) == 1:
+            among = candidates(world, sought, seed=trial.seed, observation=index)
+            threat = replace(threat, candidates=among)
+        rng = generator("client", *trial.upload, index)
+        uploads = observe(
+            client,
+            shares,
+            threat,
+            rng,
+            models=known,
+            replay=self._replays[known],
+            released=self._released(client, shares, rng, index)
+            if honest
+            else send(client, shares, rng, models=received),
+        )
+        if len(uploads) != 1:
+            raise ValueError(
+                f"{type(self.defense).__name__} has a cohort of {clients}, so that on_round must "
+                f"return one update for all of it, got {len(uploads)}"
+            )
+        return uploads[0]
+
+    def _mending(self) -> Mending:
+        trial = self.trial
+        if not (trial.knows_defense and self.adversary.simulates) or undefended(trial.defense):
+            return AS_GIVEN
+        try:
+            return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
+        except Refused:  # of the clients that are examined: these may accept
+            return AS_GIVEN
+
+    def _released(
+        self, client: Client, shares: Sequence[Batch], rng: torch.Generator, index: int
+    ) -> Released:
+        """Return what clients send to an honest server: the same whoever attacks it."""
+        key = (self._arm, self.trial.checkpoint, index)
+        released = _RELEASED.get(key)
+        if released is None:
+            released = send(client, shares, rng)
+            _keep(key, released)
+        copies = [{n: value.clone() for n, value in update.items()} for update in released.updates]
+        return replace(released, updates=copies)  # an attack may write into what it is given
+
+    @cached_property
+    def _arm(self) -> tuple[str, Path]:
+        trial = self.trial
+        return TrainTrial(trial.scenario, trial.defense, trial.seed).cell.key, self.folder
+
+    def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
+        """Return the model that the server sends to each client."""
+        world, scenario, clients = self.world, self.trial.scenario, self.defense.cohort
+        check_permitted(self.adversary, Threat(scenario.threat))
+        public = world.threat(self.trial.knows_defense).public
+        known = Round(world.space, world.protocol, clients, scenario.batch_size, public)
+        sent = list(
+            self.adversary.craft(model, known, generator("craft", *self.trial.draws, index))
+        )
+        if len(sent) != clients:
+            raise ValueError(
+                f"{type(self.adversary).__name__}.craft must return a model for each of {clients} "
+                f"clients, got {len(sent)}"
+            )
+        return sent
+
+    def _model(self, index: int) -> nn.Module:
+        """Return the version of the model that the client of an observation has."""
+        trial = self.trial
+        rng = generator("staleness", trial.scenario.description, trial.seed, index)
+        version = trial.checkpoint - self.world.protocol.staleness(trial.checkpoint, rng)
+        if version not in self._models:
+            self._models[version] = self._load(version)
+        return self._models[version]
+
+    def _load(self, version: int) -> nn.Module:
+        trial = self.trial
+        model = self.world.model(self.defense, trial.seed)
+        if version:
+            training = TrainTrial(trial.scenario, trial.defense, trial.seed)
+            path = training.checkpoint(self.folder, version)
+            if not path.exists():
+                raise ValueError(f"there is no checkpoint of round {version}: training failed")
+            load_model(model, path)
+        return model
+
+
+def _keep(key: _Key, released: Released) -> None:
+    """Keep what clients have sent, in place of what was kept first where that is too much."""
+    _RELEASED[key] = released
+    while len(_RELEASED) > _UPLOADS_KEPT or sum(map(_entries, _RELEASED.values())) > _ENTRIES_KEPT:
+        del _RELEASED[next(iter(_RELEASED))]
+
+
+def _entries(released: Released) -> int:
+    return sum(value.numel() for update in released.updates for value in update.values())
+
+
+class Trial(Protocol):
+    """A dataclass that knows its cell and does its work."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def cell(self) -> Cell:
+        """Return the cell, by which the outcome is stored."""
+
+    @property
+    def draws(self) -> tuple[object, ...]:
+        """Return what its randomness depends on."""
+
+    def run(self, folder: Path) -> Outcome:
+        """Do the work, in the folder of the run."""
+
+
+_ATTACK_FIELDS = ("knows_defense", "seed", "checkpoint", "observations", "pictures")
+
+
+def run_trial(task: tuple[Trial, Path]) -> Outcome:
+    """Do the work of one cell, in the folder of its run."""
+    trial, folder = task
+    if replace(trial).cell.key != trial.cell.key:
+        raise ValueError("a source file has changed since the run began: start the run again")
+    # All draws of ours come from generators of their own; this is for dropout in users' models.
+    seed_globally(generator("global", *trial.draws))
+    device: Device = getattr(getattr(trial, "scenario", trial), "device", "cpu")
+    with warnings.catch_warnings(record=True) as caught, on_device(device), math_attention():
+        outcome = trial.run(folder)
+    notes = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
+    return replace(outcome, note="; ".join(notes))
+
+
+def check_permitted(adversary: Adversary, most: Threat) -> None:
+    """Refuse an attack that does more than a server may.
+
+    Raises:
+        NotApplicable: If it does.
+    """
+    threats = list(Threat)
+    if threats.index(adversary.threat) > threats.index(most):
+        changed = "the architecture" if adversary.threat is Threat.ARCHITECTURE else "parameters"
+        raise NotApplicable(f"the threat model ({most.value}) forbids to change {changed}")
+
+
+def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[int]:
+    """Return the rounds whose models clients may have when those of some rounds are attacked."""
+    oldest = protocol.max_staleness
+    return {c - age for c in checkpoints for age in range(oldest + 1) if c > age}
+
+
+def known_of(sent: nn.Module, received: nn.Module) -> nn.Module:
+    """Return what a server knows of the model that a client trains on, which it cannot alter."""
+    return sent if CLIENTS.is_copy(received, sent) else copied(received)
+
+
+def _untrained(scenario: Scenario) -> dict[str, object]:
+    """Return what an untrained model depends on."""
+    return {name: value for name, value in scenario.config().items() if name != "training"}
+
+
+def undefended(defense: Method) -> bool:
+    """Return whether a defense is the control, which does nothing."""
+    return defense.name == "none"
+
+
+def attack_labels(method: Method, adversary: Adversary) -> dict[str, object]:
+    """Return how reports name and group an adversary."""
+    return {
+        "adversary": adversary_label(method, adversary),
+        "adversary_name": type(adversary).__name__,
+        "adversary_options": {**vars(adversary)},
+        "threat": adversary.threat.value,
+        "baseline": adversary.baseline,
+        "simulates": adversary.simulates,
+        "candidates_granted": adversary.needs_candidates,
+    }
+
+
+def labels_of(scenario: Scenario, defense: Method) -> dict[str, object]:
+    """Return how reports name and group what is attacked."""
+    built = build_defense(defense)
+    return {
+        "scenario": scenario.name,
+        "dataset": scenario.data_name,
+        "model": scenario.model_label,
+        "protocol": label(scenario.protocol),
+        "batch_size": scenario.batch_size,
+        "task": scenario.task,
+        "defense": label(defense),
+        "family": family(defense),
+        "defense_options": options(defense),
+        "strength": None if built.strength is None else float(built.strength),
+        "stochastic": bool(built.stochastic),
+    }
+
+
+def _examples(result: Reconstruction | NotApplicable) -> Reconstruction | NotApplicable:
+    """Return a result that can be scored against the private examples."""
+    if isinstance(result, Reconstruction) and result.layer is not None:
+        return NotApplicable(f"recovered features, the inputs of layer {result.layer!r}")
+    return result
+
+
+def _save(model: nn.Module, path: Path) -> None:
+    """Write a checkpoint so that it is there as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    save_model(model, str(unfinished))  # it knows of weights that are tied
+    unfinished.replace(path)

@@ -1,0 +1,64 @@
+"""What rows depend on besides their configuration: versions, code and machine."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..engines.engine import cores
+from ..foundations.plugins import digest_of
+from ..foundations.rows import digest
+from ..foundations.seeds import SEED_BITS
+from .identity import ROOT
+
+PACKAGES = (
+    *("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas"),
+    *("dp-accounting", "geoopt", "pillow", "rouge-score", "scikit-learn", "transformers"),
+)
+"""Those on which rows depend."""
+
+
+def environment() -> dict[str, Any]:
+    """Return what rows depend on besides the configuration: versions, code and machine."""
+    files = sorted(
+        file
+        for part in ("defenses", "adversaries", "evaluate")
+        for file in (ROOT / part).rglob("*.py")
+    )
+    return {
+        "versions": {"python": platform.python_version(), **versions()},
+        "code": digest([(str(file.relative_to(ROOT)), digest_of(file)) for file in files]),
+        "seed_bits": SEED_BITS,
+        "machine": {
+            "system": platform.system(),
+            "architecture": platform.machine(),
+            "processor": _processor(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "cores": cores(),
+        },
+    }
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Return the installed versions of `PACKAGES`, and of more of them."""
+    found = {}
+    for name in (*PACKAGES, *more):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _processor() -> str:
+    """Return what the processor is called."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

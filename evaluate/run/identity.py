@@ -1,0 +1,195 @@
+"""The code that a cell runs, as a hash of what it means: an edited attack is another attack.
+
+A cell's code is that of its methods and of the one path for its kind, with all modules of ours
+that these import. Only its `meaning` counts: moving or renaming a module, or rewording a
+docstring, reruns nothing. Imports are read, not executed. A name that a package only passes on is
+followed to the module that defines it, so that an attack does not depend on all others; hence
+what only lists methods, `__init__` and the panel, does not count. Of a user's file, what it
+imports from its own folder counts as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from leakfrontier.defenses import Chain
+
+from ..foundations.errors import PLUGIN
+from ..foundations.plugins import digest_of, load_attribute, local_files, while_unedited
+from ..users.methods import Method
+from .meaning import meaning
+
+ROOT = Path(__file__).parents[2]
+"""Where the folders of the package `leakfrontier` are."""
+
+PACKAGE = "leakfrontier"
+LISTS = ("__init__.py", "panel.py")
+
+JOINT = "evaluate/run/cells.py"
+"""What joins the paths: it counts for all kinds of cells, what it imports is told apart here."""
+
+TRAINING = (
+    JOINT,
+    "evaluate/client/federation.py",
+    "evaluate/data/partition.py",
+    "evaluate/privacy/claims.py",
+)
+REPLAY = (JOINT, "evaluate/client/examination.py")
+ATTACK = (
+    *REPLAY,
+    "evaluate/client/client.py",
+    "evaluate/run/scoring.py",
+    "evaluate/privacy/claims.py",
+)
+
+
+def source(path: Iterable[str], *methods: object) -> str:
+    """Return a hash of the code of a cell.
+
+    Args:
+        path: Files where its path begins, relative to `ROOT`.
+        methods: Its defense, adversary or function; a chain stands for its links.
+    """
+    return _source(frozenset(path), frozenset(_modules(methods)))
+
+
+def factories(model: Method) -> list[object]:
+    """Return the function that makes a model, if it is none of the registered ones."""
+    return [load_attribute(model.name)] if ":" in model.name else []
+
+
+def _modules(methods: Iterable[object]) -> Iterator[str]:
+    """Yield the names of the modules in which classes of objects, or functions, are defined."""
+    for method in methods:
+        yield getattr(method, "__module__", type(method).__module__)
+        if isinstance(method, Chain):
+            yield from _modules(method.links)
+
+
+@cache
+def _source(path: frozenset[str], modules: frozenset[str]) -> str:
+    files = {*(ROOT / name for name in path), *(file for name in modules for file in _own(name))}
+    digests = {meaning_of(found) for file in files for found in closure(file)}
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:20]
+
+
+def _own(module: str) -> frozenset[Path]:
+    """Return the file of a module, and if it is a user's, those that it imports from its folder."""
+    place = getattr(sys.modules[module], "__file__", None)
+    if place is None:
+        return frozenset()
+    first = module.partition(".")[0]
+    if first == PACKAGE:
+        return frozenset([Path(place)])
+    top = Path(sys.modules[first].__file__ or place)  # a namespace package has no file
+    packaged = top.name == "__init__.py" and not first.startswith(PLUGIN)
+    return local_files(Path(place), top.parents[1] if packaged else top.parent)
+
+
+def meaning_of(file: Path) -> str:
+    """Return what a file means, given what it imports from ours, as a hash."""
+    if file == ROOT / JOINT:
+        return _alone(file)
+    meant = sorted(one.meant for one in _ours(file).values())
+    return hashlib.sha256("\n".join([_alone(file), *meant]).encode()).hexdigest()
+
+
+@while_unedited
+def _alone(file: Path) -> str:
+    """Return what a file means, but for where its imports come from, as a hash."""
+    try:
+        text = meaning(_parsed(file), {local: one.name for local, one in _ours(file).items()})
+    except (SyntaxError, ValueError):  # an extension module, or what loading will refuse
+        return digest_of(file)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Import(NamedTuple):
+    """A name of ours that a file imports: what defines it, and its name there."""
+
+    origins: frozenset[Path]
+    name: str
+
+    @property
+    def meant(self) -> str:
+        """Return what the name stands for, whatever the file is called that defines it."""
+        return " ".join([*sorted(map(_alone, self.origins)), self.name])
+
+
+@while_unedited
+def closure(file: Path) -> frozenset[Path]:
+    """Return a file and those of ours that it imports, directly or not."""
+    found, waiting = {file}, [] if file == ROOT / JOINT else [file]
+    while waiting:
+        new = imported(waiting.pop()) - found
+        found |= new
+        waiting += new
+    return frozenset(found)
+
+
+def imported(file: Path) -> frozenset[Path]:
+    """Return the files of ours that define what a file imports."""
+    return frozenset().union(*(one.origins for one in _ours(file).values()))
+
+
+@while_unedited
+def _ours(file: Path) -> dict[str, _Import]:
+    """Return what a file imports from ours, by the names that it uses."""
+    found: dict[str, _Import] = {}
+    for node in ast.walk(_parsed(file)) if file.suffix == ".py" else ():
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == PACKAGE:
+                    whole = _whole(ROOT.joinpath(*alias.name.split(".")[1:]))
+                    found[alias.asname or alias.name] = _import(whole, "module")
+        elif isinstance(node, ast.ImportFrom) and (place := _module(node, file)) is not None:
+            for alias in node.names:
+                name = "module" if [*_whole(place / alias.name)] else alias.name
+                found[alias.asname or alias.name] = _import(_defining(place, alias.name), name)
+    return found
+
+
+def _import(origins: Iterable[Path], name: str) -> _Import:
+    return _Import(frozenset(one for one in origins if one.name not in LISTS), name)
+
+
+def _module(node: ast.ImportFrom, file: Path) -> Path | None:
+    """Return the place of a module of ours, without a suffix."""
+    parts = node.module.split(".") if node.module else []
+    if node.level:
+        return file.parents[node.level - 1].joinpath(*parts)
+    return ROOT.joinpath(*parts[1:]) if parts[:1] == [PACKAGE] else None
+
+
+def _defining(module: Path, name: str) -> Iterator[Path]:
+    """Yield the files that define a name of a module, through what packages pass on."""
+    if not module.is_dir():
+        yield from _whole(module)
+    elif name == "*" or (module / name).is_dir() or (module / f"{name}.py").is_file():
+        yield from _whole(module if name == "*" else module / name)
+    elif (module / "__init__.py").is_file():
+        for node in _parsed(module / "__init__.py").body:
+            if isinstance(node, ast.ImportFrom):
+                origin = _module(node, module / "__init__.py")
+                for alias in node.names:
+                    if origin is not None and name == (alias.asname or alias.name):
+                        yield from _defining(origin, alias.name)
+
+
+def _whole(module: Path) -> Iterator[Path]:
+    """Yield the file of a module; of a package, all its modules."""
+    if module.is_dir():
+        yield from module.glob("*.py")
+    elif module.with_suffix(".py").is_file():
+        yield module.with_suffix(".py")
+
+
+@while_unedited
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_bytes())

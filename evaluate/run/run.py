@@ -1,0 +1,234 @@
+"""A run: from a configuration to cells, from cells to rows, with progress and resumption."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..conclude.results import Results
+from ..data.data import forget_fingerprints
+from ..engines.engine import LOCAL, Done, Engine, Failure
+from ..engines.progress import Progress
+from ..foundations.devices import resolved
+from ..foundations.errors import given_by_user
+from ..foundations.rows import Outcome
+from ..foundations.terminal import terminal
+from ..users.methods import Method, build_adversary
+from ..world.scenario import Scenario
+from .cascade import Schedule, Step, Victim
+from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial, undefended
+from .config import ConfigError, RunConfig, load_config
+from .probe import probe
+from .store import Store, other_configuration
+
+__all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials"]
+
+
+def plan(config: RunConfig, first_seed: int = 0) -> list[Trial]:
+    """Return the cells of a run, with all uploads; a cascade leaves out what is not needed."""
+    replays: list[Trial] = []
+    training: list[Trial] = []
+    attacks: list[Trial] = []
+    for scenario in config.scenarios:
+        defenses = config.defenses_of(scenario)
+        replays += [ReplayTrial(scenario, one) for one in defenses if not undefended(one)]
+        for seed in range(first_seed, first_seed + config.seeds):
+            for defense in defenses:
+                training.append(TrainTrial(scenario, defense, seed))
+                attacks += _attacks(config, scenario, defense, seed)
+    return replays + training + attacks
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    *,
+    workers: int | None = None,
+    engine: Engine = LOCAL,
+    retry_failed: bool = False,
+    console: Console | None = None,
+) -> Results:
+    """Run what is not yet in `out`, and return all rows.
+
+    Args:
+        config: What to evaluate.
+        out: Folder of the results; a run that was interrupted there is continued.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run: `LOCAL`, or `ray_engine.RayEngine(...)`.
+        retry_failed: Whether cells that ended in an error are run again.
+        console: Where progress is shown; by default the terminal.
+    """
+    forget_fingerprints()
+    console = terminal() if console is None else console
+    if engine is LOCAL:  # other machines may have what this one lacks
+        for scenario in config.scenarios:
+            with given_by_user():
+                resolved(scenario.device)
+    notes = probe(config, workers)
+    warn(console, [*notes, *_replaced(out, config)])
+    return run_trials(
+        plan(config),
+        out,
+        panel=config.panel,
+        config=config.model_dump(mode="json"),
+        notes=notes,
+        cascade=not config.individual,
+        time_limit=config.time_limit,
+        workers=workers,
+        engine=engine,
+        retry_failed=retry_failed,
+        console=console,
+    )
+
+
+def warn(console: Console, notes: Iterable[str]) -> None:
+    """Print what to warn of."""
+    for note in notes:
+        console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
+
+
+def _replaced(out: Path, config: RunConfig) -> Iterator[str]:
+    """Yield what becomes of the results of another configuration in the same folder."""
+    names = other_configuration(out, config.model_dump(mode="json"))
+    if names := [name for name in names if name != "time_limit"]:
+        yield (
+            f"{out} holds results of another configuration: {', '.join(names)} differ. report.html "
+            "will show this configuration alone. Rows of the other one stay in the folder and are "
+            "shown again when it is run there again; choose another --out folder to keep both pages"
+        )
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    out: Path,
+    *,
+    panel: str,
+    config: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    cascade: bool = False,
+    time_limit: float = math.inf,
+    workers: int | None = None,
+    engine: Engine = LOCAL,
+    retry_failed: bool = False,
+    console: Console | None = None,
+) -> Results:
+    """Run those of some cells that are not yet in `out`, and return the rows of all of them.
+
+    Args:
+        trials: The cells; what `plan` returns, or a choice of one's own.
+        out: As for `run`.
+        panel: Version of the panel, which all cells of a folder must share.
+        config: What the folder records as their configuration.
+        notes: What was warned of before.
+        cascade: Whether attacks leave out the uploads that others have broken (`cascade`).
+        time_limit: Seconds after which one cell is given up.
+        workers: As for `run`.
+        engine: As for `run`.
+        retry_failed: As for `run`.
+        console: As for `run`.
+    """
+    forget_fingerprints()
+    store = Store(out, create=True)
+    cells = [trial.cell for trial in trials]
+    workers = workers or engine.slots()
+    with store.occupied():
+        store.begin(panel, config, cells, notes)
+        with Progress(cells, workers=workers, console=console) as progress:
+            agenda = _Agenda(trials, store, progress, cascade=cascade, retry_failed=retry_failed)
+            if tasks := agenda.tasks:
+                for done in engine.execute(
+                    run_trial, tasks, workers=workers, time_limit=time_limit
+                ):
+                    agenda.conclude(done)
+    return store.results()
+
+
+class _Agenda:
+    """The cells that can run now, in the order of their turn, and what follows from each."""
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        store: Store,
+        progress: Progress,
+        *,
+        cascade: bool,
+        retry_failed: bool,
+    ) -> None:
+        self.tasks: deque[tuple[Trial, Path]] = deque()
+        self._store, self._progress = store, progress
+        self._finished = store.finished(failed=not retry_failed)
+        self._victims = store.victims() if cascade else {}
+        self._schedule = Schedule(trials, cascade=cascade)
+        self._admit(self._schedule.start())
+
+    def conclude(self, done: Done[tuple[Trial, Path], Outcome]) -> None:
+        """Keep what a cell has left behind, and see what it has made possible."""
+        trial, outcome = done.task[0], _outcome(done)
+        self._store.write(trial.cell.key, outcome, done.seconds)
+        self._progress.advance(trial.cell, outcome.status, done.seconds)
+        self._admit(self._schedule.after(trial, _victims(outcome)))
+
+    def _admit(self, steps: Iterable[Step]) -> None:
+        """Take cells up; those that are in the store may make others possible at once."""
+        possible, narrowed = deque(steps), []
+        while possible:
+            trial, planned = possible.popleft()
+            key = trial.cell.key
+            if key != planned.key:
+                narrowed.append((planned, trial.cell))
+            not_needed = key not in self._finished and _nothing_left(trial)
+            if not_needed:
+                self._store.write(key, Outcome(status="not needed"), 0.0)
+                self._finished.add(key)
+            if key in self._finished:
+                self._progress.advance(trial.cell, seconds=0.0 if not_needed else None)
+                possible += self._schedule.after(trial, self._victims.get(key, ()))
+            else:
+                self.tasks.append((trial, self._store.folder))
+        if narrowed:
+            self._store.replace(narrowed)
+
+
+def _attacks(
+    config: RunConfig, scenario: Scenario, defense: Method, seed: int
+) -> Iterator[AttackTrial]:
+    """Yield the attacks on one arm.
+
+    One that replays the client is run with and without knowledge of the defense; against the
+    undefended client these are the same.
+    """
+    for checkpoint in scenario.checkpoints:
+        for adversary in config.members():
+            both = build_adversary(adversary).simulates and not undefended(defense)
+            for knows_defense in (True, False) if both else (True,):
+                yield AttackTrial(
+                    scenario=scenario,
+                    defense=defense,
+                    adversary=adversary,
+                    knows_defense=knows_defense,
+                    seed=seed,
+                    checkpoint=checkpoint,
+                    observations=tuple(range(config.observations)),
+                )
+
+
+def _outcome(done: Done[tuple[Trial, Path], Outcome]) -> Outcome:
+    if isinstance(done.result, Failure):
+        error = "\n".join(filter(None, [done.result.message, done.result.details]))
+        return Outcome(status=done.result.kind, error=error)
+    return done.result
+
+
+def _victims(outcome: Outcome) -> list[Victim]:
+    return [(row.observation, row.victim, bool(row.identified)) for row in outcome.attacks]
+
+
+def _nothing_left(trial: Trial) -> bool:
+    return isinstance(trial, AttackTrial) and not trial.observations

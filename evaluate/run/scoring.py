@@ -1,0 +1,234 @@
+"""What an attack's guesses are worth: matched to the truth and scored, victim by victim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+
+import torch
+from torch import Tensor
+
+from leakfrontier.adversaries import Adversary, NotApplicable, Reconstruction
+from leakfrontier.defenses import Batch, Defense, Refused
+
+from ..client.client import Upload
+from ..foundations.rows import AttackOutcome, AttackRow, Rendering, Score
+from ..foundations.seeds import generator
+from ..world.scenario import World
+from ..world.victims import look_alikes
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attack on one observation.
+
+    Attributes:
+        observation: Its number.
+        victims: Indices of the private examples that are scored. Where the server sees several
+            clients only together, these are the first client's.
+        result: What the adversary made of it, or why it got nothing.
+        upload: What it saw, and what is behind that; None if there was nothing to see.
+    """
+
+    observation: int
+    victims: Tensor
+    result: Reconstruction | NotApplicable | Refused
+    upload: Upload | None = None
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The guesses of one cell beside the truth.
+
+    Attributes:
+        world: The scenario and its data.
+        defense: The defense, which may have transformed the examples.
+        adversary: The attack.
+        seed: Repetition; with the scenario, it determines the look-alikes.
+        attempts: The attacks.
+        bound: From the success of a blind guess to the success that is proven to be the most;
+            None without a guarantee.
+    """
+
+    world: World
+    defense: Defense
+    adversary: Adversary
+    seed: int
+    attempts: Sequence[Attempt]
+    bound: Callable[[float], float] | None = None
+
+    def rows(self, seconds: float) -> Iterator[tuple[AttackRow, tuple[Score, ...]]]:
+        """Yield a row per victim, and its scores."""
+        for index, attempt in enumerate(self.attempts):
+            guess = _guess(attempt)
+            if guess is not None:
+                for row, scores in self._score(index, *guess):
+                    yield replace(row, seconds=seconds), scores
+                continue
+            outcome: AttackOutcome = "not applicable"
+            if isinstance(attempt.result, Refused):
+                outcome = "refused"
+            for victim in range(len(attempt.victims)):
+                reason = str(attempt.result)
+                yield AttackRow(attempt.observation, victim, outcome, reason), ()
+
+    def renderings(self, observations: Container[int], each: int = 1) -> Iterator[Rendering]:
+        """Yield the first victims of some observations, and their reconstructions.
+
+        Args:
+            observations: Which are shown.
+            each: How many victims of each.
+        """
+        modality = self.world.modality
+        for attempt in self.attempts:
+            guess = _guess(attempt)
+            if guess is None or attempt.observation not in observations:
+                continue
+            upload, result = guess
+            truth = modality.values(upload.truth.inputs)
+            shown = self._guesses(result, upload.truth)
+            for victim in range(min(each, len(attempt.victims))):
+                files = modality.render(truth[victim]), modality.render(shown[victim])
+                yield Rendering(attempt.observation, victim, modality.media, *files)
+
+    def _score(
+        self, index: int, upload: Upload, result: Reconstruction
+    ) -> Iterator[tuple[AttackRow, tuple[Score, ...]]]:
+        attempt, modality = self.attempts[index], self.world.modality
+        victims, number = len(attempt.victims), attempt.observation
+        truth = modality.values(upload.truth.inputs)[:victims]
+        guess = self._guesses(result, upload.truth)[:victims]
+        pool = self._look_alikes(attempt)
+        metrics = modality.scores(guess, truth)
+        identified = self._identified(result, upload.truth, pool)
+        transformed = self._against_transformed(attempt, upload, result, pool)
+        either = identified if transformed is None else identified | transformed[0]
+        if transformed is not None:
+            metrics |= {f"{name}_transformed": value for name, value in transformed[1].items()}
+        counterfactual = self._counterfactual(index, upload, pool)
+        labels = self._labels_correct(result, upload)
+        at_truth = self.adversary.objective(upload.observation, *upload.truth)
+        tries = 1 if transformed is None else 2
+        for victim in range(victims):
+            row = AttackRow(
+                observation=number,
+                victim=victim,
+                identified=bool(either[victim]),
+                identified_original=bool(identified[victim]),
+                transformed=transformed is not None,
+                counterfactual=None if counterfactual is None else bool(counterfactual[victim]),
+                candidates=pool.shape[1] + 1,
+                label_correct=None if labels is None else bool(labels[victim]),
+                labels_granted=upload.observation.targets is not None
+                or upload.observation.candidates is not None,
+                objective=_number(result.objective),
+                objective_at_truth=_number(at_truth),
+                bound=self._bound(pool.shape[1] + 1, tries),
+            )
+            scores = (
+                Score(number, victim, name, float(values[victim]))
+                for name, values in metrics.items()
+                if not isnan(values[victim])
+            )
+            yield row, tuple(scores)
+
+    def _bound(self, candidates: int, tries: int) -> float | None:
+        """Return the proven bound on identification.
+
+        Every guess is nearest to one candidate at most, for the victim and for what was made of
+        it: that many are identified without looking at the upload. The attack may choose by the
+        upload how many guesses it makes, so the most that it made of any upload count, and one
+        where it made none.
+        """
+        if self.bound is None:
+            return None
+        found = (_guess(attempt) for attempt in self.attempts)
+        guesses = max([1, *(len(one[1].inputs) for one in found if one is not None)])
+        return self.bound(min(1.0, tries * guesses / candidates))
+
+    def _guesses(self, result: Reconstruction, private: Batch) -> Tensor:
+        """Return a guess for each example, on the scale of the data; nothing where none is left."""
+        name, modality = type(self.adversary).__name__, self.world.modality
+        if not isinstance(result.inputs, Tensor):
+            raise ValueError(
+                f"{name} must return a tensor of inputs, got {type(result.inputs).__name__}"
+            )
+        if result.inputs.is_floating_point() != private.inputs.is_floating_point():
+            raise ValueError(
+                f"{name} must return inputs of {private.inputs.dtype}, got {result.inputs.dtype}"
+            )
+        if result.inputs.shape[1:] != private.inputs.shape[1:]:
+            raise ValueError(
+                f"{name} must return inputs of shape {tuple(private.inputs.shape[1:])}, "
+                f"got {tuple(result.inputs.shape[1:])}"
+            )
+        if not result.inputs.isfinite().all():
+            raise ValueError(f"{name} returned NaN or infinite values")
+        guess = modality.values(result.inputs.detach())
+        matches = self._matches(result, private)
+        return torch.cat([guess, modality.nothing(guess)])[matches]  # -1: no guess
+
+    def _matches(self, result: Reconstruction, private: Batch) -> Tensor:
+        values = self.world.modality.values
+        return self.world.modality.match(values(result.inputs.detach()), values(private.inputs))
+
+    def _identified(self, result: Reconstruction, private: Batch, pool: Tensor) -> Tensor:
+        """Return whether each victim is told apart from its look-alikes; not without a guess."""
+        guess, guessed = self._guesses(result, private), self._matches(result, private) >= 0
+        truth, count = self.world.modality.values(private.inputs), len(pool)
+        found = self.world.modality.identified(guess[:count], truth[:count], pool)
+        return found & guessed[:count]
+
+    def _against_transformed(
+        self, attempt: Attempt, upload: Upload, result: Reconstruction, pool: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Return identification and metrics against what was trained on, if it differs."""
+        seen, count, modality = upload.trained_on, len(pool), self.world.modality
+        if seen.inputs.shape != upload.truth.inputs.shape or torch.equal(
+            seen.inputs, upload.truth.inputs
+        ):
+            return None
+        dataset = self.world.scenario.data_name
+        rng = generator("transformed look-alikes", dataset, self.seed, attempt.observation)
+        labels = seen.targets[:count].repeat_interleave(pool.shape[1], 0)
+        inputs = modality.inputs(pool.flatten(0, 1))
+        transformed = self.defense.on_batch(Batch(inputs, labels), rng).inputs
+        metrics = modality.scores(self._guesses(result, seen), modality.values(seen.inputs))
+        others = modality.values(transformed).view_as(pool)
+        return self._identified(result, seen, others), metrics
+
+    def _look_alikes(self, attempt: Attempt) -> Tensor:
+        """Return the examples that each victim has to be told apart from."""
+        rows = look_alikes(
+            self.world, attempt.victims, seed=self.seed, observation=attempt.observation
+        )
+        return self.world.train_values.inputs[rows]
+
+    def _counterfactual(self, index: int, upload: Upload, pool: Tensor) -> Tensor | None:
+        """Return whether the guess of another observation, of other victims, identifies these."""
+        own = {*self.attempts[index].victims.tolist()}
+        others = (*self.attempts[index + 1 :], *self.attempts[:index])
+        other = next((one for one in others if own.isdisjoint(one.victims.tolist())), None)
+        if other is None or not isinstance(other.result, Reconstruction):
+            return None
+        return self._identified(other.result, upload.truth, pool)
+
+    def _labels_correct(self, result: Reconstruction, upload: Upload) -> Tensor | None:
+        """Return whether the labels of the matched guesses are right, if they were inferred."""
+        granted = upload.observation.targets is not None
+        if result.targets is None or granted or upload.truth.targets.dim() > 1:  # no labels
+            return None
+        guessed = torch.cat([result.targets, result.targets.new_tensor([-1])])
+        return guessed[self._matches(result, upload.truth)] == upload.truth.targets
+
+
+def _guess(attempt: Attempt) -> tuple[Upload, Reconstruction] | None:
+    """Return what was seen and made of it; None if there is nothing to score."""
+    if attempt.upload is None or not isinstance(attempt.result, Reconstruction):
+        return None
+    return attempt.upload, attempt.result
+
+
+def _number(value: Tensor | float | None) -> float | None:
+    return None if value is None or isnan(value) else float(value)

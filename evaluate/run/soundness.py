@@ -1,0 +1,299 @@
+"""What is said of a scenario's data and model before the first cell.
+
+What would make results meaningless is refused; what merely surprises is warned of. A model is
+judged by what it does, not by the names of its layers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from leakfrontier.adversaries import InputSpace, TokenSpace
+from leakfrontier.defenses import Batch, Defense, Loss, batch_gradient, trainable
+
+from ..client.math_attention import math_attention
+from ..data.data import load_dataset
+from ..models.models import Mode, dropping, some_inputs, training_differs
+from ..users.methods import own_code
+from ..world.scenario import World, label
+
+EXAMPLES = 2
+"""Private examples that a model is tried on."""
+
+MORE_EXAMPLES = 16
+"""As many, where a first estimate of the time is above the limit."""
+
+LONG = 0.5
+"""Seconds per example from which on an estimate is not repeated."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run asks of one cell.
+
+    Attributes:
+        uploads: Attacked uploads.
+        search: Name of the adversary that replays the client most often; "" without a search.
+        replays: How often it does, for each upload.
+        time_limit: Seconds after which a cell is given up.
+    """
+
+    uploads: int
+    search: str
+    replays: int
+    time_limit: float
+
+
+def notes(world: World, work: Work | None = None) -> Iterator[str]:
+    """Yield what to warn of in a scenario.
+
+    Args:
+        world: The scenario, with its data at hand.
+        work: What the run asks of a cell; None if there is no run.
+
+    Raises:
+        ValueError: If nothing could be learned from any cell; it says what to do.
+    """
+    check_classes(world)
+    scenario = world.scenario
+    yield from load_dataset(scenario.dataset, scenario.data_folder, scenario.reading).notes
+    model = world.model(Defense(), seed=0)
+    yield from _unused(model, world)
+    yield from _same_weights(model, world)
+    yield from _probabilities(model, world)
+    loss = world.modality.loss
+    batch = world.train.at(slice(EXAMPLES))
+    if world.space.continuous or own_code(scenario.model):  # language models of ours can be
+        check_twice_differentiable(label(scenario.model), model, loss, batch)
+    if work is not None and world.space.continuous:
+        yield from _too_slow(model, world, work)
+    # Last, because buffers may change.
+    yield from mode_notes(label(scenario.model), model, world.space, scenario.mode)
+
+
+def check_classes(world: World) -> None:
+    """Raise if all examples have the same label."""
+    if isinstance(world.space, TokenSpace) and world.space.task == "next-token":
+        return
+    found = torch.cat([world.train.targets, world.test.targets]).unique()
+    if len(found) < 2:
+        raise ValueError(
+            f"{world.scenario.data_name} has examples of one class only: there is nothing to "
+            "learn, accuracy is always 100 %, and all gradients soon vanish. Give examples of at "
+            "least two classes, e.g. one folder each"
+        )
+
+
+def check_twice_differentiable(name: str, model: nn.Module, loss: Loss, batch: Batch) -> None:
+    """Raise if a client's gradient cannot be differentiated, as attacks do; name the culprit."""
+    try:
+        _differentiate_twice(model, loss, batch)
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{name} cannot be differentiated twice, as attacks do: {_culprit(model, batch.inputs)}"
+            f"{reason}. Replace it by operations of PyTorch that have a second derivative"
+        ) from error
+
+
+def _differentiate_twice(model: nn.Module, loss: Loss, batch: Batch) -> None:
+    inputs = batch.inputs.detach().clone()
+    if inputs.is_floating_point():
+        inputs.requires_grad_()
+    with math_attention():
+        gradient = batch_gradient(model, loss, Batch(inputs, batch.targets))
+        unknown = [inputs] if inputs.requires_grad else [*trainable(model).values()]
+        _slopes([*gradient.values()], unknown)
+
+
+def _slopes(values: Sequence[Tensor], unknown: Sequence[Tensor]) -> None:
+    moved = [value.square().sum() for value in values if value.requires_grad]
+    if moved:
+        torch.autograd.grad(torch.stack(moved).sum(), unknown, allow_unused=True)
+
+
+def _culprit(model: nn.Module, inputs: Tensor) -> str:
+    """Return the first innermost module that cannot be differentiated twice, for a message."""
+    calls: dict[str, Callable[[], None]] = {}
+    hooks = [
+        module.register_forward_hook(_remember(calls, name or "the model itself"), with_kwargs=True)
+        for name, module in model.named_modules()
+    ]
+    with torch.no_grad(), math_attention():
+        model(inputs)
+    for hook in hooks:
+        hook.remove()
+    for name, again in calls.items():  # inner modules return before outer ones
+        try:
+            again()
+        except (RuntimeError, NotImplementedError):
+            return f"{name}: "
+    return ""
+
+
+def _remember(calls: dict[str, Callable[[], None]], name: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, kwargs: Any, _: object) -> None:  # noqa: ANN401
+        calls.setdefault(
+            f"{name} ({type(module).__name__})", lambda: _try_alone(module, args, kwargs)
+        )
+
+    return hook
+
+
+def _try_alone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Differentiate what a module makes of its inputs twice."""
+    places = [i for i, one in enumerate(args) if _is_real(one)]
+    given = {str(i): args[i].detach().clone().requires_grad_() for i in places}
+
+    def objective(given: dict[str, Tensor], weights: dict[str, Tensor]) -> Tensor:
+        placed = tuple(given.get(str(i), one) for i, one in enumerate(args))
+        output = functional_call(module, weights, placed, kwargs)
+        parts = output if isinstance(output, tuple | list) else [output]
+        return torch.stack([one.square().sum() for one in parts if _is_real(one)]).sum()
+
+    with math_attention():
+        found = grad(objective, argnums=(0, 1))(given, trainable(module))
+        _slopes([value for part in found for value in part.values()], [*given.values()])
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _unused(model: nn.Module, world: World) -> Iterator[str]:
+    """Yield a warning if the loss does not depend on all of a model's parameters."""
+    batch, parameters = world.train.at(slice(EXAMPLES)), trainable(model)
+    loss = world.modality.loss(model(batch.inputs), batch.targets)
+    slopes = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+    names = [name for name, slope in zip(parameters, slopes, strict=True) if slope is None]
+    if names:
+        yield (
+            f"{label(world.scenario.model)}: the loss does not depend on {', '.join(names)}, of "
+            "which zeros are uploaded; freeze them by requires_grad_(False)"
+        )
+
+
+def _same_weights(model: nn.Module, world: World) -> Iterator[str]:
+    """Yield a warning if a user's factory gives the same weights for every seed."""
+    if not own_code(world.scenario.model):
+        return
+    name, other = label(world.scenario.model), world.model(Defense(), seed=1)
+    if other is model:
+        raise ValueError(
+            f"{name} returns the same object at every call, so that cells would train one and the "
+            "same model: make a new one within the function"
+        )
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    if all(torch.equal(*pair) for pair in pairs):
+        yield (
+            f"{name} gives the same weights for every seed, so that seeds differ in data and noise "
+            "alone. That is right for pretrained weights; otherwise remove torch.manual_seed from "
+            "the factory: the harness seeds it"
+        )
+
+
+@torch.no_grad()
+def _probabilities(model: nn.Module, world: World) -> Iterator[str]:
+    """Yield a warning if a model returns probabilities, or their logarithms, and no logits."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        inputs = 3 * some_inputs(world.space, EXAMPLES).to(world.device)
+    outputs = model(inputs if world.space.continuous else inputs // 3)
+    name = label(world.scenario.model)
+    one = torch.ones_like(outputs[..., 0])
+    if bool((outputs >= 0).all()) and torch.allclose(outputs.sum(-1), one, atol=1e-4):
+        yield (
+            f"{name} returns probabilities (a softmax), and the loss applies a softmax once more: "
+            "training is slow, and less leaks than from the usual model. Return logits: leave the "
+            "last softmax out"
+        )
+    elif bool((outputs <= 0).all()) and torch.allclose(outputs.exp().sum(-1), one, atol=1e-4):
+        yield (
+            f"{name} returns logarithms of probabilities (a log-softmax), which the loss computes "
+            "itself. That changes no gradient; the last log-softmax can be left out"
+        )
+
+
+def mode_notes(name: str, model: nn.Module, space: InputSpace, mode: Mode) -> Iterator[str]:
+    """Yield whether dropout and other randomness of training is switched off, or on.
+
+    Args:
+        name: What a message calls the model.
+        model: The model; it is left in evaluation mode, and its buffers may change.
+        space: Its inputs.
+        mode: In which mode clients train.
+    """
+    if not training_differs(model, space):
+        return
+    kinds = dropping(model)
+    what = f"dropout ({', '.join(kinds)})" if kinds else "what it does in training mode alone"
+    if mode == "train":
+        yield (
+            f"{name}: clients train in training mode, with {what}; the adversary's replay draws "
+            "masks of its own"
+        )
+    else:
+        yield (
+            f"{name}: {what} is switched off, because clients train in evaluation mode; set mode: "
+            "train to let them draw it"
+        )
+
+
+def _too_slow(model: nn.Module, world: World, work: Work) -> Iterator[str]:
+    """Yield a warning if a cell will probably be given up, by the time of a few gradients."""
+    scenario, loss = world.scenario, world.modality.loss
+    training, limit = scenario.training, work.time_limit
+    share = scenario.client_batch if world.protocol.uploads_gradient else _largest_share(world)
+    per_round = training.clients_per_round * _seen(world, share)
+    kinds: list[tuple[str, int, Callable[[nn.Module, Loss, Batch], object]]] = [
+        ("training", training.rounds * per_round, batch_gradient),
+        (
+            f"{work.search} on {work.uploads} uploads",
+            work.uploads * work.replays * _seen(world, scenario.batch_size),
+            _differentiate_twice,
+        ),
+    ]
+    for what, count, step in kinds:
+        each = _seconds(partial(step, model, loss), world, EXAMPLES)
+        if count * each > limit and each < LONG:  # many at once take less time each
+            each = _seconds(partial(step, model, loss), world, MORE_EXAMPLES)
+        if count * each > limit:
+            shape = " x ".join(map(str, world.space.shape))
+            yield (
+                f"{scenario.name}: {what} will take about {_duration(count * each)}, and a cell is "
+                f"given up after {_duration(limit)}. Resize the inputs ({shape}), take a smaller "
+                "model, fewer observations or rounds, or raise time_limit"
+            )
+
+
+def _seen(world: World, examples: int) -> int:
+    """Return how many examples the local steps on some examples see, one after the other."""
+    protocol = world.protocol
+    return protocol.local_steps(examples) * min(examples, protocol.step_size(examples))
+
+
+def _largest_share(world: World) -> int:
+    return -(-len(world.train.targets) // world.scenario.training.clients)
+
+
+def _seconds(step: Callable[[Batch], object], world: World, examples: int) -> float:
+    """Return the time that a step takes for each example."""
+    batch = world.train.at(torch.arange(examples).remainder(len(world.train.targets)))
+    start = time.perf_counter()
+    step(batch)
+    return (time.perf_counter() - start) / examples
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"

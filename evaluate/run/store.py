@@ -1,0 +1,407 @@
+"""Results on disk: one SQLite file per run, one transaction per cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..conclude.results import Results
+from ..foundations.errors import UserError
+from ..foundations.foreign import (
+    check_cells,
+    check_labelled,
+    check_labels,
+    check_meta,
+    check_rows,
+    is_missing,
+    parse_json,
+)
+from ..foundations.rows import (
+    AttackRow,
+    Cell,
+    GuaranteeRow,
+    Outcome,
+    Rendering,
+    ReplayRow,
+    Score,
+    UtilityRow,
+)
+from .older_formats import REARRANGED, older_frames, older_labels
+
+FILE_NAME = "results.sqlite"
+READING = 300.0
+"""Seconds that a file may take to be read."""
+
+_TABLE = re.compile(r"CREATE TABLE \w+ \([\w, ]+\)")
+_INDEX = re.compile(r"CREATE INDEX \w+ ON \w+ \(\w+\)")
+"""What runs make: no brackets within brackets, hence no expressions."""
+
+_APPLICATION_ID = 0x4C46524F  # marks the file as ours
+_FORMAT = 4
+_READABLE = (1, 2, 3, 4)  # see `older_formats` for what older ones lack
+
+TABLES = {
+    "attacks": AttackRow,
+    "scores": Score,
+    "utility": UtilityRow,
+    "renderings": Rendering,
+    "guarantees": GuaranteeRow,
+    "replays": ReplayRow,
+}
+_FLAGS = [
+    "identified",
+    "identified_original",
+    "transformed",
+    "counterfactual",
+    "label_correct",
+    "labels_granted",
+    "violated",
+    "uploads_differ",
+    "random",
+    "vectorised",
+    "straight_through",
+    "one_by_one",
+]
+_NUMBERS = [
+    "candidates",
+    "objective",
+    "objective_at_truth",
+    "bound",
+    "seconds",
+    "noise_multiplier",
+    "measured_noise",
+    "audited_epsilon",
+    "value",
+]
+
+
+class StoreError(UserError):
+    """The results file cannot be used; the message says why and what to do."""
+
+
+class Store:
+    """The results of one run, in `results.sqlite` of its folder.
+
+    Rows of a cell are written once, in one transaction, by one process: a run that is killed at
+    any moment leaves whole cells only.
+    """
+
+    def __init__(self, folder: Path, *, create: bool = False) -> None:
+        self.folder = folder.resolve()
+        self.path = folder / FILE_NAME
+        if create:
+            _make(folder)
+        elif not self.path.is_file():
+            raise StoreError(f"{folder} has no {FILE_NAME}: `leakfrontier run --out` makes one")
+        with self._connect(writing=create) as database:
+            if create and self._is_empty(database):
+                self._create(database)
+            self._check(database, (_FORMAT,) if create else _READABLE)
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Keep other runs out of the folder; whoever is killed, the system lets go of it."""
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl
+
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise StoreError(
+                        f"another run is at work in {self.folder}: wait for its end, or choose "
+                        "another --out folder"
+                    ) from None
+            yield
+        finally:
+            os.close(folder)
+
+    def begin(
+        self,
+        panel: str,
+        config: Mapping[str, Any],
+        cells: Sequence[Cell],
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Record what is about to run; refuse a folder that another panel version made."""
+        with self._connect(writing=True) as database:
+            known = self._meta(database).get("panel")
+            if known not in (None, panel):
+                raise StoreError(
+                    f"{self.path} was made with panel {known!r}, this is panel {panel!r}: "
+                    "rates of different panels cannot be mixed; choose another --out folder"
+                )
+            meta = {"panel": panel, "config": config, "notes": [*notes]}
+            database.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                [(name, json.dumps(value)) for name, value in meta.items()],
+            )
+            database.execute("UPDATE plan SET place = NULL")
+            database.executemany(
+                "INSERT OR REPLACE INTO plan VALUES (?, ?, ?, ?, ?)",
+                [_planned(cell, place) for place, cell in enumerate(cells)],
+            )
+
+    def replace(self, cells: Iterable[tuple[Cell, Cell]]) -> None:
+        """Put cells in the places of planned ones, which come first in each pair."""
+        with self._connect(writing=True) as database:
+            places = dict(database.execute("SELECT cell, place FROM plan"))
+            for planned, cell in cells:
+                place = places.pop(planned.key, None)
+                if place is not None:
+                    database.execute("UPDATE plan SET place = NULL WHERE cell = ?", (planned.key,))
+                    database.execute(
+                        "INSERT OR REPLACE INTO plan VALUES (?, ?, ?, ?, ?)", _planned(cell, place)
+                    )
+
+    def finished(self, *, failed: bool = True) -> set[str]:
+        """Return the keys of the cells that need not run again.
+
+        Args:
+            failed: Whether cells that ended in an error, a crash or a time-out count.
+        """
+        with self._connect() as database:
+            which = "" if failed else " WHERE status IN ('ok', 'not needed')"
+            query = f"SELECT cell FROM outcomes{which}"
+            return {key for (key,) in database.execute(query)}
+
+    def victims(self) -> dict[str, list[tuple[int, int, bool]]]:
+        """Return, for every cell, the uploads and victims attacked, and whether identified."""
+        found: dict[str, list[tuple[int, int, bool]]] = defaultdict(list)
+        query = "SELECT cell, observation, victim, identified FROM attacks"
+        with self._connect() as database:
+            for key, observation, victim, identified in database.execute(query):
+                found[key].append((observation, victim, bool(identified)))
+        return found
+
+    def write(self, key: str, outcome: Outcome, seconds: float) -> None:
+        """Write all rows of a cell, in place of those of an earlier failure."""
+        with self._connect(writing=True) as database:
+            for table in ("outcomes", *TABLES):
+                database.execute(f"DELETE FROM {table} WHERE cell = ?", (key,))
+            database.execute(
+                "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?, ?)",
+                (key, outcome.status, outcome.error, outcome.note, seconds, outcome.busy),
+            )
+            for table, row_type in TABLES.items():
+                self._insert(database, table, row_type, key, getattr(outcome, table))
+
+    def results(self) -> Results:
+        """Return the rows of the cells that the last run planned, with their labels.
+
+        Raises:
+            StoreError: For values that no run writes, too.
+        """
+        try:
+            return self._results()
+        except StoreError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise StoreError(f"{self.path} has rows that cannot be read: {error}") from error
+
+    def _results(self) -> Results:
+        with self._connect() as database:
+            meta = check_meta(self._meta(database))
+            if "panel" not in meta:
+                raise StoreError(f"{self.path} holds no run yet: start one with `leakfrontier run`")
+            labels = self._labels(database, meta.get("plan"))
+            if self._version(database) in REARRANGED:
+                labels = older_labels(database, labels)
+            for one in labels.to_dict("records"):
+                check_labels({name: value for name, value in one.items() if not is_missing(value)})
+            outcomes = pd.read_sql_query("SELECT * FROM outcomes", database)
+            cells = labels.merge(outcomes, on="cell", how="left")
+            cells["status"] = cells["status"].fillna("missing")
+            cells["error"] = cells["error"].fillna("")
+            check_cells(cells)
+            frames = {
+                table: labels.merge(self._frame(database, table, row_type), on="cell")
+                for table, row_type in TABLES.items()
+            }
+            if self._version(database) in REARRANGED:
+                frames |= older_frames(database, labels, frames["attacks"])
+            for table, row_type in TABLES.items():
+                check_rows(frames[table], row_type)
+        return Results(meta["config"], meta["panel"], cells, **frames, notes=meta.get("notes", ()))
+
+    @staticmethod
+    def _labels(database: sqlite3.Connection, plan: Sequence[str] | None) -> pd.DataFrame:
+        """Return the labels of the planned cells; older formats list these apart."""
+        if plan is None:
+            query = "SELECT cell FROM plan WHERE place IS NOT NULL ORDER BY place"
+            plan = [key for (key,) in database.execute(query)]
+        found = {
+            key: {"cell": key, "kind": kind, **_object(parse_json(labels))}
+            for key, kind, labels in database.execute(
+                "SELECT cell, kind, labels FROM plan"
+            ).fetchall()  # an error must leave no query open, which would lock the file
+        }
+        return pd.DataFrame([found[key] for key in plan], columns=None if plan else ["cell"])
+
+    @staticmethod
+    def _frame(database: sqlite3.Connection, table: str, row_type: type) -> pd.DataFrame:
+        columns = _columns(row_type)
+        known = database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        if not known:
+            return pd.DataFrame(columns=["cell", *columns])
+        frame = pd.read_sql_query(f"SELECT * FROM {table} ORDER BY cell, {columns[0]}", database)
+        frame = frame.reindex(columns=["cell", *columns])
+        for name in frame.columns.intersection(_NUMBERS):
+            frame[name] = pd.to_numeric(frame[name])  # a column of nothing but NULL is an object
+        for name in frame.columns.intersection(_FLAGS):
+            frame[name] = frame[name].astype("boolean")
+        return frame
+
+    @staticmethod
+    def _insert(
+        database: sqlite3.Connection, table: str, row_type: type, key: str, rows: Sequence[Any]
+    ) -> None:
+        names = _columns(row_type)
+        marks = ", ".join("?" * (len(names) + 1))
+        values_of = attrgetter(*names)
+        values = [(key, *values_of(row)) for row in rows]
+        database.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
+
+    @contextmanager
+    def _connect(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
+        """Open the file for one transaction: all of it is kept, or nothing.
+
+        It may come from others: nothing but plain tables is read, and only for so long.
+        """
+        try:
+            connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+            with closing(connection) as database, database:
+                database.execute("PRAGMA trusted_schema = OFF")
+                if not writing:
+                    database.execute("PRAGMA query_only = ON")
+                    end = time.monotonic() + READING
+                    database.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+                database.execute("BEGIN")  # the module's own transactions leave CREATE out
+                self._check_schema(database)
+                yield database
+        except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
+            raise StoreError(
+                f"{self.path} cannot be used as a results file ({error}): check that its folder "
+                "is writable; if the file is damaged, move it away and run again"
+            ) from error
+
+    def _check_schema(self, database: sqlite3.Connection) -> None:
+        """Refuse views, triggers and computed columns, which run as soon as they are touched."""
+        query = "SELECT type, name, coalesce(sql, '') FROM sqlite_master"
+        for kind, name, made_by in database.execute(query).fetchall():
+            plain = {"table": _TABLE, "index": _INDEX}.get(kind)
+            if made_by and (plain is None or not plain.fullmatch(made_by)):
+                raise StoreError(
+                    f"{self.path} has the {kind} {name!r}, which no run makes: it was not read"
+                )
+
+    @staticmethod
+    def _is_empty(database: sqlite3.Connection) -> bool:
+        return not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+
+    @staticmethod
+    def _create(database: sqlite3.Connection) -> None:
+        database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {_FORMAT}")
+        database.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT)")
+        database.execute(
+            "CREATE TABLE plan"
+            " (cell TEXT PRIMARY KEY, kind TEXT, config TEXT, labels TEXT, place INTEGER)"
+        )
+        database.execute(
+            "CREATE TABLE outcomes"
+            " (cell TEXT PRIMARY KEY, status TEXT, error TEXT, note TEXT, seconds REAL, busy REAL)"
+        )
+        for table, row_type in TABLES.items():
+            database.execute(f"CREATE TABLE {table} (cell TEXT, {', '.join(_columns(row_type))})")
+            database.execute(f"CREATE INDEX {table}_cell ON {table} (cell)")
+
+    def _check(self, database: sqlite3.Connection, readable: Sequence[int]) -> None:
+        application = database.execute("PRAGMA application_id").fetchone()[0]
+        if application != _APPLICATION_ID:
+            raise StoreError(
+                f"{self.path} is a database of another program: choose another --out folder"
+            )
+        version = self._version(database)
+        if version in readable:
+            return
+        if version in _READABLE:
+            raise StoreError(
+                f"{self.path} has the older format {version}: reports can be made of it, but a run "
+                "cannot go on there; choose another --out folder"
+            )
+        raise StoreError(
+            f"{self.path} has format {version}, this version of leakfrontier reads formats "
+            f"{_READABLE[0]} to {_READABLE[-1]}: choose another --out folder"
+        )
+
+    @staticmethod
+    def _version(database: sqlite3.Connection) -> int:
+        return int(database.execute("PRAGMA user_version").fetchone()[0])
+
+    @staticmethod
+    def _meta(database: sqlite3.Connection) -> dict[str, Any]:
+        query = "SELECT name, value FROM meta"
+        return {name: parse_json(value) for name, value in database.execute(query).fetchall()}
+
+
+def other_configuration(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    """Return which keys of a configuration differ from that of the results in a folder."""
+    if not (folder / FILE_NAME).exists():
+        return []
+    store = Store(folder, create=True)
+    with store._connect() as database:
+        before: Mapping[str, Any] = store._meta(database).get("config", {})
+    now = json.loads(json.dumps(config)) if before else {}
+    return [name for name in {**now, **before} if now.get(name) != before.get(name)]
+
+
+def received_results(folder: Path) -> Results:
+    """Return the results of a folder that may come from others, if reports can be made of it."""
+    store = Store(folder)
+    results = store.results()
+    try:
+        check_labelled(results.cells)
+    except ValueError as error:
+        raise StoreError(f"{store.path} has rows that cannot be read: {error}") from error
+    return results
+
+
+def _object(labels: object) -> dict[str, Any]:
+    if not isinstance(labels, dict):
+        raise ValueError(f"labels must be an object, got {labels!r}")
+    return labels
+
+
+def _planned(cell: Cell, place: int) -> tuple[str, str, str, str, int]:
+    return cell.key, cell.kind, json.dumps(cell.config), json.dumps(cell.labels), place
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make the folder {folder} ({error.strerror}): choose another --out folder"
+        ) from error
+
+
+def _columns(row_type: type) -> list[str]:
+    return [field.name for field in fields(row_type)]

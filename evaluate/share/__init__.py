@@ -1,0 +1,1 @@
+"""Results for others: packs, verification, leaderboards."""

@@ -1,0 +1,289 @@
+"""Defenses of several packs, ranked per setting: who leaks less at equal utility.
+
+A setting is a scenario and an attacked round; packs meet in it if their scenarios are the same in
+all but their title. Verdicts and places are those of `dominance.judge`, as on a run's own page.
+Within a pack, comparisons are paired over victims and seeds; across packs, intervals must not
+overlap. Each setting of a pack is judged by its own checks: what fails them has no place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from ..conclude.analysis import column, victim_matrix
+from ..conclude.checks import Check, conclusion, failed_checks, overall
+from ..conclude.dominance import Arm, Dominance, Gap, compare, judge
+from ..conclude.frontier import Frontier, final_counts
+from ..conclude.labels import limit_text
+from ..conclude.results import Results
+from ..foundations.errors import UserError
+from ..foundations.rows import digest
+from ..foundations.statistics import advantage
+from .pack import Pack
+
+THREATS = ("passive", "parameters", "architecture")
+"""The servers that defenses are ranked against, of those in `analysis.SERVERS`."""
+
+MODALITIES = {"image/png": "images", "audio/wav": "sound", "tokens": "texts"}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One setting of one pack.
+
+    Attributes:
+        pack: The pack's name.
+        results: Its rows of this setting.
+        frontier: Every defense, as the pack alone shows it.
+        checks: Whether to trust it.
+        orders: Which defense is better than which, by server.
+    """
+
+    pack: str
+    results: Results
+    frontier: Frontier
+    checks: Sequence[Check]
+    orders: Mapping[str, Dominance]
+
+    @property
+    def failed(self) -> bool:
+        """Return whether its own checks speak against it."""
+        return overall(self.checks) == "fail"
+
+    @property
+    def conclusion(self) -> str:
+        """Return what its checks amount to."""
+        return conclusion(self.checks)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A scenario and an attacked round, and all that packs say of it.
+
+    Attributes:
+        name: The scenario's name.
+        checkpoint: The attacked round.
+        modality: What is attacked: one of `MODALITIES`.
+        evaluations: One per pack.
+        table: `standings`.
+    """
+
+    name: str
+    checkpoint: int
+    modality: str
+    evaluations: tuple[Evaluation, ...]
+    table: pd.DataFrame
+
+    @property
+    def title(self) -> str:
+        """Return what readers call it."""
+        return f"{self.name}, model of round {self.checkpoint}"
+
+
+@dataclass
+class _Found:
+    name: str
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+def make_settings(packs: Sequence[Pack]) -> list[Setting]:
+    """Return every setting of some packs, with its standings.
+
+    Raises:
+        UserError: If packs have the same name, or are of different panels.
+    """
+    panels = {_panel(pack): pack.name for pack in packs}
+    if len(panels) > 1:
+        listed = "; ".join(f"{panel!r} ({name})" for panel, name in panels.items())
+        raise UserError(f"packs must be of one panel, whose rates compare, got {listed}")
+    names = [pack.name for pack in packs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two packs are called {name!r}: rename one of the files")
+    found: dict[tuple[str, int], _Found] = {}
+    for pack in packs:
+        for key, evaluation in _evaluations(pack):
+            found.setdefault(key, _Found(evaluation.frontier.scenario)).evaluations.append(
+                evaluation
+            )
+    return [
+        Setting(
+            one.name,
+            checkpoint,
+            _modality(one.evaluations),
+            tuple(one.evaluations),
+            standings(one.evaluations),
+        )
+        for (_, checkpoint), one in found.items()
+    ]
+
+
+def standings(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
+    """Return one row per server and defense of a setting, the first place first.
+
+    Columns: `server`; `pack`; `defense`, `family`, `control`; `success` of the server's worst case
+    and `accuracy`, with `_low`, `_high` and `_text`; `epsilon`; `place`, NaN where there is none;
+    `tied`, how many others share it; `dominated` and `tied_with`, the defense that dominates it or
+    that it is tied with; `partner`, `partner_success_text`, `partner_epsilon` and `beside`, the
+    DP-SGD of equal accuracy in the same pack and the verdict, for a passive server; `verdict`;
+    `evaluation`, the verdict of the checks. A defense that two packs measured alike has one row.
+    """
+    rows = [row for server in THREATS for row in _ranked(_entries(evaluations, server), server)]
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _entries(evaluations: Iterable[Evaluation], server: str) -> list[dict[str, Any]]:
+    """Return what is known of every defense against a server, each once."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    rate, low, high = (column(server, name) for name in ("rate", "low", "high"))
+    if server == "passive":
+        rate, low, high = "success", "success_low", "success_high"
+    for evaluation in sorted(evaluations, key=lambda one: one.failed):  # the sound one is kept
+        points, pairs = evaluation.frontier.points, evaluation.frontier.baseline
+        beside = pairs.set_index("defense")
+        described = points.set_index("defense")
+        for _, point in points.iterrows():
+            entry = {
+                "server": server,
+                "pack": evaluation.pack,
+                **{key: point[key] for key in _DESCRIBED},
+                "success": point[rate],
+                "blind": point[column(server, "blind")],
+                "success_low": point[low],
+                "success_high": point[high],
+                "success_text": limit_text(point[rate], point[low], point[high]),
+                "accuracy_text": limit_text(*(point[f"accuracy{end}"] for end in _ENDS)),
+                "refuted": bool(point["refuted"]),
+                "evaluation": overall(evaluation.checks),
+                "failed": failed_checks(evaluation.checks),
+                "orders": {},
+            }
+            if server == "passive" and point["defense"] in beside.index:
+                pair = beside.loc[point["defense"]]
+                partner = described.loc[pair["partner"]]
+                entry |= {
+                    "partner": pair["partner"],
+                    "partner_success_text": partner["success_text"],
+                    "partner_epsilon": partner["epsilon"],
+                    "beside": pair["verdict"],
+                }
+            measured = (point["defense"], point["accuracy"], point[rate], point[low])
+            kept = found.setdefault(tuple(map(str, measured)), entry)
+            kept["orders"][evaluation.pack] = evaluation.orders[server]
+    return [*found.values()]
+
+
+def _ranked(entries: list[dict[str, Any]], server: str) -> list[dict[str, Any]]:
+    """Return the entries with their verdicts and places, in order."""
+    arms = {number: _arm(one) for number, one in enumerate(entries)}
+    verdicts = judge(arms, lambda one, other: _gap(entries[one], entries[other]))
+    names = {number: str(one["defense"]) for number, one in enumerate(entries)}
+    for number, one in enumerate(entries):
+        found = verdicts[number]
+        one["place"] = float("nan") if found.place is None else found.place
+        for name, kind in {"dominated": "dominated", "tied_with": "tied"}.items():
+            one[name] = names[found.other] if found.kind == kind else ""
+        attacked = found.kind != "not attacked"
+        one["verdict"] = found.text(names) if attacked else "not attacked by such a server"
+    places = [one["place"] for one in entries if pd.notna(one["place"])]
+    for one in entries:
+        one["tied"] = places.count(one["place"]) - 1 if one["place"] in places else 0
+    return sorted(entries, key=_order)
+
+
+def _arm(entry: Mapping[str, Any]) -> Arm:
+    """Return what is judged of an entry, by the control of its own pack."""
+    order: Dominance = entry["orders"][entry["pack"]]
+    return Arm(
+        leak=advantage(entry["success"], entry["blind"]),
+        accuracy=float(entry["accuracy"]),
+        control=bool(entry["control"]),
+        gains=entry["defense"] in order.gains,
+        over_control=order.over_control(str(entry["defense"])),
+        refuted=entry["refuted"],
+        failed=entry["failed"],
+    )
+
+
+def _gap(one: Mapping[str, Any], other: Mapping[str, Any]) -> Gap:
+    """Return how one defense compares with another: paired within a pack, else by intervals."""
+    pair = (str(one["defense"]), str(other["defense"]))
+    orders: Mapping[str, Dominance] = one["orders"]
+    for pack, order in orders.items():
+        if pack in other["orders"]:
+            return order.gaps.get(pair, Gap(0, 0))
+    return Gap(-_apart(one, other, "success"), _apart(one, other, "accuracy"))
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> int:
+    """Return 1 if an interval is above another, -1 if below, else 0."""
+    above = one[f"{name}_low"] > other[f"{name}_high"]
+    below = one[f"{name}_high"] < other[f"{name}_low"]
+    return int(above) - int(below)
+
+
+def _order(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    numbers = (entry["place"], entry["success"], -entry["accuracy"])
+    first, leak, cost = (float("inf") if pd.isna(number) else number for number in numbers)
+    return first, bool(entry["control"]), bool(entry["dominated"]), leak, cost
+
+
+def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
+    """Yield every setting of a pack, by what it is in all but its title."""
+    results = pack.results
+    places = results.attacks[["scenario", "checkpoint"]].drop_duplicates()
+    configs = pack.meta["config"].get("scenarios", ())
+    names = dict.fromkeys(results.cells["scenario"])
+    identities = dict(zip(names, map(_identity, configs), strict=False))
+    for scenario, checkpoint in places.itertuples(index=False):
+        part = results.part(scenario, int(checkpoint))
+        (frontier,) = part.frontiers()
+        points = frontier.points
+        tests = final_counts(part, scenario)
+        orders = {}
+        for server in THREATS:
+            rate = "success" if server == "passive" else column(server, "rate")
+            placed = points.dropna(subset=["accuracy", rate])
+            control = placed.loc[placed["control"], "defense"]
+            victims = victim_matrix(part, scenario, int(checkpoint), server)
+            orders[server] = compare(
+                victims[placed["defense"]], tests, None if control.empty else str(control.iloc[0])
+            )
+        key = (identities.get(scenario, scenario), int(checkpoint))
+        yield key, Evaluation(pack.name, part, frontier, part.checks(), orders)
+
+
+def _identity(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
+    """Return what a scenario is, whatever it is called, wherever it runs, whoever takes part."""
+    if isinstance(config, dict):
+        own = ("title", "device", "defenses")
+        config = {key: value for key, value in config.items() if key not in own}
+        if isinstance(config.get("training"), dict):
+            config["training"] = config["training"] | {"defense_lr": None}
+    return digest(config)
+
+
+def _panel(pack: Pack) -> str:
+    """Return whose attacks a pack's are: two panels of one's own differ if their attacks do."""
+    attacks = pack.meta["config"].get("adversaries", "panel")
+    return pack.comparable if attacks == "panel" else f"{pack.comparable}: {json.dumps(attacks)}"
+
+
+def _modality(evaluations: Iterable[Evaluation]) -> str:
+    media = {str(one) for e in evaluations for one in e.results.renderings["media"].unique()}
+    return MODALITIES.get(min(media, default=""), "unknown")
+
+
+_ENDS = ("", "_low", "_high")
+_DESCRIBED = ["defense", "family", "control", "epsilon"]
+_DESCRIBED += [f"accuracy{end}" for end in _ENDS]
+_COLUMNS = ["server", "place", "tied", "defense", "pack", "family", "control"]
+_COLUMNS += [f"success{end}" for end in (*_ENDS, "_text")]
+_COLUMNS += [f"accuracy{end}" for end in (*_ENDS, "_text")]
+_COLUMNS += ["epsilon", "dominated", "tied_with", "verdict", "evaluation"]
+_COLUMNS += ["partner", "partner_success_text", "partner_epsilon", "beside"]

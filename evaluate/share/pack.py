@@ -1,0 +1,357 @@
+"""A run in one small file that others can check: a reproducibility pack.
+
+A pack is a zip archive, the same bytes for the same run on the same machine:
+
+    pack.json       format, panel, configuration, versions, machine, verdict
+    cells.csv       every planned cell: its status, its labels, a digest of its exact rows
+    rows/*.csv      the rows of all cells, numbers with six digits
+    tables/*.csv    the rates, the frontier and the checks that follow from these rows
+    gallery/*       what the panel makes of a few victims under every defense
+    sources/*       users' own defenses, adversaries and models
+    SHA256SUMS      checksums of all of it, as sha256sum writes them
+
+It has no weights, no data, and no pictures of private examples but the gallery's. Nothing in it is
+executed by reading it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from leakfrontier.adversaries import PANEL
+
+from ..conclude.analysis import FINISHED, with_scores
+from ..conclude.checks import conclusion
+from ..conclude.labels import rows
+from ..conclude.results import Results
+from ..data.data import is_named
+from ..foundations.errors import given_by_user
+from ..foundations.foreign import (
+    check_cells,
+    check_labelled,
+    check_labels,
+    check_meta,
+    check_rows,
+    parse_json,
+)
+from ..foundations.plugins import file_of, local_files
+from ..foundations.rows import Outcome
+from ..run.cells import AttackTrial, Trial
+from ..run.config import RunConfig, received_config
+from ..run.environment import environment
+from ..run.run import plan
+from ..run.store import TABLES, received_results
+from ..users.methods import own_code
+from .archive import PackError, sha256, unzipped, zipped
+from .packed_rows import exact, from_csv, outcomes_of, to_csv, types_of
+
+FORMAT = 1
+VICTIMS = 4
+"""Victims that the gallery of a pack shows under every defense."""
+
+MANY_UPLOADS = 1000
+"""Uploads that a configuration may have even if none was attacked."""
+
+META, CELLS = "pack.json", "cells.csv"
+
+_ROWS = {name: row_type for name, row_type in TABLES.items() if name != "renderings"}
+_EXTENSIONS = {"image/png": "png", "audio/wav": "wav", "tokens": "json"}
+_TABLES: dict[str, tuple[str, ...]] = {
+    "rates": (
+        *("scenario", "checkpoint", "defense", "adversary", "knows_defense"),
+        *("observations", "victims", "found", "rate", "low", "high", "text"),
+    ),
+    "frontier": (
+        *("scenario", "checkpoint", "defense", "accuracy", "accuracy_low", "accuracy_high"),
+        *("success", "success_low", "success_high", "parameters_rate", "architecture_rate"),
+        *("candidates_rate", "epsilon", "delta", "verdict"),
+    ),
+    "checks": ("name", "verdict", "text"),
+}
+Table = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack that was read, and whose checksums are right.
+
+    Attributes:
+        name: What it is called.
+        meta: What `pack.json` says.
+        entries: The content of all files, by name.
+    """
+
+    name: str
+    meta: Mapping[str, Any]
+    entries: Mapping[str, bytes]
+
+    @property
+    def panel(self) -> str:
+        """Return the version of the panel."""
+        return str(self.meta["panel"])
+
+    @cached_property
+    def comparable(self) -> str:
+        """Return the panel whose rates compare: that in force, if it differs on texts alone."""
+        shown = {*self.rows("renderings")["media"]}
+        for version in PANEL.alike if shown and "tokens" not in shown else ():
+            if re.search(rf"(?<![\d.]){re.escape(version)}(?!\d)", self.panel):
+                return self.panel.replace(version, PANEL.version)
+        return self.panel
+
+    @property
+    def sources(self) -> dict[str, bytes]:
+        """Return the users' own code."""
+        return {name: body for name, body in self.entries.items() if name.startswith("sources/")}
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """Return the planned cells, in their order: cells.csv with `labels` as data."""
+        cells = from_csv(self.entries[CELLS], dict.fromkeys(_CELL_COLUMNS, str))
+        labels: list[Any] = [check_labels(parse_json(text)) for text in cells["labels"]]
+        cells["labels"] = labels
+        return cells.assign(**{name: pd.to_numeric(cells[name]) for name in ("seconds", "busy")})
+
+    @cached_property
+    def results(self) -> Results:
+        """Return the rows, as those of a run's folder."""
+        cells = self.cells
+        labels = pd.DataFrame(
+            [{"cell": cell.cell, "kind": cell.kind, **cell.labels} for cell in rows(cells)]
+        )
+        outcomes = cells.drop(columns=["kind", "labels", "digest"])
+        check_cells(labels.merge(outcomes, on="cell"))
+        check_labelled(labels)
+        frames = {name: labels.merge(self.rows(name), on="cell") for name in TABLES}
+        return Results(
+            self.meta["config"],
+            self.panel,
+            labels.merge(outcomes, on="cell"),
+            **frames,
+            notes=self.meta["notes"],
+        )
+
+    def rows(self, table: str) -> pd.DataFrame:
+        """Return a table's rows by the keys of their cells."""
+        frame = from_csv(self.entries[f"rows/{table}.csv"], {"number": int, **types_of(table)})
+        if table == "renderings":
+            for name in ("truth", "guess"):
+                frame[name] = [self.entries[file] for file in frame[name]]
+        frame.insert(0, "cell", self.cells["cell"].loc[frame.pop("number")].to_numpy())
+        check_rows(frame, TABLES[table])
+        return frame
+
+
+_CELL_COLUMNS = ("cell", "kind", "status", "error", "note", "seconds", "busy", "digest", "labels")
+
+
+def pack_run(folder: Path, *, trust_code: bool = False) -> bytes:
+    """Return the pack of a run.
+
+    Args:
+        folder: Holds `results.sqlite`.
+        trust_code: Whether code that the run names may be executed.
+
+    Raises:
+        PackError: If it is not that of a run, or the code is no longer what made its rows.
+    """
+    results = received_results(folder)
+    if not {"scenarios", "defenses", "observations"} <= {*results.config}:
+        raise PackError(f"{folder} is no folder of `leakfrontier run`: nothing else can be packed")
+    config = received_config(results.config, Path(), trust_code=trust_code)
+    if config.observations > max(MANY_UPLOADS, len(results.attacks)):
+        raise PackError(f"{folder} has a run of {config.observations:,} uploads, and no such rows")
+    trials = narrowed(plan_of(config), results)
+    outcomes = outcomes_of(results)
+    finished = results.cells["status"].isin(FINISHED).tolist()
+    same = len(trials) == len(results.cells) and config.panel == results.panel
+    for trial, key, done in zip(trials, results.cells["cell"], finished, strict=False):
+        same = same and (trial.cell.key == key or not done)
+    if not same:
+        raise PackError(
+            f"the rows of {folder} are not of the code as it is now: run the same command again, "
+            "which runs what has changed, and pack it then"
+        )
+    labels = [dict(trial.cell.labels) for trial in trials]
+    return write_pack(results, labels, outcomes, *portable(config))
+
+
+def write_pack(
+    results: Results,
+    labels: Sequence[Mapping[str, Any]],
+    outcomes: Mapping[str, Outcome],
+    config: Mapping[str, Any],
+    sources: Table,
+) -> bytes:
+    """Return a pack.
+
+    Args:
+        results: All rows.
+        labels: The labels of every cell, in the order of `results.cells`.
+        outcomes: What cells have left behind, by their keys: the same rows.
+        config: The configuration, without paths of this machine.
+        sources: The files that it names, by the names that it gives them.
+    """
+    cells = results.cells[["cell", "kind", "status", "error", "note", "seconds", "busy"]].copy()
+    for name in ("error", "note"):  # tracebacks name folders of this machine
+        cells[name] = [str(text or "").partition("\n")[0] for text in cells[name].fillna("")]
+    cells["digest"] = [exact(outcomes.get(key, Outcome())) for key in cells["cell"]]
+    cells["labels"] = [json.dumps(one) for one in labels]
+    numbers = {key: number for number, key in enumerate(cells["cell"])}
+    entries = {CELLS: to_csv(cells), **sources}
+    for name in _ROWS:
+        frame = getattr(results, name)
+        own = frame[[one.name for one in fields(TABLES[name])]].copy()
+        own.insert(0, "number", frame["cell"].map(numbers).astype(int))
+        entries[f"rows/{name}.csv"] = to_csv(own)
+    entries |= _gallery(results, numbers)
+    meta = {
+        "format": FORMAT,
+        "panel": results.panel,
+        "config": config,
+        "notes": [*results.notes],
+        **environment(),
+    }
+    written = Pack("", meta, entries)
+    entries |= derived(written.results)
+    meta["conclusion"] = conclusion(written.results.checks())
+    # Keys stay in their order: options have it in labels.
+    entries[META] = (json.dumps(meta, indent=1) + "\n").encode()
+    return zipped(entries)
+
+
+def read_pack(path: Path) -> Pack:
+    """Return a pack whose checksums are right.
+
+    Raises:
+        PackError: If it is none, or not one that can be read here.
+        AlteredError: If a file is not what its checksum says.
+    """
+    entries = unzipped(path, (META, CELLS, *(f"rows/{table}.csv" for table in TABLES)))
+    meta = _parsed(path, entries[META])
+    if meta["format"] != FORMAT:
+        raise PackError(
+            f"{path} has format {meta['format']}, this version of leakfrontier reads {FORMAT}"
+        )
+    pack = Pack(path.stem, meta, entries)
+    try:
+        pack.results  # noqa: B018 - whatever is wrong with a row is wrong here
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise PackError(f"{path} has rows that cannot be read: {error}") from error
+    return pack
+
+
+def portable(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return a configuration without folders of this machine, and the files that it names.
+
+    Users' code lies in `sources/`; their data is not in a pack, and called `data/NAME`.
+    """
+    methods = [*(one.model for one in config.scenarios), *config.defenses]
+    methods += [defense for one in config.scenarios for defense in one.defenses]
+    methods += [] if config.adversaries == "panel" else config.adversaries
+    names: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    for spec in dict.fromkeys(name for method in methods for name in own_code(method)):
+        file = file_of(spec)
+        if file is None:  # of an installed package
+            continue
+        folder = f"sources/{len(names)}"
+        names[spec] = f"{folder}/{file.name}:{spec.rpartition(':')[2]}"
+        for found in local_files(file):
+            files[f"{folder}/{found.relative_to(file.parent).as_posix()}"] = found.read_bytes()
+    for scenario in config.scenarios:
+        if not is_named(scenario.dataset):
+            names[scenario.dataset] = f"data/{Path(scenario.dataset).name}"
+        model = scenario.model.options.get("id")
+        if isinstance(model, str) and Path(model).exists():
+            names[model] = f"data/{Path(model).name}"
+    moved = _renamed(config.model_dump(mode="json"), names)
+    for scenario in moved["scenarios"]:
+        scenario["data_folder"] = None
+    return moved, files
+
+
+def plan_of(config: RunConfig) -> list[Trial]:
+    """Return the cells of a configuration from others; whatever is wrong with it is said."""
+    with given_by_user():
+        planned = plan(config)
+        for trial in planned:
+            trial.cell  # noqa: B018 - it is kept
+    return planned
+
+
+def narrowed(trials: Sequence[Trial], results: Results) -> list[Trial]:
+    """Return planned cells as they were run: on the uploads that a cascade left them."""
+    attacked = results.attacks.groupby("cell")["observation"].unique()
+    found: list[Trial] = []
+    for trial, cell in zip(trials, rows(results.cells), strict=False):
+        if isinstance(trial, AttackTrial) and cell.status in FINISHED:
+            uploads = sorted(map(int, attacked.get(cell.cell, ())))
+            trial = replace(trial, observations=tuple(uploads))
+        found.append(trial)
+    return found + list(trials[len(found) :])
+
+
+def derived(results: Results) -> dict[str, bytes]:
+    """Return the tables that follow from rows."""
+    frontiers = [frontier.points for frontier in results.frontiers()]
+    tables = {
+        "rates": results.rates(),
+        "frontier": pd.concat(frontiers) if frontiers else pd.DataFrame(),
+        "checks": pd.DataFrame([asdict(check) for check in results.checks()]),
+    }
+    return {
+        f"tables/{name}.csv": to_csv(tables[name].reindex(columns=columns))
+        for name, columns in _TABLES.items()
+    }
+
+
+def _gallery(results: Results, numbers: Mapping[str, int]) -> dict[str, bytes]:
+    """Return the best that passive attacks made of the first victims, under every defense."""
+    attacks = with_scores(results.attacks, results.scores)
+    chosen = attacks["threat"].eq("passive") & ~attacks["candidates_granted"] & ~attacks["baseline"]
+    place, victim = ["scenario", "checkpoint", "defense"], ["seed", "observation", "victim"]
+    key = ["cell", "observation", "victim"]
+    shown = results.renderings.merge(
+        attacks.loc[chosen, [*key, "identified", "psnr"]], on=key, how="inner"
+    ).sort_values(["identified", "psnr"], ascending=False, kind="stable")
+    shown = shown.drop_duplicates([*place, *victim]).sort_values(["victim", "seed", "observation"])
+    shown = shown.groupby(place, sort=False).head(VICTIMS).sort_index()
+    entries: dict[str, bytes] = {}
+    files: dict[str, list[str]] = {"truth": [], "guess": []}
+    for row in rows(shown):
+        for name, paths in files.items():
+            body: bytes = getattr(row, name)
+            path = f"gallery/{sha256(body)[:16]}.{_EXTENSIONS[str(row.media)]}"
+            entries[path] = body
+            paths.append(path)
+    table = shown[["observation", "victim", "media"]].assign(**files)
+    table.insert(0, "number", shown["cell"].map(numbers).astype(int))
+    return {**entries, "rows/renderings.csv": to_csv(table)}
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, dict):
+        return {key: _renamed(part, names) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_renamed(part, names) for part in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _parsed(path: Path, body: bytes) -> dict[str, Any]:
+    try:
+        meta = check_meta(parse_json(body))
+    except ValueError as error:
+        raise PackError(f"{path}: {META} cannot be read: {error}") from error
+    missing = {"format", "panel", "config", "notes", "versions", "machine", "code"} - {*meta}
+    if missing:
+        raise PackError(f"{path}: {META} lacks {', '.join(sorted(missing))}")
+    return dict(meta)

@@ -1,0 +1,450 @@
+"""Whether a pack's rows are what its code gives: some of its cells are run again.
+
+Whatever can be checked without running a cell is checked for all of them: that the cells are those
+of the configuration, that a cascade left out only what it may, and that rates, frontier and checks
+follow from the rows. What is left is that rows are what the cells give, which takes as long as the
+run itself. A few cells, chosen at random once the pack is given away, tell how probable it is that
+alterations escape: the pack of one who has altered k of n cells passes m checks with probability
+C(n - k, m) / C(n, m).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape as markup
+from scipy import stats
+
+from leakfrontier.adversaries import PANEL
+
+from ..conclude.analysis import FINISHED
+from ..conclude.labels import rows
+from ..data.data import forget_fingerprints
+from ..engines.engine import LOCAL, Engine, Failure
+from ..foundations.rows import Outcome
+from ..foundations.seeds import SEED_BITS, narrow_seeds
+from ..foundations.statistics import sign_test
+from ..foundations.terminal import terminal
+from ..run.cascade import Schedule, Step
+from ..run.cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial
+from ..run.config import RunConfig, named_code, received_config
+from ..run.environment import environment
+from ..run.store import TABLES
+from .archive import PackError
+from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
+from .packed_rows import exact, frame_of
+
+TOLERANCE = (
+    "the same uploads scored, refused and not applicable; no significant difference in who is "
+    "identified (exact sign test over uploads, p < 0.01, which 7 altered uploads of a cell "
+    "escape); test accuracy within 3 points; epsilon within 1 %; the same verdict of audits"
+)
+"""What is asked of rows that another version, or another kind of processor, has made."""
+
+_LEAST_P, _POINTS, _EPSILON = 0.01, 0.03, 0.01
+_BITS = ("system", "architecture", "processor", "instructions")
+_SAME = ("uploads_differ", "random", "draws", "straight_through", "one_by_one")
+
+Verdict = Literal["equal", "within tolerance", "different", "failed"]
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What became of one cell.
+
+    Attributes:
+        what: The cell, for readers.
+        verdict: How its rows compare; `failed` if it did not run again.
+        reason: What differs.
+    """
+
+    what: str
+    verdict: Verdict
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was found out about a pack.
+
+    Attributes:
+        cells: Cells that have rows, and could be chosen.
+        chosen: How many were, at random.
+        reruns: What became of these, and of trainings that they needed.
+        problems: What is wrong with the pack as a whole.
+        differences: In which versions or machine this place differs from the pack's.
+        seed: By which cells were chosen.
+    """
+
+    cells: int
+    chosen: int
+    reruns: tuple[Rerun, ...]
+    problems: tuple[str, ...]
+    differences: tuple[str, ...]
+    seed: int
+
+    @property
+    def passed(self) -> bool:
+        """Return whether nothing speaks against the pack."""
+        bad = [one for one in self.reruns if one.verdict in ("different", "failed")]
+        return not bad and not self.problems
+
+
+def escape_probability(cells: int, altered: int, checked: int) -> float:
+    """Return how probable it is that no altered cell is among those that are checked."""
+    if not 0 <= altered <= cells or not 0 <= checked <= cells:
+        raise ValueError(
+            f"altered and checked must be in [0, cells = {cells}], got {altered} and {checked}"
+        )
+    return float(stats.hypergeom.pmf(0, cells, altered, checked))
+
+
+def choose(cells: Sequence[int], count: int, seed: int) -> list[int]:
+    """Return some of the cells, each as probably as any other."""
+    rng = np.random.default_rng(seed)
+    return sorted(rng.permutation(np.array(cells, dtype=int))[:count].tolist())
+
+
+def verify(
+    pack: Pack,
+    *,
+    cells: int = 10,
+    seed: int,
+    trust_code: bool = False,
+    data: Path | None = None,
+    workers: int | None = None,
+    engine: Engine = LOCAL,
+    console: Console | None = None,
+) -> Verification:
+    """Return what checks of a whole pack and new runs of some of its cells find.
+
+    Args:
+        pack: The pack.
+        cells: How many cells are run again; a training that one needs comes on top.
+        seed: By which they are chosen: whoever made the pack must not know it.
+        trust_code: Whether users' Python files in the pack may be executed.
+        data: A folder with the data that the configuration has by path.
+        workers: Processes; by default as many as the engine has room for.
+        engine: Where cells run.
+        console: Where progress is shown.
+
+    Raises:
+        PackError: If it cannot be verified here.
+    """
+    if not pack.comparable.removeprefix("custom (").startswith(PANEL.version):
+        raise PackError(
+            f"{pack.name} was made with panel {pack.panel!r}, this is panel {PANEL.version!r}: "
+            f"verify it with leakfrontier {pack.meta['versions'].get('leakfrontier', '?')} as of "
+            "that panel"
+        )
+    code = {*pack.sources, *named_code(pack.meta["config"], Path())}
+    if code and not trust_code:
+        raise PackError(
+            f"{pack.name} brings along or names code, which would be executed: read "
+            f"{', '.join(sorted(code))}, and give --trust-code if you trust it"
+        )
+    forget_fingerprints()
+    console = terminal(quiet=True) if console is None else console
+    with TemporaryDirectory() as place:
+        config = _config(pack, Path(place), data, trust_code)
+        _check_extent(pack, config)
+        planned = plan_of(config)
+        problems = [*_not_as_planned(pack, planned), *_not_derived(pack)]
+        if config.panel != pack.comparable:
+            problems.append(f"its configuration is of panel {config.panel}, not of {pack.panel}")
+        trials = narrowed(planned, pack.results)
+        if not problems:
+            problems += _not_a_cascade(pack, planned, config)
+        done = pack.cells["status"] == "ok"
+        pool = [number for number in range(len(trials)) if done[number]] if not problems else []
+        chosen = choose(pool, cells, seed)
+        slots = workers or engine.slots()
+        reruns = _run(
+            pack, trials, chosen, folder=Path(place), workers=slots, engine=engine, console=console
+        )
+        return Verification(
+            cells=len(pool),
+            chosen=len(chosen),
+            reruns=tuple(reruns),
+            problems=tuple(problems),
+            differences=_differences(pack),
+            seed=seed,
+        )
+
+
+def _config(pack: Pack, folder: Path, data: Path | None, trust_code: bool) -> RunConfig:
+    """Return the configuration of a pack, whose code and data are put into a folder."""
+    for name, body in pack.sources.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    if data is not None:
+        (folder / "data").symlink_to(data.resolve())
+    config = received_config(pack.meta["config"], folder, trust_code=trust_code)
+    named = [scenario.dataset for scenario in config.scenarios]
+    named += [str(scenario.model.options.get("id", "")) for scenario in config.scenarios]
+    for name in named:
+        place = name.removeprefix(f"{folder}/")
+        if place.startswith("data/") and not (folder / place).exists():
+            raise PackError(
+                f"{pack.name} is of data that it does not hold: give --data with a folder that "
+                f"has {place.removeprefix('data/')!r}"
+            )
+    return config
+
+
+def _check_extent(pack: Pack, config: RunConfig) -> None:
+    """Refuse a configuration of more than the pack holds, before it is planned."""
+    arms = config.seeds * sum(len(config.defenses_of(one)) for one in config.scenarios)
+    uploads = max(MANY_UPLOADS, len(pack.results.attacks))
+    if arms > len(pack.cells) or config.observations > uploads:
+        raise PackError(
+            f"{pack.name} has a configuration of {arms:,} trainings and {config.observations:,} "
+            f"uploads, and only {len(pack.cells):,} cells with {len(pack.results.attacks):,} "
+            "attacked uploads"
+        )
+
+
+def _not_as_planned(pack: Pack, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield where the cells of a pack are not those of its configuration."""
+    cells = pack.cells
+    if len(cells) != len(trials):
+        yield f"its configuration asks for {len(trials)} cells, it has {len(cells)}"
+        return
+    for number, trial in enumerate(trials):
+        if json.loads(json.dumps(trial.cell.labels)) != cells["labels"][number]:
+            yield f"cell {number} is not {_what(trial)}, as its configuration has it"
+            return
+    if not cells["cell"].is_unique:
+        yield "two of its cells have the same key"
+    with_rows = {key for table in TABLES for key in pack.rows(table)["cell"]}
+    for cell, trial in zip(rows(cells), trials, strict=True):
+        if cell.status != "ok" and cell.cell in with_rows:  # which would never be run again
+            yield f"{_what(trial)} is said to be {cell.status!r}, and has rows"
+            return
+        if cell.status == "not needed" and not isinstance(trial, AttackTrial):
+            yield f"{_what(trial)} is said to be not needed, and is no attack"
+            return
+
+
+def _not_derived(pack: Pack) -> Iterator[str]:
+    """Yield the tables of a pack that do not follow from its rows.
+
+    Other code may call a frontier's verdicts otherwise. Nothing is derived from these words.
+    """
+    same_code = pack.meta["code"] == environment()["code"]
+    for name, body in derived(pack.results).items():
+        given = pack.entries.get(name, b"")
+        words = ["verdict"] if name == "tables/frontier.csv" and not same_code else []
+        if given != body and not _nearly(given, body, words):
+            yield f"{name} does not follow from its rows"
+
+
+def _nearly(given: bytes, own: bytes, words: list[str]) -> bool:
+    """Return whether two tables differ in no more than the last digits of numbers, and words."""
+    try:
+        a, b = (pd.read_csv(io.BytesIO(body)).drop(columns=words) for body in (given, own))
+        pd.testing.assert_frame_equal(a, b, rtol=1e-3)
+    except (AssertionError, ValueError):
+        return False
+    return True
+
+
+def _not_a_cascade(pack: Pack, planned: Sequence[Trial], config: RunConfig) -> list[str]:
+    """Return which cell left out uploads that it should have attacked, by the rows of the others.
+
+    Of cells that failed nobody knows: those after them are not looked at.
+    """
+    schedule = Schedule(planned, cascade=not config.individual)
+    numbers = {trial.cell.key: number for number, trial in enumerate(planned)}
+    ran = narrowed(planned, pack.results)
+    attacks = pack.results.attacks
+    victims: dict[str, list[tuple[int, int, bool]]] = {
+        str(key): [
+            (int(o), int(v), bool(i) if pd.notna(i) else False)
+            for o, v, i in zip(own["observation"], own["victim"], own["identified"], strict=True)
+        ]
+        for key, own in attacks.groupby("cell")
+    }
+    waiting: list[Step] = schedule.start()
+    while waiting:
+        step = waiting.pop()
+        number = numbers[step.planned.key]
+        if pack.cells["status"][number] not in FINISHED:
+            continue
+        left, attacked = (
+            len(getattr(one, "observations", ())) for one in (step.trial, ran[number])
+        )
+        if step.trial.cell.config != ran[number].cell.config:
+            return [
+                f"{_what(step.trial)} was run on {attacked} uploads, and not on the {left} that "
+                "others left"
+            ]
+        waiting += schedule.after(step.trial, victims.get(str(pack.cells["cell"][number]), ()))
+    return []
+
+
+def _run(
+    pack: Pack,
+    trials: Sequence[Trial],
+    chosen: Sequence[int],
+    *,
+    folder: Path,
+    workers: int,
+    engine: Engine,
+    console: Console,
+) -> Iterator[Rerun]:
+    """Yield how cells compare that are run again, and the trainings that they need."""
+    numbers = {trial.cell.key: number for number, trial in enumerate(trials)}
+    needed = [
+        TrainTrial(trial.scenario, trial.defense, trial.seed).cell.key
+        for trial in (trials[number] for number in chosen)
+        if isinstance(trial, AttackTrial) and trial.checkpoint
+    ]
+    first = sorted({numbers[key] for key in needed if key in numbers})
+    run = run_trial if pack.meta.get("seed_bits") == SEED_BITS else _run_narrowly
+    for stage in (first, [number for number in chosen if number not in first]):
+        tasks = [(trials[number], folder) for number in stage]
+        for done in (
+            engine.execute(run, tasks, workers=workers, time_limit=math.inf) if tasks else ()
+        ):
+            trial = done.task[0]
+            number = numbers[trial.cell.key]
+            if isinstance(done.result, Failure):
+                rerun = Rerun(_what(trial), "failed", done.result.message)
+            else:
+                rerun = _compare(pack, number, trial, done.result)
+            colour = "green" if rerun.verdict in ("equal", "within tolerance") else "red"
+            reason = f" ({rerun.reason})" if rerun.reason else ""
+            console.print(
+                f"[{colour}]{rerun.verdict}[/{colour}] {markup(rerun.what + reason)}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            yield rerun
+
+
+def _run_narrowly(task: tuple[Trial, Path]) -> Outcome:
+    """Run a cell of a pack that was made when seeds had 32 bits."""
+    with narrow_seeds():
+        return run_trial(task)
+
+
+def _compare(pack: Pack, number: int, trial: Trial, outcome: Outcome) -> Rerun:
+    """Return how the rows of a cell compare with those of a pack.
+
+    They must be bit-equal in the same place by the same code: what a pack says of itself is taken
+    at its word, and whatever it says differs is part of the verdict.
+    """
+    cell = pack.cells.iloc[number]
+    same_code = trial.cell.key == cell["cell"] or pack.meta["code"] == environment()["code"]
+    same_place = not _differences(pack)
+    found = {table: _rows(pack, table, str(cell["cell"])) for table in TABLES}
+    own = {table: frame_of(outcome, table) for table in TABLES if table != "renderings"}
+    unequal = [
+        table for table, frame in own.items() if not _equal(found[table], frame)
+    ] + _other_pictures(found["renderings"], outcome)
+    what = _what(trial)
+    if not unequal and exact(outcome) == cell["digest"]:
+        return Rerun(what, "equal")
+    if same_code and same_place:
+        return Rerun(what, "different", ", ".join(unequal) or "beyond the digits of the pack")
+    beyond = [*_beyond_tolerance(found, own)]
+    if beyond:
+        return Rerun(what, "different", "; ".join(beyond))
+    return Rerun(what, "within tolerance", "" if same_code else "other code")
+
+
+def _rows(pack: Pack, table: str, key: str) -> pd.DataFrame:
+    every = pack.rows(table)
+    return every[every["cell"] == key].drop(columns="cell")
+
+
+def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:
+    lines = (
+        sorted(zip(*(_as_text(frame[name]) for name in frame if name != "seconds"), strict=True))
+        for frame in (a, b[a.columns])
+    )
+    return next(lines) == next(lines)
+
+
+def _as_text(column: pd.Series[Any]) -> pd.Series[str]:
+    """Return values as text; numbers as floats, which they are where another cell lacks them."""
+    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    return (column.astype(float) if numeric else column).astype(str)
+
+
+def _other_pictures(shown: pd.DataFrame, outcome: Outcome) -> list[str]:
+    made = {(row.observation, row.victim): (row.truth, row.guess) for row in outcome.renderings}
+    same = all(
+        made.get((row.observation, row.victim)) == (row.truth, row.guess) for row in rows(shown)
+    )
+    return [] if same else ["pictures"]
+
+
+def _beyond_tolerance(
+    given: dict[str, pd.DataFrame], own: dict[str, pd.DataFrame]
+) -> Iterator[str]:
+    """Yield what another version or processor does not explain: see `TOLERANCE`."""
+    key = ["observation", "victim"]
+    a, b = (frames["attacks"].set_index(key).sort_index() for frames in (given, own))
+    if not a.index.equals(b.index) or not (a["outcome"] == b["outcome"]).all():
+        yield "other uploads were scored"
+    else:
+        known = a["identified"].notna() & b["identified"].notna()
+        upload = a.index.get_level_values("observation")[known]
+        p_value = sign_test(
+            a.loc[known, "identified"].to_numpy(dtype=bool),
+            b.loc[known, "identified"].to_numpy(dtype=bool),
+            upload.to_numpy(),
+        )
+        if p_value < _LEAST_P:
+            yield f"others are identified (p = {p_value:.1g})"
+    a, b = (frames["utility"].set_index("round").sort_index() for frames in (given, own))
+    if not a.index.equals(b.index) or not a["total"].equals(b["total"]):
+        yield "other rounds were evaluated"
+    elif ((a["correct"] - b["correct"]).abs() > _POINTS * a["total"]).any():
+        yield "another accuracy"
+    a, b = (frames["guarantees"].reset_index(drop=True) for frames in (given, own))
+    if len(a) != len(b) or not np.allclose(a["epsilon"], b["epsilon"], rtol=_EPSILON):
+        yield "another epsilon"
+    elif not a["violated"].equals(b["violated"]):
+        yield "another verdict of the audit"
+    a, b = (frames["replays"][[*_SAME]].reset_index(drop=True) for frames in (given, own))
+    if not a.equals(b):
+        yield "the replay is another"
+
+
+def _differences(pack: Pack) -> tuple[str, ...]:
+    """Return in what this place differs from that of the pack, where bits may depend on it."""
+    here, there = environment(), pack.meta
+    pairs = [(name, other, here["versions"].get(name)) for name, other in there["versions"].items()]
+    pairs += [(name, there["machine"].get(name), here["machine"][name]) for name in _BITS]
+    return tuple(f"{name} {other} (here {own})" for name, other, own in pairs if other != own)
+
+
+def _what(trial: Trial) -> str:
+    """Return a cell for readers."""
+    labels = trial.cell.labels
+    place = f"{labels['defense']}, {labels['scenario']}, seed {labels['seed']}"
+    if isinstance(trial, AttackTrial):
+        return f"{labels['adversary']} against {place}, round {trial.checkpoint}"
+    if isinstance(trial, ReplayTrial):
+        return f"replay of {place}"
+    return f"training under {place}"
+
+
+def escapes(cells: int, checked: int) -> Iterator[tuple[int, float]]:
+    """Yield how probable it is that one altered cell, 5 %, or 10 % of all escape."""
+    for altered in sorted({1, math.ceil(0.05 * cells), math.ceil(0.1 * cells)}):
+        yield altered, escape_probability(cells, altered, checked)

@@ -1,0 +1,1 @@
+"""What users give us: configurations, names, classes."""

@@ -1,0 +1,302 @@
+"""What users' classes must keep to: hooks that are called as ours are, and well-formed values.
+
+Hooks of a defense are looked at whenever they are called; a class and what it claims, once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from numbers import Real
+
+import torch
+from torch import Generator, Tensor, nn
+
+from leakfrontier.defenses import ADJACENCIES, Batch, Defense, Guarantee, Loss, Update, trainable
+
+from .copies import CLIENTS
+
+
+@dataclass
+class Checked(Defense):
+    """A defense whose hooks are checked at every call, so that a mistake is named where it is.
+
+    Attributes:
+        inner: The defense that does the work.
+        trained_on: If given, the client's examples; each is replaced by what a local step last
+            saw of it.
+    """
+
+    inner: Defense
+    trained_on: Batch | None = field(default=None, repr=False, compare=False)
+    _rows: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    _seen: int = field(default=0, init=False, repr=False, compare=False)
+
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        """Check that the client trains on a model, and left the one that it was sent alone.
+
+        The client is sent copies: what it does to them later has no effect on the server.
+        """
+        model, agreed = CLIENTS.of(model), CLIENTS.of(agreed)
+        before = [value.clone() for value in model.state_dict().values()]
+        result = self.inner.on_receive(model, agreed)
+        self._check_untouched("on_receive", before, model.state_dict().values())
+        if not isinstance(result, nn.Module):
+            raise ValueError(
+                f"{self._name('on_receive')} must return a model, got {type(result).__name__}"
+            )
+        return CLIENTS.give(result)
+
+    def batches(
+        self, examples: int, batch_size: int, epochs: int, rng: Generator
+    ) -> Iterator[Tensor]:
+        """Draw as the defense does, remembering which examples are next."""
+        for rows in self.inner.batches(examples, batch_size, epochs, rng):
+            if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.dim() != 1:
+                raise ValueError(
+                    f"{self._name('batches')} must yield vectors of example numbers (torch.long), "
+                    f"got {_described(rows)}"
+                )
+            self._rows = rows
+            yield rows
+
+    def expect(self, batch_size: int) -> None:
+        """Tell the defense; examples come in order."""
+        self._rows = None
+        self._seen = 0
+        self.inner.expect(batch_size)
+
+    def on_batch(self, batch: Batch, rng: Generator) -> Batch:
+        """Check the private batch and what the defense makes of it."""
+        check_batch(batch, "the private batch")
+        before = [tensor.clone() for tensor in batch]
+        result = self.inner.on_batch(batch, rng)
+        if not isinstance(result, Batch):
+            raise ValueError(
+                f"{self._name('on_batch')} must return a Batch, got {type(result).__name__}"
+            )
+        self._check_untouched("on_batch", before, batch)
+        if result.inputs.dtype != batch.inputs.dtype:
+            raise ValueError(
+                f"{self._name('on_batch')} must return inputs of {_dtype(batch.inputs)}, got "
+                f"{_dtype(result.inputs)}"
+            )
+        check_batch(result, f"the batch returned by {self._name('on_batch')}")
+        self._record(batch, result)
+        return result
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        """Check that the gradient has the model's names and shapes."""
+        arguments = [*batch, *model.parameters()]
+        before = [tensor.clone() for tensor in arguments]
+        result = self.inner.gradient(model, loss, batch, rng)
+        self._check_untouched("gradient", before, arguments)
+        self._check_update("gradient", result, trainable(model))
+        return result
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        """Check that the upload has the update's names and shapes."""
+        given = dict(update)
+        before = [tensor.clone() for tensor in given.values()]
+        result = self.inner.on_update(update, rng)
+        if list(update) != list(given):
+            raise ValueError(f"{self._name('on_update')} changed the names of its argument")
+        self._check_untouched("on_update", before, given.values())
+        self._check_update("on_update", result, given)
+        return result
+
+    def on_cohort(self, models: Sequence[nn.Module]) -> None:
+        """Tell the defense."""
+        self.inner.on_cohort(models)
+
+    def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
+        """Check that the server sees one update per client, or one for all of them."""
+        before = [value.clone() for update in updates for value in update.values()]
+        result = self.inner.on_round(updates, rng)
+        after = [value for update in updates for value in update.values()]
+        self._check_untouched("on_round", before, after)
+        if not isinstance(result, list | tuple):
+            raise ValueError(
+                f"{self._name('on_round')} must return a list of updates, got {_described(result)}"
+            )
+        if len(result) not in (1, len(updates)):
+            raise ValueError(
+                f"{self._name('on_round')} must return 1 or {len(updates)} updates, "
+                f"got {len(result)}"
+            )
+        for update in result:
+            self._check_update("on_round", update, updates[0])
+        return result
+
+    def _record(self, batch: Batch, result: Batch) -> None:
+        if self.trained_on is None or result.inputs.shape != batch.inputs.shape:
+            return
+        rows = self._rows
+        if rows is None:  # in order, epoch after epoch
+            rows = torch.arange(self._seen, self._seen + len(batch.inputs))
+            rows = rows % len(self.trained_on.inputs)
+            self._seen += len(batch.inputs)
+        inputs = self.trained_on.inputs.index_copy(0, rows, result.inputs)
+        self.trained_on = Batch(inputs, self.trained_on.targets)
+
+    def _name(self, hook: str) -> str:
+        return f"{type(self.inner).__name__}.{hook}"
+
+    def _check_untouched(
+        self, hook: str, before: Iterable[Tensor], after: Iterable[Tensor]
+    ) -> None:
+        if not all(map(_equal, before, after)):
+            raise ValueError(
+                f"{self._name(hook)} modified its argument: hooks must return new tensors "
+                "(x = x + 1, not x += 1)"
+            )
+
+    def _check_update(self, hook: str, update: Update, like: Mapping[str, Tensor]) -> None:
+        source = self._name(hook)
+        if not isinstance(update, dict):
+            raise ValueError(f"{source} must return a dict of tensors, got {type(update).__name__}")
+        if set(update) != set(like):
+            raise ValueError(
+                f"{source} must return the parameters {sorted(like)}, got {sorted(update)}"
+            )
+        for name, value in update.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"{source} must return tensors, got {type(value).__name__} for {name!r}"
+                )
+            if value.shape != like[name].shape:
+                raise ValueError(
+                    f"{source} must keep the shape {tuple(like[name].shape)} of {name!r}, "
+                    f"got {tuple(value.shape)}"
+                )
+            if value.dtype != like[name].dtype:
+                raise ValueError(
+                    f"{source} must return {_dtype(like[name])}, got {_dtype(value)} for {name!r}"
+                )
+            if not _is_finite(value):
+                raise ValueError(f"{source} returned NaN or infinite values for {name!r}")
+
+
+def check_batch(batch: Batch, what: str) -> None:
+    """Raise if a batch is not paired with targets, or has values that are not finite."""
+    if len(batch.inputs) != len(batch.targets):
+        raise ValueError(f"{what} has {len(batch.inputs)} inputs but {len(batch.targets)} targets")
+    if not _is_finite(batch.inputs):
+        raise ValueError(f"{what} contains NaN or infinite values")
+
+
+def _equal(old: Tensor, new: Tensor) -> bool:
+    """Return whether nothing has changed; what was NaN may stay NaN."""
+    if torch.equal(old, new):
+        return True
+    return old.shape == new.shape and bool(((old == new) | (old.isnan() & new.isnan())).all())
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{_dtype(value)} of shape {tuple(value.shape)}"
+    return type(value).__name__
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Return whether all values are finite; their sum tells at a fraction of the cost."""
+    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+
+
+@cache
+def check_class(cls: type, base: type) -> None:
+    """Raise if a class would not do what its author thinks: by its fields, or its hooks' names.
+
+    Args:
+        cls: A subclass.
+        base: The class whose hooks it may override: `Defense` or `Adversary`.
+    """
+    hooks = {name: value for name, value in inspect.getmembers(base) if not name.startswith("_")}
+    known = {one.name for one in fields(cls)}
+    for owner in cls.__mro__[: cls.__mro__.index(base)]:
+        if owner.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            continue  # one of ours
+        _check_dataclass(owner, base)
+        for name, value in vars(owner).items():
+            if name in hooks:
+                _check_signature(owner, name, value, hooks[name])
+            elif not name.startswith("_") and name not in known and _is_hook(value):
+                close = get_close_matches(name, hooks, n=1, cutoff=0.8)
+                if close and close[0] not in vars(owner):
+                    raise ValueError(
+                        f"{owner.__name__}.{name} is never called: did you mean {close[0]}? "
+                        "A method of your own may begin with an underscore"
+                    )
+
+
+def _is_hook(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+def _check_dataclass(cls: type, base: type) -> None:
+    """Raise if annotations are no fields, because the decorator is missing."""
+    known = {one.name for one in fields(cls)} if is_dataclass(cls) else set()
+    for name, annotation in inspect.get_annotations(cls).items():
+        if name not in known and "ClassVar" not in str(annotation):
+            frozen = "(frozen=True)" if base is not Defense else ""
+            raise ValueError(
+                f"{cls.__name__}.{name} is no option, for {cls.__name__} is no dataclass: write\n"
+                f"    @dataclass{frozen}\n    class {cls.__name__}({cls.__bases__[0].__name__}):"
+            )
+
+
+def _check_signature(cls: type, name: str, value: object, hook: object) -> None:
+    """Raise if a hook cannot be called as the harness calls it."""
+    if not inspect.isfunction(hook):
+        if inspect.isfunction(value):
+            raise ValueError(
+                f"{cls.__name__}.{name} is called without brackets: put @property above it"
+            )
+        return
+    if not inspect.isfunction(value):
+        raise ValueError(f"{cls.__name__}.{name} must be a method, got {type(value).__name__}")
+    expected, found = inspect.signature(hook), inspect.signature(value)
+    required = [one for one in expected.parameters.values() if one.default is one.empty]
+    optional = [one.name for one in expected.parameters.values() if one.default is not one.empty]
+    try:
+        found.bind(*required, **dict.fromkeys(optional))
+    except TypeError as error:
+        raise ValueError(
+            f"{cls.__name__}.{name} must take ({', '.join(expected.parameters)}), got "
+            f"({', '.join(found.parameters)})"
+        ) from error
+
+
+def check_guarantee(name: str, claim: object) -> None:
+    """Raise if a claim is none that could be true.
+
+    Args:
+        name: Who makes it.
+        claim: What `guarantee` returned.
+    """
+    if claim is None:
+        return
+    source = f"{name}.guarantee"
+    if not isinstance(claim, Guarantee):
+        raise ValueError(f"{source} must return a Guarantee or None, got {_described(claim)}")
+    allowed: dict[str, tuple[Callable[[object], bool], str]] = {
+        "epsilon": (lambda value: isinstance(value, Real) and float(value) >= 0, "a number >= 0"),
+        "delta": (lambda value: isinstance(value, Real) and 0 < float(value) < 1, "in (0, 1)"),
+        "unit": (lambda value: value in ("record", "client"), "'record' or 'client'"),
+        "adjacency": (
+            lambda value: value in ADJACENCIES,
+            " or ".join(f"'{name}'" for name in ADJACENCIES),
+        ),
+        "accountant": (lambda value: isinstance(value, str), "a text"),
+    }
+    for part, (is_allowed, words) in allowed.items():
+        value = getattr(claim, part)
+        if not is_allowed(value):
+            raise ValueError(f"{part} of {source} must be {words}, got {value!r}")

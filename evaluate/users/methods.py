@@ -1,0 +1,297 @@
+"""From names and options, as in a configuration file, to defenses, adversaries and protocols."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, TypeGuard, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from leakfrontier.adversaries import ADVERSARIES, Adversary, FedAvg, FedBuff, FedSGD, Protocol
+from leakfrontier.defenses import DEFENSES, Chain, Defense
+
+from ..engines.engine import Failure, execute
+from ..engines.parcels import Bundle, Files, Traveller
+from ..foundations.errors import UserError
+from ..foundations.plugins import content_of, file_of, is_loaded, load_attribute, local_files
+from .contract import check_class
+
+PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, FedAvg, FedBuff)}
+"""Every protocol by name. Add a class here to add a protocol."""
+
+T = TypeVar("T")
+
+_NUMBERS = (int, float, *(kind + more for kind in ("int", "float") for more in ("", " | None")))
+
+Whole = Annotated[int, Field(strict=True)]
+"""A whole number in a configuration; `true` is none."""
+
+Number = Annotated[float, Field(strict=True)]
+"""A number in a configuration; `true` is none."""
+
+MOST_COMBINATIONS = 10_000
+"""How many methods lists of values may stand for."""
+
+_SEQUENCE = re.compile(r"\b([tT]uple|[lL]ist|Sequence)\b")
+
+LOADING = 60.0
+"""Seconds that a user's file may take to be loaded."""
+
+
+def folder_of(info: ValidationInfo) -> Path:
+    """Return the folder that paths of a configuration are relative to."""
+    return Path((info.context or {}).get("folder", ""))
+
+
+def placed(path: str, folder: Path) -> str:
+    """Return a path that is relative to a folder, as it is found from the current one."""
+    return os.path.normpath(folder / Path(path).expanduser())
+
+
+def placed_name(name: str, folder: Path) -> str:
+    """Return a method's name; the path of a user's file is relative to a folder."""
+    source, _, attribute = name.rpartition(":")
+    return f"{placed(source, folder)}:{attribute}" if source.endswith(".py") else name
+
+
+class Strict(BaseModel):
+    """A part of a configuration; an unknown key is an error that names the known ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if isinstance(value, Mapping):
+            for key in value:
+                if key not in cls.model_fields:
+                    raise ValueError(
+                        f"unknown key {key!r}; the keys are {', '.join(cls.model_fields)}"
+                    )
+        return value
+
+
+class Method(Strict, Traveller):
+    """A name and its options; in a file, `TopK`, or `{name: TopK, ratio: 0.1}`.
+
+    Attributes:
+        name: A registered name, or `file.py:Name` or `package.module:Name`.
+        options: Keyword arguments; the defaults hold for the others.
+        links: The defenses of a `Chain`, first applied first.
+    """
+
+    name: str
+    options: dict[str, JsonValue] = {}
+    links: tuple[Method, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping) and "name" in value and "options" not in value:
+            fixed = {key: value[key] for key in ("name", "links") if key in value}
+            return {**fixed, "options": {k: v for k, v in value.items() if k not in fixed}}
+        if not isinstance(value, Mapping) or "name" not in value:
+            raise ValueError(f"expected a name, or a mapping with the key 'name', got {value!r}")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _placed(cls, name: str, info: ValidationInfo) -> str:
+        return placed_name(name, folder_of(info))
+
+    def grid(self, sequences: Container[str] = ()) -> list[Method]:
+        """Return one method per combination of the options that are lists.
+
+        Args:
+            sequences: Options that are lists themselves: one per combination only if they hold
+                lists.
+        """
+        values = [
+            value if _is_choice(value, key in sequences) else [value]
+            for key, value in self.options.items()
+        ]
+        if not all(values):
+            raise ValueError(f"{self.name}: a list of values must not be empty, got {self.options}")
+        if self._combinations() > MOST_COMBINATIONS:
+            raise ValueError(
+                f"{self.name}: the lists of values make more than {MOST_COMBINATIONS:,} methods"
+            )
+        return [
+            Method(
+                name=self.name, options=dict(zip(self.options, chosen, strict=True)), links=links
+            )
+            for links in product(*(link.grid() for link in self.links))
+            for chosen in product(*values)
+        ]
+
+    def _combinations(self) -> int:
+        own = math.prod(len(v) for v in self.options.values() if isinstance(v, list))
+        return own * math.prod(link._combinations() for link in self.links)
+
+    def config(self) -> dict[str, Any]:
+        """Return all that the method depends on; of a user's file, its content and no folder."""
+        label = self.name.rpartition(":")[2]
+        config: dict[str, Any] = {"name": self.name, "options": self.options}
+        file = file_of(self.name)
+        if file is not None and file.is_file():  # wherever it is
+            config |= {"name": f"{file.name}:{label}", "source": content_of(file)}
+        if self.links:
+            config["links"] = [link.config() for link in self.links]
+        return config
+
+    def files(self) -> Files:
+        """Yield the user's file, with those of its folder that it imports."""
+        file = file_of(self.name)
+        if file is not None and file.is_file():
+            found = {str(one.relative_to(file.parent)): one for one in local_files(file)}
+            bundle = Bundle(f"code-{content_of(file)}", found)
+            yield self.name.rpartition(":")[0], (bundle, file.name)
+
+    def code(self) -> list[str]:
+        """Return the method's name if it is the user's own."""
+        return [self.name] if ":" in self.name else []
+
+
+def _is_choice(value: JsonValue, is_sequence: bool) -> TypeGuard[list[JsonValue]]:
+    """Return whether an option is a list of values, one per method."""
+    if not isinstance(value, list):
+        return False
+    return not is_sequence or (bool(value) and all(isinstance(one, list) for one in value))
+
+
+def own_code(method: Method) -> list[str]:
+    """Return the names of what is the user's own: of the method, and of a chain's links."""
+    return method.code() + [name for link in method.links for name in own_code(link)]
+
+
+def check_loading(specs: Iterable[str], time_limit: float) -> None:
+    """Load users' code in a worker first, where it can hang or crash without harm.
+
+    Args:
+        specs: What `load_attribute` takes.
+        time_limit: Seconds that each may take.
+
+    Raises:
+        UserError: If it does not come back. Other mistakes are for `load_attribute` to name.
+    """
+    unknown = [spec for spec in dict.fromkeys(specs) if not is_loaded(spec)]
+    limit = min(time_limit, LOADING)
+    for done in execute(_load_quietly, unknown, workers=1, time_limit=limit) if unknown else ():
+        source = done.task.rpartition(":")[0]
+        if isinstance(done.result, Failure) and done.result.kind == "timeout":
+            raise UserError(f"{source} did not finish loading within {limit:g} s")
+        if isinstance(done.result, Failure):
+            raise UserError(f"{source} cannot be loaded: {done.result.message}")
+
+
+def _load_quietly(spec: str) -> None:
+    with suppress(Exception):
+        load_attribute(spec)
+
+
+def build_defense(method: Method) -> Defense:
+    """Return the defense that a configuration names."""
+    if method.name == Chain.__name__:
+        _check_options(method, ["links"], "defense")
+        if not method.links:
+            raise ValueError("a Chain must have links: the defenses, first applied first")
+        return Chain(tuple(build_defense(link) for link in method.links))
+    if method.links:
+        raise ValueError(f"only a {Chain.__name__} has links, got {method.name}")
+    return _build(method, {**DEFENSES, Chain.__name__: Chain}, Defense, "defense")
+
+
+def build_adversary(method: Method) -> Adversary:
+    """Return the adversary that a configuration names."""
+    return _build(method, ADVERSARIES, Adversary, "adversary")  # type: ignore[type-abstract]
+
+
+def adversary_grid(methods: Iterable[Method]) -> list[Method]:
+    """Return one adversary per combination of the options that are lists; each can be built."""
+    found = []
+    for method in methods:
+        cls = _class_of(method, ADVERSARIES, Adversary, "adversary")
+        sequences = [one.name for one in fields(cls) if _SEQUENCE.search(str(one.type))]
+        found += method.grid(sequences)
+    for method in found:
+        build_adversary(method)
+    return found
+
+
+def build_protocol(method: Method) -> Protocol:
+    """Return the protocol that a configuration names."""
+    return _build(method, PROTOCOLS, Protocol, "protocol")  # type: ignore[type-abstract]
+
+
+def _class_of(method: Method, registry: Mapping[str, type], base: type, kind: str) -> Any:  # noqa: ANN401 - a dataclass
+    """Return the class that a configuration names."""
+    cls: Any = registry.get(method.name)
+    if cls is not None:
+        return cls
+    if ":" not in method.name:
+        raise ValueError(
+            f"unknown {kind} {method.name!r}: choose one of {', '.join(registry)}, "
+            "or name your own class as file.py:Class"
+        )
+    cls = load_attribute(method.name)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
+    check_class(cls, base)  # type: ignore[arg-type] # classes are hashable
+    return cls
+
+
+def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: str) -> T:
+    cls = _class_of(method, registry, base, kind)
+    options = [field.name for field in fields(cls) if field.init]
+    _check_options(method, options, kind)
+    _check_numbers(method, cls, kind)
+    try:
+        built: T = cls(**method.options)
+    except ValueError:
+        raise
+    except TypeError as error:
+        reason = str(error).rpartition("() ")[2]
+        raise ValueError(
+            f"{kind} {method.name}: cannot be built with {method.options or 'no options'}: "
+            f"{reason}; its options are {', '.join(options) or 'none'}"
+        ) from error
+    except Exception as error:  # a mistake in someone's own class
+        raise ValueError(f"{kind} {method.name}: {type(error).__name__}: {error}") from error
+    return built
+
+
+def _check_numbers(method: Method, cls: type, kind: str) -> None:
+    """Refuse `true` where a number is wanted, which Python takes for 1."""
+    for field in fields(cls):
+        value = method.options.get(field.name)
+        if isinstance(value, bool) and field.type in _NUMBERS:
+            raise ValueError(
+                f"{kind} {method.name}: {field.name} must be a number, got {str(value).lower()}"
+            )
+
+
+def _check_options(method: Method, known: Iterable[str], kind: str) -> None:
+    known = list(known)
+    for option in method.options:
+        if option not in known:
+            raise ValueError(
+                f"{kind} {method.name} has no option {option!r}; "
+                f"its options are {', '.join(known) or 'none'}"
+            )

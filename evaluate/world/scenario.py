@@ -1,0 +1,425 @@
+"""What is attacked: a dataset, a model, a protocol and a threat model, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from torch import nn
+
+from leakfrontier.adversaries import (
+    Adversary,
+    ContinuousSpace,
+    InputSpace,
+    Protocol,
+    PublicData,
+    TokenSpace,
+)
+from leakfrontier.defenses import Batch, Defense
+
+from ..client.client import Client, ThreatModel
+from ..data.data import data_files, fingerprint, is_named, load_dataset
+from ..data.text import HUB, Reading
+from ..data.tokenizers import TOKENIZERS
+from ..engines.parcels import Files, Traveller
+from ..foundations.devices import Device, current_device, on_device
+from ..foundations.seeds import generator
+from ..modality.modality import Modality
+from ..models.language_models import pretrained_of, tokenizer_of
+from ..models.models import Mode, build_model
+from ..models.pretrained import Task, is_path, missing, model_files
+from ..models.pretrained import fingerprint as model_fingerprint
+from ..users.copies import copied
+from ..users.methods import (
+    Method,
+    Number,
+    Strict,
+    Whole,
+    build_defense,
+    build_protocol,
+    folder_of,
+    placed,
+)
+
+
+class Training(Strict):
+    """How the model is trained under each defense, to see what the defense costs."""
+
+    rounds: Whole = Field(default=150, ge=1)
+    """Rounds of federated training."""
+    clients: Whole = Field(default=20, ge=1)
+    """Clients that share the training data."""
+    clients_per_round: Whole = Field(default=16, ge=1)
+    """Clients sampled in each round; by default all, if there are fewer."""
+    batch_size: Whole | None = Field(default=None, ge=1)
+    """Examples per client and round under FedSGD, by default as many as are attacked; FedAvg uses
+    all of a client's."""
+    server: Literal["sgd", "adam"] = "adam"
+    """The server's optimizer: `sgd` or `adam`."""
+    lr: Number = Field(default=0.005, gt=0, allow_inf_nan=False)
+    """The server's learning rate."""
+    defense_lr: dict[str, Annotated[Number, Field(gt=0, allow_inf_nan=False)]] = Field(default={})
+    """The same under single families of defenses, by name, or under single defenses, by the name in
+    reports, where these need another."""
+    partition: Literal["iid", "label-skew", "feature-skew"] = "iid"
+    """How the data is spread over clients: `iid`, `label-skew` or `feature-skew`."""
+    alpha: Number = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """Concentration of the Dirichlet distribution of `label-skew`: near 0, one class each."""
+
+    def lr_under(self, defense: Method) -> float:
+        """Return the server's learning rate under a defense."""
+        of_family = self.defense_lr.get(family(defense), self.lr)
+        return self.defense_lr.get(label(defense), of_family)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _at_most_all(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if not isinstance(value, dict) or "clients_per_round" in value:
+            return value
+        clients, usual = value.get("clients"), cls.model_fields["clients_per_round"].default
+        if isinstance(clients, int) and 1 <= clients < usual:
+            return {**value, "clients_per_round": clients}
+        return value
+
+    @model_validator(mode="after")
+    def _enough_clients(self) -> Training:
+        if self.clients_per_round > self.clients:
+            raise ValueError(
+                f"clients_per_round must be at most clients = {self.clients}, "
+                f"got {self.clients_per_round}"
+            )
+        return self
+
+
+class Scenario(Strict, Traveller):
+    """Everything about an evaluation but the defense and the adversary."""
+
+    download: ClassVar[tuple[str, str]] = ("data_folder", "dataset")
+
+    title: str | None = None
+    """How reports call it; by default the dataset, the model and what is not default."""
+    dataset: str = "fashion-mini"
+    """A dataset by name, a path (a folder of images or sounds, or a JSONL file), or `hub:` and the
+    id of texts on the Hugging Face hub."""
+    data_folder: Path | None = None
+    """Where downloads are kept; ~/.cache/leakfrontier by default."""
+    model: Method = Method(name="mlp")
+    """A model by name, or your own file.py:factory, and its options."""
+    task: Task = "classification"
+    """What is learned: `classification`, or of texts each token from those before it:
+    `next-token`."""
+    tokenizer: str | None = None
+    """How texts become tokens: `characters`, `words`, `bytes`, or a model whose tokenizer to take;
+    by default the model's own, words for `gpt2`, and characters for others."""
+    length: Whole | None = Field(default=None, ge=2)
+    """Tokens of a text: longer ones are cut; by default as many as nine of ten have, at most
+    128."""
+    replace_batch_norm: bool = False
+    """Whether a model's BatchNorm becomes GroupNorm, under every defense."""
+    mode: Mode = "eval"
+    """In which mode clients train: `eval` without dropout and other randomness of training, `train`
+    with it. An adversary's replay draws masks of its own."""
+    protocol: Method = Method(name="FedSGD")
+    """`FedSGD`, `FedAvg` or `FedBuff`, and its options."""
+    batch_size: Whole = Field(default=1, ge=1)
+    """Private examples behind one attacked upload. The smaller, the easier the attack: 1 is the
+    worst case."""
+    checkpoints: tuple[Whole, ...] = (0,)
+    """Training rounds whose models are attacked; 0 is the untrained one."""
+    knows_targets: bool = False
+    """Whether adversaries are told the labels."""
+    public_data: bool = True
+    """Whether adversaries have auxiliary data: the test split."""
+    threat: Literal["passive", "parameters", "architecture"] = "architecture"
+    """What a server may do at most: read uploads, send crafted parameters, or a crafted
+    architecture. An attack that does more is not applicable."""
+    candidates: Whole = Field(default=100, ge=2)
+    """Look-alikes of the same class among which a victim must be identified, the victim
+    included."""
+    defenses: tuple[Method, ...] = ()
+    """Defenses that are evaluated here alone, beside those of the run."""
+    device: Device = "cpu"
+    """Where cells run: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. What is drawn
+    is the same everywhere, and results differ by rounding: the folder of a run does not tell
+    devices apart."""
+    training: Training = Training()
+    """How utility is measured: see its keys."""
+
+    @field_validator("dataset")
+    @classmethod
+    def _placed_dataset(cls, value: str, info: ValidationInfo) -> str:
+        found = placed(value, folder_of(info))
+        is_path = "/" in value or value.startswith("~") or Path(found).exists()
+        return found if is_path and not is_named(value) else value
+
+    @field_validator("data_folder")
+    @classmethod
+    def _placed_downloads(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        return None if value is None else Path(placed(str(value), folder_of(info)))
+
+    @field_validator("defenses")
+    @classmethod
+    def _valid_defenses(cls, value: tuple[Method, ...]) -> tuple[Method, ...]:
+        return configured(value)
+
+    @field_validator("protocol")
+    @classmethod
+    def _valid_protocol(cls, value: Method) -> Method:
+        build_protocol(value)
+        return value
+
+    @field_validator("model")
+    @classmethod
+    def _placed_model(cls, value: Method, info: ValidationInfo) -> Method:
+        place = value.options.get("id")
+        if value.name != "hf" or not isinstance(place, str):
+            return value
+        options = {**value.options, "id": _placed_source(place, folder_of(info))}
+        return value.model_copy(update={"options": options})
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _placed_tokenizer(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None or value in TOKENIZERS:
+            return value
+        return _placed_source(value, folder_of(info))
+
+    @model_validator(mode="after")
+    def _secret_tokens(self) -> Scenario:
+        if self.task == "next-token" and self.knows_targets:
+            raise ValueError(
+                "knows_targets must be false for task: next-token: the targets are the private text"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reachable_checkpoints(self) -> Scenario:
+        if not self.checkpoints or not all(
+            0 <= c <= self.training.rounds for c in self.checkpoints
+        ):
+            raise ValueError(
+                f"checkpoints must be rounds in [0, {self.training.rounds}], "
+                f"got {list(self.checkpoints)}"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """Return what reports call it."""
+        return self.description if self.title is None else self.title
+
+    @property
+    def description(self) -> str:
+        """Return the dataset, the model and what differs from the defaults."""
+        parts = [self.data_name, self.model_label]
+        if self.protocol != Method(name="FedSGD"):
+            parts.append(label(self.protocol))
+        if self.task != "classification":
+            parts.append(self.task)
+        if self.batch_size != 1:
+            parts.append(f"batch {self.batch_size}")
+        if self.knows_targets:
+            parts.append("labels known")
+        if self.mode != "eval":
+            parts.append("training mode")
+        return "/".join(parts)
+
+    @property
+    def data_name(self) -> str:
+        """Return what the dataset is called, wherever it is."""
+        return self.dataset if is_named(self.dataset) else Path(self.dataset).name
+
+    @property
+    def client_batch(self) -> int:
+        """Return how many examples a client draws in a round of training under FedSGD."""
+        return self.training.batch_size or self.batch_size
+
+    def files(self) -> Files:
+        """Yield the data and the pretrained model that are on this machine."""
+        yield from data_files(self.dataset, self.data_folder)
+        yield from model_files(self.model.name, self.model.options)
+
+    def config(self) -> dict[str, Any]:
+        """Return all that a result depends on, as plain JSON values."""
+        shown = {"title", "device", "defenses"}
+        config = self.model_dump(mode="json", exclude=shown) | {"data_folder": None}
+        for key in ("threat", "task", "tokenizer", "length", "mode"):
+            if getattr(self, key) == type(self).model_fields[key].default:
+                del config[key]  # cells are those of before there was such a key
+        if not self.training.defense_lr:
+            del config["training"]["defense_lr"]
+        if not is_named(self.dataset) or self.dataset.startswith(HUB):
+            config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
+        return {**config, "model": self.model_identity()}
+
+    def model_identity(self) -> dict[str, Any]:
+        """Return the model; of one that is read from files, their content and no folder."""
+        config, source = self.model.config(), pretrained_of(self.model)
+        content = model_fingerprint(source) if source else ""
+        if content and "id" in self.model.options:
+            config["options"] = {**self.model.options, "id": Path(str(source)).name}
+        return {**config, "content": content} if content else config
+
+    @property
+    def model_label(self) -> str:
+        """Return what reports call the model; one that is read from a folder, by its name."""
+        place = self.model.options.get("id")
+        if not (isinstance(place, str) and Path(place).exists()):
+            return label(self.model)
+        options = {**self.model.options, "id": Path(place).name}
+        return label(self.model.model_copy(update={"options": options}))
+
+    @property
+    def reading(self) -> Reading:
+        """Return how texts become examples."""
+        return Reading(self.task, self.tokenizer or tokenizer_of(self.model), self.length)
+
+
+def _placed_source(name: str, folder: Path) -> str:
+    """Return a model's id on the hub, or its path as it is found from the current folder."""
+    if not is_path(name, folder):
+        return name
+    found = placed(name, folder)
+    if not Path(found).exists():
+        raise missing(found)
+    return found
+
+
+def configured(defenses: Iterable[Method]) -> tuple[Method, ...]:
+    """Return one defense per value of each option; each can be built."""
+    expanded = tuple(method for item in defenses for method in item.grid())
+    for method in expanded:
+        build_defense(method)
+    return expanded
+
+
+def label(method: Method) -> str:
+    """Return a method's name with its options, as reports print it."""
+    if method.links:
+        return " then ".join(label(link) for link in method.links)
+    name = method.name.rpartition(":")[2]
+    options = ", ".join(f"{key}={value}" for key, value in method.options.items())
+    return f"{name}({options})" if options else name
+
+
+def family(defense: Method) -> str:
+    """Return what configurations of a defense have in common: its name, or its links' names."""
+    if defense.links:
+        return " then ".join(family(link) for link in defense.links)
+    return label(Method(name=defense.name))
+
+
+def options(method: Method) -> dict[str, Any]:
+    """Return a method's options as data; those of a chain's links by their place and name."""
+    if not method.links:
+        return dict(method.options)
+    return {
+        f"{number} {family(link)} {name}": value
+        for number, link in enumerate(method.links, 1)
+        for name, value in options(link).items()
+    }
+
+
+def adversary_label(method: Method, adversary: Adversary) -> str:
+    """Return an adversary's name with the options that differ from its defaults."""
+    defaults = {field.name: field.default for field in fields(adversary)}
+    chosen = {name: value for name, value in vars(adversary).items() if value != defaults.get(name)}
+    return label(Method(name=method.name, options=chosen))
+
+
+@dataclass(frozen=True)
+class World:
+    """A scenario with its data at hand, as model inputs.
+
+    Attributes:
+        scenario: The scenario.
+        modality: What kind of data it is.
+        train: The clients' examples.
+        test: Held-out examples: for accuracy, and as the adversary's public data.
+    """
+
+    scenario: Scenario
+    modality: Modality
+    train: Batch
+    test: Batch
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the data is."""
+        return self.train.inputs.device
+
+    @property
+    def space(self) -> InputSpace:
+        """Return what is publicly known of the inputs."""
+        return self.modality.space
+
+    @cached_property
+    def train_values(self) -> Batch:
+        """Return the clients' examples on the scale of the data."""
+        return Batch(self.modality.values(self.train.inputs), self.train.targets)
+
+    @property
+    def protocol(self) -> Protocol:
+        """Return the protocol."""
+        return build_protocol(self.scenario.protocol)
+
+    def defense(self, method: Method) -> Defense:
+        """Return a defense, told how the inputs were normalised."""
+        built = build_defense(method)
+        if not isinstance(self.space, ContinuousSpace):
+            return built
+        return built.for_space(self.space.mean, self.space.std)
+
+    def model(self, defense: Defense, seed: int) -> nn.Module:
+        """Return the initial model: the same for every defense, up to its own `on_model`.
+
+        It is made on the CPU, so that its weights are the same on all devices, whoever draws them.
+        """
+        scenario = self.scenario
+        rng = generator("model", scenario.model_identity(), scenario.data_name, seed)
+        method = scenario.model
+        with on_device("cpu"):
+            model = build_model(
+                method.name,
+                self.space,
+                rng,
+                replace_batch_norm=scenario.replace_batch_norm,
+                **method.options,
+            )
+            model = defense.on_model(model)
+        model = copied(model)  # the defense may have kept its own
+        return model.train(scenario.mode == "train").to(self.device)
+
+    def client(self, defense: Defense, model: nn.Module) -> Client:
+        """Return a client of the scenario."""
+        return Client(model, self.modality.loss, defense, self.protocol, self.space)
+
+    def threat(self, knows_defense: bool) -> ThreatModel:
+        """Return what the scenario grants to the adversary."""
+        public = PublicData(*self.test) if self.scenario.public_data else None
+        return ThreatModel(self.scenario.knows_targets, knows_defense, public)
+
+
+def load_world(scenario: Scenario) -> World:
+    """Return a scenario with its data, on the current device."""
+    data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
+    if scenario.task == "next-token" and not isinstance(data.space, TokenSpace):
+        raise ValueError(f"task: next-token needs texts, {scenario.dataset} holds none")
+    train, test = (part.to(current_device()) for part in data.normalised)
+    return World(scenario, data.modality, train, test)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "fashion-mini/mlp": Scenario(),
+    "fashion-mini/lenet": Scenario(model=Method(name="lenet")),
+    "fashion-mini/cnn": Scenario(model=Method(name="cnn")),
+    "digits/mlp": Scenario(dataset="digits"),
+    "cifar10/lenet": Scenario(dataset="cifar10", model=Method(name="lenet")),
+    "cifar10/resnet18": Scenario(dataset="cifar10", model=Method(name="resnet18")),
+}
+"""Scenarios by name; any other is spelled out in a configuration file."""

@@ -1,0 +1,378 @@
+"""Every check passes on a sound evaluation, and speaks up on the one fault it is for."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import SCENARIOS, make_results, shared_results
+
+from leakfrontier.evaluate.conclude.checks import Check, conclusion, overall
+from leakfrontier.evaluate.conclude.results import Results
+
+NAMES = [
+    "undefended control",
+    "blind guess",
+    "optimiser",
+    "monotone",
+    "oracle inputs",
+    "randomness",
+    "adaptive",
+    "replay",
+    "completeness",
+    "proven bound",
+    "claimed noise",
+    "trained upload",
+    "private baseline",
+    "power",
+]
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return shared_results()
+
+
+@pytest.fixture(scope="module")
+def rising() -> Results:
+    """Return an evaluation in which stronger DPSGD leaks more."""
+    return shared_results(monotone=False, scenarios=SCENARIOS[:1])
+
+
+def with_weakest(results: Results, options: dict[str, Any]) -> Results:
+    """Return an evaluation whose weakest DPSGD has other options."""
+    weakest = {"noise_multiplier": 0.01, "max_grad_norm": 1.0}
+    known = results.attacks["defense_options"]
+    return with_attacks(
+        results, defense_options=known.map(lambda own: options if own == weakest else own)
+    )
+
+
+def troubles(results: Results) -> dict[str, Check]:
+    return {check.name: check for check in results.checks() if check.verdict in ("warn", "fail")}
+
+
+def with_attacks(results: Results, **columns: Any) -> Results:  # noqa: ANN401 - as pandas has it
+    return replace(results, attacks=results.attacks.assign(**columns))
+
+
+def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Results) -> None:
+    checks = results.checks()
+    assert [check.name for check in checks] == NAMES
+    asked = {check.name for check in checks if check.verdict == "pass"}
+    assert {check.name for check in checks if check.verdict == "n/a"} == {*NAMES} - asked
+    assert {*NAMES} - asked == {"proven bound", "claimed noise"}  # nothing is claimed here
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdicts", "detail"),
+    [
+        (
+            {"control": False},
+            {"undefended control": "fail", "blind guess": "warn"},
+            "fashion-mini/lenet, round 0: none tried",
+        ),
+        (
+            {"attack_success": 0.05},
+            {"undefended control": "fail", "blind guess": "warn"},
+            "InvertingGradients: never",
+        ),
+        (
+            {"blind_success": 0.9},
+            {"undefended control": "fail", "blind guess": "warn"},
+            "-20 % to 20 % above the blind guess: InvertingGradients against none, "
+            "fashion-mini/lenet, round 0",
+        ),
+        (
+            {"blind_success": 0.3},
+            {"blind guess": "warn"},
+            "look-alikes are not exchangeable: blind guess 30.0 % [11.9, 54.3], chance 1 %, "
+            "fashion-mini/mlp, round 0",
+        ),
+        (
+            {"counterfactual": 0.9},
+            {"undefended control": "fail", "blind guess": "warn"},
+            "-20 % to 20 % above the blind guess: InvertingGradients against none, "
+            "fashion-mini/lenet, round 0",
+        ),
+        ({"baseline": False}, {"blind guess": "warn"}, None),
+        (
+            {"optimiser_failures": 0.5},
+            {"optimiser": "warn"},
+            "35 % of victims: InvertingGradients against DPSGD(noise_multiplier=0.1, "
+            "max_grad_norm=1.0) without knowing it, fashion-mini/lenet, round 0",
+        ),
+        (
+            {"monotone": False},
+            {"monotone": "warn"},
+            "65.0 % [40.8, 84.6] instead of <= 16.8 % under DPSGD(noise_multiplier=0.01, "
+            "max_grad_norm=1.0): a passive server against DPSGD(noise_multiplier=1.0, "
+            "max_grad_norm=1.0), fashion-mini/lenet, round 0",
+        ),
+        (
+            {"labels_granted": True},
+            {"oracle inputs": "warn"},
+            "InvertingGradients, fashion-mini/lenet",
+        ),
+        (
+            {"seeds": (0,), "observations": 20},
+            {"randomness": "warn"},
+            "accuracy from one seed: DPSGD(noise_multiplier=0.1, max_grad_norm=1.0), "
+            "fashion-mini/mlp",
+        ),
+        (
+            {"adaptive": False},
+            {"adaptive": "warn"},
+            "TopK(ratio=0.1), fashion-mini/mlp, round 0",
+        ),
+        (
+            {"informed": 0.0},
+            {"adaptive": "warn"},
+            "8 uploads broken only without knowing the defense, at most 0 only with it: "
+            "InvertingGradients against TopK(ratio=0.5), fashion-mini/lenet, round 0",
+        ),
+        (
+            {"informed": 0.0, "cascade": True},
+            {"adaptive": "warn"},
+            "8 uploads broken only without knowing the defense, at most 0 only with it: "
+            "InvertingGradients against TopK(ratio=0.5), fashion-mini/lenet, round 0",
+        ),
+        ({"informed": 0.4}, {}, None),
+        (
+            {"replay": {"random": True, "draws": "expected"}},
+            {"replay": "warn"},
+            "TopK(ratio=0.1), fashion-mini/mlp: it draws secrets anew, which were put at their "
+            "means",
+        ),
+        (
+            {"replay": {"slope": 0.0, "straight_through": True}},
+            {"replay": "warn"},
+            "TopK(ratio=0.1), fashion-mini/mlp: its slope vanishes, and was taken straight through",
+        ),
+        (
+            {"replay": {"uploads_differ": True}, "seeds": (0,), "observations": 20},
+            {"randomness": "warn"},
+            "accuracy from one seed: TopK(ratio=0.1), fashion-mini/mlp",
+        ),
+        ({"failed": 1}, {"completeness": "fail"}, "first error: ValueError: loss is not finite"),
+        ({"missing": 1}, {"completeness": "fail", "power": "warn"}, "missing: 1 cells"),
+        (
+            {"bound": 0.3},
+            {"proven bound": "fail"},
+            "65.0 % [40.8, 84.6] against a bound of 30 %: InvertingGradients against "
+            "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0), fashion-mini/lenet, round 0",
+        ),
+        ({"bound": 0.6}, {}, None),
+        ({"candidates": True, "bound": 0.8}, {}, None),  # p = 0.01, of many comparisons
+        (
+            {"batch_size": 2, "bound": 0.2},
+            {"proven bound": "fail"},
+            "70.0 % [55.0, 85.0] against a bound of 20 %: LinearLeakage against "
+            "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0), fashion-mini/mlp, round 0",
+        ),
+        (
+            {"guaranteed": True, "measured": 0.8},
+            {"claimed noise": "fail"},
+            "DPSGD(noise_multiplier=0.1, max_grad_norm=1.0), fashion-mini/mlp: "
+            "0.8 of the claimed noise",
+        ),
+        (
+            {"guaranteed": True, "measured": None},
+            {"claimed noise": "warn"},
+            "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0), fashion-mini/mlp: "
+            "not audited: the noise is not Gaussian",
+        ),
+        ({"guaranteed": True, "candidates": True}, {}, None),
+        (
+            {"other_examples": "attacked uploads are of 1 examples, trained ones of 16"},
+            {"trained upload": "fail"},
+            "fashion-mini/lenet: attacked uploads are of 1 examples, trained ones of 16",
+        ),
+        (
+            {"other_cohort": "attacks see sums of 8 clients, training has 2 in a round"},
+            {"trained upload": "fail"},
+            "TopK(ratio=0.1), fashion-mini/mlp: attacks see sums of 8 clients, training has 2 in "
+            "a round",
+        ),
+        ({"private": False}, {"private baseline": "warn"}, "fashion-mini/lenet"),
+        (
+            {"candidates": True, "attack_success": 0.05},  # candidates do not save the control
+            {"undefended control": "fail", "blind guess": "warn"},
+            "fashion-mini/lenet, round 0: no attack",
+        ),
+        (
+            {"candidates": True, "bound": 0.7},
+            {"proven bound": "fail"},
+            ">= 83.2 % against a bound of 70 %: PriorAware against "
+            "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0), fashion-mini/lenet, round 0",
+        ),
+        (
+            {"observations": 8},
+            {"power": "warn"},
+            "16 of 17 observations cannot exclude a rate of 21 %: fashion-mini/mlp",
+        ),
+        (
+            {"active": True, "attack_success": 0.05},  # nor does an active server
+            {"undefended control": "fail", "blind guess": "warn"},
+            "fashion-mini/lenet, round 0: no attack",
+        ),
+        ({"active": True, "refuses": "TopK(ratio=0.1)"}, {}, None),
+        ({"cascade": True}, {}, None),
+        ({"cascade": True, "active": True, "candidates": True, "attack_success": 1.2}, {}, None),
+        (
+            {"cascade": True, "adaptive": False},
+            {"adaptive": "warn"},
+            "TopK(ratio=0.1), fashion-mini/mlp, round 0",
+        ),
+        ({"cascade": True, "monotone": False}, {"monotone": "warn"}, None),
+        (
+            {"cascade": True, "optimiser_failures": 0.5},
+            {"optimiser": "warn"},
+            None,
+        ),
+        (
+            {"cascade": True, "bound": 0.3},
+            {"proven bound": "fail"},
+            "65.0 % [40.8, 84.6] against a bound of 30 %: InvertingGradients against "
+            "DPSGD(noise_multiplier=0.01, max_grad_norm=1.0), fashion-mini/lenet, round 0",
+        ),
+        # All of the six uploads that were left, which says nothing of the fourteen others.
+        ({"cascade": True, "active": True, "bound": 0.75}, {}, None),
+        ({"batch_size": 2}, {}, None),
+        ({"checkpoints": (0, 20)}, {}, None),
+    ],
+    ids=str,
+)
+def test_each_fault_is_noticed_and_nothing_else(
+    tmp_path: Path, fault: dict[str, Any], verdicts: dict[str, str], detail: str | None
+) -> None:
+    named = tuple(name for name in SCENARIOS if name in (detail or ""))
+    found = troubles(make_results(tmp_path, scenarios=named or SCENARIOS, **fault))
+    assert {name: check.verdict for name, check in found.items()} == verdicts
+    if detail is not None:
+        assert detail in [case for check in found.values() for case in check.details]
+    for check in found.values():
+        assert check.text.endswith(".")
+        assert ". " not in check.text  # one sentence
+
+
+def test_a_run_without_any_outcome_is_not_trusted(tmp_path: Path) -> None:
+    found = troubles(make_results(tmp_path, failed=1000))
+    assert found["undefended control"].verdict == found["completeness"].verdict == "fail"
+    assert {"blind guess", "adaptive", "power"} <= set(found)
+    assert "error: 126 cells" in found["completeness"].details
+
+
+@pytest.mark.parametrize("fault", ["failed", "missing"])
+def test_no_check_passes_without_a_finished_cell(tmp_path: Path, fault: str) -> None:
+    checks = make_results(tmp_path, **{fault: 1000}).checks()
+    assert "pass" not in {check.verdict for check in checks}
+    assert {"n/a"} == {check.verdict for check in checks if check.name in ("optimiser", "monotone")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "remedy"),
+    [
+        ({"missing": 1}, "run again"),
+        ({"failed": 1}, "`--retry-failed` runs those again that failed"),
+        ({"failed": 1, "missing": 1}, "`--retry-failed` runs those again that failed"),
+    ],
+    ids=str,
+)
+def test_what_mends_an_incomplete_run_is_said(
+    tmp_path: Path, fault: dict[str, int], remedy: str
+) -> None:
+    found = troubles(make_results(tmp_path, scenarios=SCENARIOS[:1], **fault))  # type: ignore[arg-type]
+    text = found["completeness"].text
+    assert text.endswith(f"is unknown; {remedy}.")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "line", "worst"),
+    [
+        ("pass n/a pass", "Evaluation: YES", "pass"),
+        ("warn pass warn", "Evaluation: YES, with caveats (a, c)", "warn"),
+        ("warn fail n/a", "Evaluation: NO (b)", "fail"),
+        ("fail fail pass", "Evaluation: NO (a, b)", "fail"),
+    ],
+)
+def test_one_line_concludes(verdicts: str, line: str, worst: str) -> None:
+    checks = [
+        Check(name, verdict, "")  # type: ignore[arg-type]
+        for name, verdict in zip("abc", verdicts.split(), strict=True)
+    ]
+    assert conclusion(checks) == line
+    assert overall(checks) == worst
+
+
+def test_a_run_of_training_only_is_not_trusted(tmp_path: Path) -> None:
+    found = troubles(make_results(tmp_path, checkpoints=()))
+    assert found["undefended control"].verdict == "fail"
+
+
+def test_one_useless_attack_is_named_where_another_works(results: Results) -> None:
+    useless = results.attacks["adversary"] == "LinearLeakage"
+    identified = results.attacks["identified"].mask(useless & results.attacks["identified"], False)
+    found = troubles(with_attacks(results, identified=identified))
+    assert found["undefended control"].verdict == "warn"
+    assert found["undefended control"].details == ("LinearLeakage: never",)
+
+
+def test_a_scenario_that_no_attack_breaks_fails(results: Results) -> None:
+    here = results.attacks["scenario"] == "fashion-mini/lenet"
+    identified = results.attacks["identified"].mask(here & results.attacks["identified"], False)
+    check = troubles(with_attacks(results, identified=identified))["undefended control"]
+    assert check.verdict == "fail"
+    assert check.details == ("fashion-mini/lenet, round 0: no attack",)
+
+
+def test_a_success_short_of_the_truth_s_objective_is_no_failed_optimiser(results: Results) -> None:
+    objective = results.attacks["objective"].mask(results.attacks["identified"] == True, 9.0)  # noqa: E712
+    assert "optimiser" not in troubles(with_attacks(results, objective=objective))
+
+
+def test_strengths_are_compared_only_if_all_other_options_agree(rising: Results) -> None:
+    other = with_weakest(rising, {"noise_multiplier": 0.01, "max_grad_norm": 9.0})
+    assert "monotone" in troubles(rising)
+    assert "monotone" not in troubles(other)
+
+
+def test_an_option_left_at_its_default_is_part_of_the_sweep(rising: Results) -> None:
+    assert "monotone" in troubles(with_weakest(rising, {"max_grad_norm": 1.0}))
+
+
+def test_options_may_be_lists_and_mappings(rising: Results) -> None:
+    """As those of a chain: what is equal is compared, whatever it is made of."""
+
+    def wrapped(options: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "1 DPSGD noise_multiplier": options.get("noise_multiplier"),
+            "layers": [1, {"a": 2}],
+        }
+
+    chained = with_attacks(rising, defense_options=rising.attacks["defense_options"].map(wrapped))
+    assert "monotone" in troubles(chained)
+
+
+def test_a_cell_with_nothing_left_to_find_is_complete(tmp_path: Path) -> None:
+    results = make_results(
+        tmp_path, scenarios=SCENARIOS[1:], cascade=True, active=True, attack_success=1.2
+    )
+    (check,) = (check for check in results.checks() if check.name == "completeness")
+    spared = (results.cells["status"] == "not needed").sum()
+    assert spared
+    assert check.text == (
+        f"All {len(results.cells)} cells finished, {spared} of them with nothing left to find."
+    )
+
+
+def test_seventeen_observations_are_enough(tmp_path: Path) -> None:
+    found = troubles(make_results(tmp_path, scenarios=SCENARIOS[:1], seeds=(0,), observations=17))
+    assert "power" not in found
+
+
+def test_a_replay_that_needed_mending_shows_the_code(tmp_path: Path) -> None:
+    results = make_results(tmp_path, scenarios=SCENARIOS[:1], replay={"straight_through": True})
+    (check,) = troubles(results).values()
+    assert check.name == "replay"
+    compile(check.remedy, "remedy", "exec")

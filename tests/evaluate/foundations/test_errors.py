@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leakfrontier.evaluate.foundations.errors import UserError, given_by_user, users_line
+from leakfrontier.evaluate.foundations.plugins import load_attribute
+from leakfrontier.evaluate.run.config import ConfigError
+from leakfrontier.evaluate.run.store import StoreError
+
+
+@given_by_user()
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_a_value_error_in_what_the_user_gave_is_the_users() -> None:
+    with pytest.raises(UserError, match="ratio must be in") as caught:
+        fail(ValueError("ratio must be in (0, 1], got 2"))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("error", [KeyError("ours"), ConfigError("theirs"), StoreError("theirs")])
+def test_other_errors_stay_what_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        fail(error)
+    assert caught.value is error
+
+
+def test_a_line_of_the_users_is_told_from_ours(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def first(values):\n    return values[0]\n\ndef call(function):\n    function()\n"
+    )
+    with pytest.raises(IndexError) as theirs:
+        load_attribute(f"{file}:first")([])
+    assert users_line(theirs.value) == f"{file}, line 2, in first"
+    with pytest.raises(ZeroDivisionError) as called:
+        load_attribute(f"{file}:call")(lambda: 1 / 0)
+    assert users_line(called.value) == f"{file}, line 5, in call"
+    with pytest.raises(ZeroDivisionError) as ours:
+        1 / 0  # noqa: B018
+    assert users_line(ours.value) is None

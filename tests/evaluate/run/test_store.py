@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import math
+import sqlite3
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.foundations.rows import (
+    AttackRow,
+    Cell,
+    GuaranteeRow,
+    Kind,
+    Outcome,
+    Rendering,
+    Score,
+    UtilityRow,
+)
+from leakfrontier.evaluate.run import store as store_module
+from leakfrontier.evaluate.run.store import FILE_NAME, Store, StoreError
+
+SCORED = AttackRow(
+    observation=1,
+    victim=2,
+    identified=True,
+    counterfactual=False,
+    candidates=20,
+    label_correct=None,
+    labels_granted=True,
+    objective=0.1 + 0.2,
+    objective_at_truth=-1e-300,
+    seconds=1.5,
+)
+NOT_APPLICABLE = AttackRow(
+    observation=0, victim=0, outcome="not applicable", reason="the model has no linear layer"
+)
+PSNR = Score(observation=1, victim=2, metric="psnr", value=31.25)
+SHOWN = Rendering(1, 0, "image/png", truth=b"\x00\xff'\n", guess=b"abcd")
+FOUND = Outcome(attacks=(SCORED, NOT_APPLICABLE), scores=(PSNR,), renderings=(SHOWN,), busy=2.5)
+
+# A process writes cells without end, one row in each table per index; its parent kills it.
+KILLED_WRITERS = """
+import os, random, signal, sys, time
+from pathlib import Path
+from leakfrontier.evaluate.foundations.rows import AttackRow, Outcome, Rendering, UtilityRow
+from leakfrontier.evaluate.run.store import Store
+
+outcome = Outcome(
+    attacks=tuple(AttackRow(i, 0) for i in range(50)),
+    utility=tuple(UtilityRow(i, 1, 2, 0.5) for i in range(50)),
+    renderings=tuple(Rendering(i, 0, 'image/png', bytes(900), bytes(900)) for i in range(50)),
+)
+draws = random.Random(0)
+for number in range(5):
+    pid = os.fork()
+    if pid == 0:
+        store = Store(Path(sys.argv[1]), create=True)
+        for count in range(10**6):
+            store.write(f"{number}-{count}", outcome, 1.0)
+    time.sleep(draws.uniform(0.02, 0.4))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+"""
+
+
+def cell(name: str, kind: Kind = "attack") -> Cell:
+    return Cell(kind, config={"name": name}, labels={"defense": name, "seed": 0})
+
+
+def written(folder: Path, **outcomes: Outcome) -> Store:
+    """Return a store whose last run planned these cells and has written them."""
+    store = Store(folder, create=True)
+    store.begin("1", {"seeds": 1}, [cell(name) for name in outcomes])
+    for name, outcome in outcomes.items():
+        store.write(cell(name).key, outcome, seconds=3.0)
+    return store
+
+
+def rows(frame: pd.DataFrame, row_type: type) -> list[Any]:
+    """Return a table's rows as they were before they were written."""
+    names = [name for name in row_type.__dataclass_fields__ if name in frame]
+    values = frame[names].astype(object)
+    return [row_type(**row) for row in values.where(values.notna(), None).to_dict("records")]
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+    results = written(tmp_path, TopK=FOUND).results()
+    assert rows(results.attacks, AttackRow) == [NOT_APPLICABLE, SCORED]
+    assert rows(results.renderings, Rendering) == [SHOWN]
+    assert rows(results.scores, Score) == [PSNR]
+    assert asdict(rows(results.attacks, AttackRow)[1]) == asdict(SCORED)
+    assert (results.panel, results.config) == ("1", {"seeds": 1})
+
+
+def test_rows_have_the_labels_of_their_cell(tmp_path: Path) -> None:
+    results = written(tmp_path, TopK=FOUND, none=FOUND).results()
+    for frame in (results.attacks, results.renderings, results.cells):
+        assert set(frame["defense"]) == {"TopK", "none"}
+        assert set(frame["cell"]) == {cell("TopK").key, cell("none").key}
+    assert (
+        results.cells[["kind", "status", "error", "seconds", "busy"]].values.tolist()
+        == [["attack", "ok", "", 3.0, 2.5]] * 2
+    )
+
+
+def test_columns_keep_their_types_where_nothing_was_scored(tmp_path: Path) -> None:
+    attacks = written(tmp_path, TopK=Outcome(attacks=(NOT_APPLICABLE,))).results().attacks
+    for name in ("objective", "objective_at_truth", "bound", "seconds"):
+        assert attacks[name].dtype == float, name
+    for name in ("identified", "counterfactual", "label_correct", "labels_granted"):
+        assert attacks[name].dtype == "boolean", name
+    assert attacks["observation"].dtype == int
+
+
+def test_a_loss_that_is_not_a_number_stays_so(tmp_path: Path) -> None:
+    diverged = tuple(UtilityRow(i, 0, 9, loss) for i, loss in enumerate((math.nan, math.inf)))
+    losses = written(tmp_path, none=Outcome(utility=diverged)).results().utility["loss"]
+    assert math.isnan(losses[0])
+    assert losses[1] == math.inf
+
+
+def test_cells_that_never_ran_are_missing(tmp_path: Path) -> None:
+    store = Store(tmp_path, create=True)
+    store.begin("1", {}, [cell("none"), cell("TopK")])
+    store.write(cell("none").key, FOUND, 1.0)
+    assert store.results().cells["status"].tolist() == ["ok", "missing"]
+
+
+def test_cells_that_the_last_run_did_not_plan_are_left_out(tmp_path: Path) -> None:
+    store = written(tmp_path, none=FOUND, TopK=FOUND)
+    store.begin("1", {"seeds": 2}, [cell("TopK")])
+    results = store.results()
+    for frame in (results.cells, results.attacks, results.renderings):
+        assert set(frame["defense"]) == {"TopK"}
+    assert results.config == {"seeds": 2}
+    assert cell("none").key in store.finished()  # but not forgotten
+
+
+def test_a_cell_takes_the_place_of_a_planned_one(tmp_path: Path) -> None:
+    store = written(tmp_path, none=FOUND, TopK=FOUND, Noise=FOUND)
+    store.replace([(cell("TopK"), cell("TopK on fewer uploads"))])
+    assert store.results().cells["defense"].tolist() == ["none", "TopK on fewer uploads", "Noise"]
+    assert store.results().cells["status"].tolist() == ["ok", "missing", "ok"]
+    store.write(cell("TopK on fewer uploads").key, Outcome(status="not needed"), 0.0)
+    assert store.results().cells["status"].tolist() == ["ok", "not needed", "ok"]
+    assert cell("TopK on fewer uploads").key in store.finished(failed=False)
+
+
+def test_victims_are_known_by_cell(tmp_path: Path) -> None:
+    store = written(tmp_path, none=FOUND, TopK=Outcome(attacks=(NOT_APPLICABLE,)))
+    assert store.victims() == {
+        cell("none").key: [(1, 2, True), (0, 0, False)],
+        cell("TopK").key: [(0, 0, False)],
+    }
+
+
+def test_labels_are_those_of_the_last_plan(tmp_path: Path) -> None:
+    store = written(tmp_path, none=FOUND)
+    renamed = Cell("attack", cell("none").config, {"defense": "another title", "seed": 0})
+    store.begin("1", {}, [renamed])
+    assert set(store.results().attacks["defense"]) == {"another title"}
+
+
+def test_success_replaces_an_earlier_failure(tmp_path: Path) -> None:
+    failure = Outcome(attacks=(NOT_APPLICABLE,), status="timeout", error="exceeded the time limit")
+    store = written(tmp_path, none=failure, TopK=FOUND)
+    assert store.finished() == {cell("none").key, cell("TopK").key}
+    assert store.finished(failed=False) == {cell("TopK").key}
+    assert store.results().cells["error"].tolist() == ["exceeded the time limit", ""]
+    store.write(cell("none").key, FOUND, 1.0)
+    assert store.finished(failed=False) == store.finished()
+    results = store.results()
+    assert len(results.attacks) == 2 * len(FOUND.attacks)
+    assert results.cells["error"].tolist() == ["", ""]
+
+
+def test_an_interrupted_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = written(tmp_path, none=Outcome(status="crash", error="worker died"))
+    insert = Store._insert
+
+    def interrupted(database: sqlite3.Connection, table: str, *rest: Any) -> None:  # noqa: ANN401
+        insert(database, table, *rest)
+        assert database.execute("SELECT count(*) FROM attacks").fetchone()[0] == 2
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "_insert", staticmethod(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        store.write(cell("none").key, FOUND, 1.0)
+    results = Store(tmp_path).results()
+    assert results.attacks.empty
+    assert results.cells["status"].tolist() == ["crash"]
+
+
+def test_an_interrupted_creation_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = store_module._columns
+
+    def interrupted(row_type: type) -> list[str]:
+        if row_type is Rendering:
+            raise KeyboardInterrupt
+        return columns(row_type)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "_columns", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Store(tmp_path, create=True)
+    assert rows(written(tmp_path, none=FOUND).results().renderings, Rendering) == [SHOWN]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+def test_writers_killed_at_random_moments_leave_whole_cells(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED_WRITERS, tmp_path], check=True, timeout=60)
+    store = Store(tmp_path)
+    finished = store.finished()
+    store.begin("1", {}, [])
+    with sqlite3.connect(store.path) as database:
+        for table in ("attacks", "utility", "renderings"):
+            counts = dict(database.execute(f"SELECT cell, count(*) FROM {table} GROUP BY cell"))
+            assert set(counts) == finished
+            assert set(counts.values()) == {50}
+    assert len({key.split("-")[0] for key in finished}) >= 3  # most writers came to write
+
+
+def test_another_panel_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    store = written(tmp_path, none=FOUND)
+    with pytest.raises(StoreError, match=r"panel '1', this is panel '2'.*another --out"):
+        store.begin("2", {}, [cell("TopK")])
+    results: Results = store.results()
+    assert results.panel == "1"
+    assert set(results.cells["defense"]) == {"none"}
+
+
+def test_a_folder_without_results(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"has no results.sqlite: `leakfrontier run"):
+        Store(tmp_path)
+    with pytest.raises(StoreError, match="holds no run yet"):
+        Store(tmp_path, create=True).results()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for folder in (file, file / "folder"):
+        with pytest.raises(StoreError, match=f"cannot make the folder {folder} .*another --out"):
+            Store(folder, create=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="/proc is where root cannot write")
+def test_a_folder_that_is_not_writable() -> None:
+    with pytest.raises(StoreError, match="check that its folder is writable"):
+        Store(Path("/proc/self"), create=True)
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_database_of_another_program(tmp_path: Path, create: bool) -> None:
+    with sqlite3.connect(tmp_path / FILE_NAME) as database:
+        database.execute("CREATE TABLE meta (name, value)")
+    with pytest.raises(StoreError, match="another program"):
+        Store(tmp_path, create=create)
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_file_of_another_format(tmp_path: Path, create: bool) -> None:
+    with sqlite3.connect(written(tmp_path, none=FOUND).path) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(
+        StoreError, match="format 99, this version of leakfrontier reads formats 1 to 4"
+    ):
+        Store(tmp_path, create=create)
+
+
+def make_older(folder: Path, version: int) -> None:
+    """Write a results file as leakfrontier did when PSNR was a column and pictures were pixels."""
+    columns = "cell, observation, victim, reason, psnr, ssim, psnr_transformed, identified, seconds"
+    with sqlite3.connect(folder / FILE_NAME) as database:
+        database.execute(f"PRAGMA application_id = {store_module._APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {version}")
+        database.execute("CREATE TABLE meta (name, value)")
+        database.execute("CREATE TABLE plan (cell, kind, config, labels)")
+        database.execute("CREATE TABLE outcomes (cell, status, error, seconds, busy)")
+        database.execute(f"CREATE TABLE attacks ({columns})")
+        database.execute("CREATE TABLE utility (cell, round, correct, total, loss)")
+        database.execute("CREATE TABLE pictures (cell, observation, victim, shape, truth, guess)")
+        meta = {"panel": '"1"', "config": "{}", "plan": '["a"]'}
+        database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        database.execute("INSERT INTO plan VALUES ('a', 'attack', '{}', '{\"defense\": \"TopK\"}')")
+        database.execute("INSERT INTO outcomes VALUES ('a', 'ok', '', 1.0, 1.0)")
+        database.executemany(
+            "INSERT INTO attacks VALUES ('a', ?, 0, ?, ?, ?, NULL, ?, 1.5)",
+            [(0, "no layer", None, None, None), (1, None, 31.25, None, True)],
+        )
+        picture = ("[1, 2, 2]", bytes(4), bytes(4))
+        database.execute("INSERT INTO pictures VALUES ('a', 1, 0, ?, ?, ?)", picture)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_results_of_older_formats_are_read_and_not_continued(tmp_path: Path, version: int) -> None:
+    make_older(tmp_path, version)
+    results = Store(tmp_path).results()
+    assert results.attacks["outcome"].tolist() == ["not applicable", "scored"]
+    assert results.attacks["transformed"].tolist() == [False, False]
+    assert results.attacks["bound"].dtype == float
+    assert rows(results.scores, Score) == [Score(1, 0, "psnr", 31.25)]
+    assert results.renderings["truth"].iloc[0].startswith(b"\x89PNG")
+    assert results.guarantees.empty
+    assert {"defense", "epsilon", "violated"} <= set(results.guarantees)
+    message = f"older format {version}: reports can be made .* another --out"
+    with pytest.raises(StoreError, match=message):
+        Store(tmp_path, create=True)
+
+
+def test_guarantees_come_back_as_they_were(tmp_path: Path) -> None:
+    claim = GuaranteeRow(math.inf, 1e-5, "record", "add/remove", "PLD", 0.5, 0.08, 46)
+    audited = claim.with_audit("fine", violated=False, measured_noise=0.49, audited_epsilon=3.0)
+    laplace = replace(claim, noise_multiplier=None).with_audit("not audited: no Gaussian")
+    store = written(
+        tmp_path, a=Outcome(guarantees=(audited,)), b=Outcome(guarantees=(laplace,)), c=FOUND
+    )
+    frame = store.results().guarantees.sort_values("defense")
+    assert rows(frame, GuaranteeRow) == [audited, laplace]
+    assert frame["violated"].dtype == "boolean"
+
+
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize("content", [b"not a database" * 100, bytes(4096)])
+def test_a_file_that_is_no_database(tmp_path: Path, content: bytes, create: bool) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    with pytest.raises(StoreError, match="cannot be used as a results file"):
+        Store(tmp_path, create=create)
+
+
+def test_damage_anywhere_is_named_or_harmless(tmp_path: Path) -> None:
+    path = written(tmp_path, none=FOUND).path
+    whole = path.read_bytes()
+    complaints = []
+    for start in range(0, len(whole), 4096):
+        path.write_bytes(whole[:start] + b"\xff\x5a" * 2048 + whole[start + 4096 :])
+        try:
+            unharmed = len(Store(tmp_path).results().attacks) == 2
+        except StoreError as error:
+            complaints.append(str(error))
+        else:
+            assert unharmed
+    assert len(complaints) >= 5
+    assert all("cannot be used as a results file" in text for text in complaints)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(StoreError, match="malformed"):
+        Store(tmp_path)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from leakfrontier.evaluate.run.store import Store
+
+with Store(Path(sys.argv[1]), create=True).occupied():
+    print("here", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be locked there")
+def test_two_runs_cannot_share_a_folder_and_a_killed_one_leaves_it(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", HOLDER, tmp_path]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "here\n"
+            store = Store(tmp_path)  # to read is allowed
+            with pytest.raises(StoreError, match="another run is at work in"), store.occupied():
+                pass
+        finally:
+            other.kill()
+    with store.occupied():
+        pass
+    with store.occupied():
+        pass

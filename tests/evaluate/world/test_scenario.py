@@ -1,0 +1,171 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leakfrontier.adversaries import InvertingGradients
+from leakfrontier.defenses import ATS, Defense
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import (
+    Scenario,
+    Training,
+    adversary_label,
+    configured,
+    family,
+    label,
+    load_world,
+    options,
+)
+
+TOPK = Method(name="TopK", options={"ratio": 0.1})
+DPSGD = Method(name="DPSGD", options={"noise_multiplier": 1.0})
+BOTH = Method(name="Chain", links=(DPSGD, TOPK))
+
+
+def test_methods_are_called_by_name_and_options() -> None:
+    assert label(Method(name="none")) == "none"
+    assert label(TOPK) == "TopK(ratio=0.1)"
+    assert label(Method(name="mine.py:Mine", options={"a": 1, "b": "x"})) == "Mine(a=1, b=x)"
+    assert label(BOTH) == "DPSGD(noise_multiplier=1.0) then TopK(ratio=0.1)"
+
+
+def test_a_family_is_what_settings_have_in_common() -> None:
+    assert family(TOPK) == family(Method(name="TopK", options={"ratio": 0.2})) == "TopK"
+    assert family(BOTH) == "DPSGD then TopK"
+
+
+def test_options_of_a_chain_say_whose_they_are() -> None:
+    assert options(TOPK) == {"ratio": 0.1}
+    assert options(BOTH) == {"1 DPSGD noise_multiplier": 1.0, "2 TopK ratio": 0.1}
+
+
+def test_an_adversary_is_called_by_what_differs_from_its_defaults() -> None:
+    method = Method(name="InvertingGradients", options={"iterations": 7})
+    assert adversary_label(method, InvertingGradients(iterations=7)) == (
+        "InvertingGradients(iterations=7)"
+    )
+    assert adversary_label(method, InvertingGradients()) == "InvertingGradients"
+
+
+def test_lists_of_options_become_defenses_and_each_is_tried() -> None:
+    several = Method(name="TopK", options={"ratio": [0.1, 0.5]})
+    found = configured([Method(name="none"), several])
+    assert [label(one) for one in found] == ["none", "TopK(ratio=0.1)", "TopK(ratio=0.5)"]
+    with pytest.raises(ValueError, match=r"ratio must be in \(0, 1\]"):
+        configured([Method(name="TopK", options={"ratio": [0.1, 2.0]})])
+
+
+@pytest.mark.parametrize(
+    ("change", "description"),
+    [
+        ({}, "fashion-mini/mlp"),
+        ({"model": Method(name="lenet"), "dataset": "digits"}, "digits/lenet"),
+        ({"batch_size": 8, "knows_targets": True}, "fashion-mini/mlp/batch 8/labels known"),
+        (
+            {"protocol": Method(name="FedAvg", options={"epochs": 2})},
+            "fashion-mini/mlp/FedAvg(epochs=2)",
+        ),
+        ({"task": "next-token", "dataset": "messages"}, "messages/mlp/next-token"),
+    ],
+)
+def test_a_scenario_is_described_by_what_is_not_default(
+    change: dict[str, Any], description: str
+) -> None:
+    assert Scenario(**change).name == description
+    titled = Scenario(**change, title="mine")
+    assert (titled.name, titled.description) == ("mine", description)
+
+
+def test_results_depend_on_the_experiment_and_not_on_how_it_is_shown_or_where() -> None:
+    plain = Scenario().config()
+    shown = Scenario(title="a", device="auto", data_folder=Path("there"), defenses=(TOPK,))
+    assert shown.config() == plain
+    for change in ({"batch_size": 2}, {"threat": "passive"}, {"training": Training(rounds=3)}):
+        assert Scenario(**change).config() != plain
+
+
+def test_data_in_a_folder_is_known_by_its_content(tmp_path: Path) -> None:
+    configs = []
+    for place in ("here", "there", "other"):
+        folder = tmp_path / place / "texts"
+        folder.mkdir(parents=True)
+        text = "b" if place == "other" else "a"
+        (folder / "train.jsonl").write_text(f'{{"text": "{text}", "label": "x"}}\n')
+        scenario = Scenario(dataset=str(folder))
+        assert scenario.data_name == "texts"
+        configs.append(scenario.config())
+    assert configs[0] == configs[1] != configs[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"checkpoints": (0, 151)}, r"checkpoints must be rounds in \[0, 150\], got \[0, 151\]"),
+        ({"checkpoints": ()}, r"checkpoints must be rounds in \[0, 150\], got \[\]"),
+        ({"task": "next-token", "knows_targets": True}, "the targets are the private text"),
+        ({"protocol": Method(name="FedProx")}, "unknown protocol 'FedProx'"),
+        ({"candidates": 1}, "greater than or equal to 2"),
+        ({"batchsize": 1}, "unknown key 'batchsize'; the keys are title, dataset"),
+        ({"batch_size": True}, "valid integer"),
+    ],
+)
+def test_bad_scenarios_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Scenario(**change)
+
+
+def test_no_more_clients_take_part_than_there_are() -> None:
+    assert Training(clients=3).clients_per_round == 3
+    assert Training(clients=300).clients_per_round == 16
+    with pytest.raises(ValueError, match="clients_per_round must be at most clients = 3, got 4"):
+        Training(clients=3, clients_per_round=4)
+
+
+def test_the_learning_rate_of_a_defense_comes_before_that_of_its_family() -> None:
+    training = Training(lr=0.1, defense_lr={"TopK": 0.2, "TopK(ratio=0.1)": 0.3})
+    assert training.lr_under(Method(name="none")) == 0.1
+    assert training.lr_under(Method(name="TopK", options={"ratio": 0.5})) == 0.2
+    assert training.lr_under(TOPK) == 0.3
+
+
+def test_by_default_clients_train_on_batches_of_the_attacked_size() -> None:
+    assert Scenario(batch_size=4).client_batch == 4
+    assert Scenario(batch_size=4, training=Training(batch_size=7)).client_batch == 7
+
+
+SMALL = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 4}))
+
+
+def test_every_defense_starts_from_the_same_model_and_another_seed_from_another() -> None:
+    world = load_world(SMALL)
+    first, again, other = (
+        torch.cat([p.flatten() for p in world.model(Defense(), seed).parameters()])
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_defense_is_told_how_inputs_were_normalised() -> None:
+    world = load_world(SMALL)
+    told = world.defense(Method(name="ATS", options={"policy": "3"}))
+    assert isinstance(told, ATS)
+    assert told == ATS("3").for_space(world.space.mean, world.space.std)  # type: ignore[attr-defined]
+    values = world.train_values
+    assert 0 <= float(values.inputs.min()) < float(values.inputs.max()) <= 1
+
+
+def test_the_threat_model_is_the_scenarios() -> None:
+    world = load_world(SMALL.model_copy(update={"knows_targets": True}))
+    threat = world.threat(knows_defense=True)
+    assert (threat.knows_targets, threat.knows_defense) == (True, True)
+    assert threat.public is not None
+    assert torch.equal(threat.public.inputs, world.test.inputs)
+    alone = load_world(SMALL.model_copy(update={"public_data": False})).threat(knows_defense=False)
+    assert (alone.knows_targets, alone.knows_defense, alone.public) == (False, False, None)
+
+
+def test_next_tokens_need_texts() -> None:
+    with pytest.raises(ValueError, match="task: next-token needs texts, digits holds none"):
+        load_world(Scenario(dataset="digits", task="next-token"))
