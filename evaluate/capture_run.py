@@ -26,6 +26,7 @@ from .results import Results
 from .run import run_trials, warn
 from .scenario import label
 from .soundness import mode_notes
+from .terminal import terminal
 from .victims import candidate_count
 
 TIME_LIMIT = 3600.0
@@ -86,7 +87,7 @@ def attack_captures(
     ]
     _check_worlds(trials, captures)
     notes = [*dict.fromkeys(note for one in _kinds(captures) for note in _modes(one))]
-    warn(console or Console(), notes)
+    warn(console or terminal(), notes)
     return (
         run_trials(
             trials,

@@ -165,7 +165,9 @@ def _known(value: object) -> object:
 
 
 def _alike(one: nn.Module, other: nn.Module) -> bool:
-    """Return whether two models have the same parameters and buffers; NaN equals nothing."""
+    """Return whether two models have the same modes, parameters and buffers; NaN equals nothing."""
+    if [part.training for part in one.modules()] != [part.training for part in other.modules()]:
+        return False
     left, right = (
         dict(chain(model.named_parameters(), model.named_buffers())) for model in (one, other)
     )

@@ -56,7 +56,7 @@ class SystemGenerator(Generator):
     def __deepcopy__(self, memo: object) -> SystemGenerator:
         return SystemGenerator()
 
-    def __reduce__(self) -> tuple[type[SystemGenerator], tuple[()]]:
+    def __reduce__(self) -> tuple[type[SystemGenerator], tuple[()]]:  # type: ignore[override]
         return SystemGenerator, ()
 
     @classmethod

@@ -140,7 +140,7 @@ def _randint(stream: _Stream, drawn: Tensor, *given: Any, **named: Any) -> Tenso
     bounds = [one for one in given if isinstance(one, int)]
     low = named.get("low", bounds[0] if len(bounds) > 1 or ("high" in named and bounds) else 0)
     high = named.get("high", bounds[-1] if bounds else 0)
-    return low + stream.integers(drawn.shape, high - low)
+    return stream.integers(drawn.shape, high - low) + int(low)
 
 
 def _randperm(stream: _Stream, drawn: Tensor, n: int) -> Tensor:

@@ -154,3 +154,9 @@ def test_what_was_altered_is_not_handed_on(alter: Callable[[nn.Module], object])
     alter(copy)
     assert not copies.is_copy(copy, model)
     assert copies.of(model) is not copy
+
+
+def test_a_copy_is_in_the_mode_of_its_original() -> None:
+    copies, model = Copies(), network()
+    assert copies.of(model.train()).training
+    assert not copies.of(model.eval()).training
