@@ -37,7 +37,7 @@ def test_packs_are_of_the_preset_as_it_is_frozen(packs: list[Pack]) -> None:
     for pack in packs:
         scenario = scenarios[pack.meta["config"]["scenarios"][0]["title"]]
         alone, _ = portable(STANDARD.model_copy(update={"scenarios": (scenario,)}))
-        assert pack.meta["config"] == alone
+        assert portable(load_config(pack.meta["config"]))[0] == alone  # later options by default
         assert pack.comparable == PANEL.version
         assert pack.meta["conclusion"].startswith("Evaluation: YES")
     assert sum(path.stat().st_size for path in PATHS) < 10e6

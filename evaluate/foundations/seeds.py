@@ -16,6 +16,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import ClassVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -31,14 +33,40 @@ _NARROW: ContextVar[bool] = ContextVar("narrow", default=False)
 class SystemGenerator(Generator):
     """A generator whose whole state comes from the operating system; its forks are such, too.
 
-    Within `system_draws`, it serves as a key only: draws come from a cryptographic stream.
+    Within `system_draws`, it serves as a key only: draws come from a cryptographic stream. No two
+    draw the same: its copies, and those of a process that forks, have states of their own.
     """
+
+    _all: ClassVar[WeakSet[SystemGenerator]] = WeakSet()
 
     def __new__(cls) -> SystemGenerator:
         """Return a generator that nobody can reproduce."""
         own = super().__new__(cls)
         reseed(own)
+        cls._all.add(own)
         return own
+
+    def clone_state(self) -> SystemGenerator:
+        """Return another generator: the same draws twice would give each other away."""
+        return SystemGenerator()
+
+    def __copy__(self) -> SystemGenerator:
+        return SystemGenerator()
+
+    def __deepcopy__(self, memo: object) -> SystemGenerator:
+        return SystemGenerator()
+
+    def __reduce__(self) -> tuple[type[SystemGenerator], tuple[()]]:  # type: ignore[override]
+        return SystemGenerator, ()
+
+    @classmethod
+    def reseed_all(cls) -> None:
+        """Give all generators other states, as a process must that was forked."""
+        for one in cls._all:
+            reseed(one)
+
+
+os.register_at_fork(after_in_child=SystemGenerator.reseed_all)
 
 
 def reseed(rng: Generator) -> None:
@@ -70,6 +98,8 @@ def fork(rng: Generator) -> Generator:
 
 def copied(rng: Generator) -> Generator:
     """Return a generator that draws what `rng` would, which stays as it is."""
+    if isinstance(rng, SystemGenerator):
+        raise ValueError("what the operating system seeds cannot be drawn twice")
     same = Generator(rng.device)
     same.set_state(rng.get_state())
     return same

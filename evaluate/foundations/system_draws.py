@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from .seeds import SystemGenerator, reseed
+from .seeds import SystemGenerator
 
 
 @contextmanager
@@ -39,41 +40,49 @@ def system_draws() -> Iterator[SystemGenerator]:
 
 
 class _Stream:
-    """AES in counter mode, under a key from the operating system."""
+    """AES in counter mode, under a key from the operating system, of each process its own."""
 
     def __init__(self) -> None:
-        self._cipher = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+        self._process = 0
 
     def words(self, shape: Sequence[int]) -> Tensor:
         """Return uniform integers of 63 bits."""
+        if self._process != os.getpid():  # a forked process must not repeat its parent's draws
+            self._process, key = os.getpid(), os.urandom(32)
+            self._cipher = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
         drawn = bytearray(self._cipher.update(bytes(8 * math.prod(shape))))
         if not drawn:
             return torch.empty(tuple(shape), dtype=torch.int64)
         return torch.frombuffer(drawn, dtype=torch.int64).view(tuple(shape)) & (2**63 - 1)
 
-    def uniform(self, shape: Sequence[int]) -> Tensor:
+    def open_uniform(self, shape: Sequence[int]) -> Tensor:
         """Return numbers between 0 and 1, excluding both, in double precision."""
         return ((self.words(shape) >> 11).double() + 0.5) * 2.0**-52
 
-    def unit(self, shape: Sequence[int]) -> Tensor:
-        """Return numbers in [0, 1) that single precision holds, so that rounding gives no 1."""
-        return (self.words(shape) >> 39).double() * 2.0**-24
+    def uniform(self, like: Tensor) -> Tensor:
+        """Return numbers in [0, 1) that the type of a tensor holds: rounding would give 1."""
+        bits = 1 - round(math.log2(torch.finfo(like.dtype).eps))
+        return (self.words(like.shape) >> (63 - bits)).double() * 2.0**-bits
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         """Return standard normal numbers (Box and Muller 1958)."""
-        radius = (-2 * self.uniform(shape).log()).sqrt()
-        return radius * (2 * math.pi * self.uniform(shape)).cos()
+        radius = (-2 * self.open_uniform(shape).log()).sqrt()
+        return radius * (2 * math.pi * self.open_uniform(shape)).cos()
 
     def integers(self, shape: Sequence[int], count: int) -> Tensor:
         """Return integers below `count`, none more probable than another."""
         drawn, most = self.words(shape), 2**63 - 2**63 % count
-        while bool((again := drawn >= most).any()) if most < 2**63 else False:
+        while most < 2**63 and bool((again := drawn >= most).any()):
             drawn = torch.where(again, self.words(shape), drawn)
         return drawn % count
 
 
 class SystemDraws(TorchFunctionMode):
-    """Takes what torch draws from a `SystemGenerator` out of a cryptographic stream instead."""
+    """Takes what torch draws from a `SystemGenerator` out of a cryptographic stream instead.
+
+    Draws that are not known exactly are refused, and so are those within `torch.func.vmap`: draw
+    before it, for all examples at once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,48 +97,91 @@ class SystemDraws(TorchFunctionMode):
     ) -> object:
         """Return a draw from the stream; anything else as it is."""
         options = dict(kwargs or {})
-        rng = options.get("generator")
-        if not isinstance(rng, SystemGenerator):
+        if not isinstance(options.get("generator"), SystemGenerator):
             return function(*args, **options)
-        reseed(rng)  # for what is not replaced, and for the shape and type of what is
-        drawn = function(*args, **options)
-        if function in _DRAWS:
-            values = _DRAWS[function](self._stream, drawn.shape, *_numbers(args, options))
-            drawn.copy_(values)
-        return drawn
+        name = getattr(function, "__name__", str(function))
+        if function not in _DRAWS:
+            known = ", ".join(sorted({one.__name__ for one in _DRAWS}))
+            raise ValueError(f"{name} cannot draw from the operating system: use one of {known}")
+        if any(one.key() == TransformType.Vmap for one in get_interpreter_stack() or ()):
+            raise ValueError(f"{name} draws inside vmap: draw before it, for all examples at once")
+        drawn = function(*args, **options)  # for its shape and type: the values are replaced
+        if drawn.is_complex():
+            raise ValueError(f"{name} cannot draw complex numbers from the operating system")
+        parameters = {key: one for key, one in options.items() if key not in _NOT_DRAWN}
+        return drawn.copy_(_DRAWS[function](self._stream, drawn, *args, **parameters))
 
 
-def _numbers(args: tuple[Any, ...], options: Mapping[str, Any]) -> list[Any]:
-    """Return the parameters of a distribution, in torch's order: not the shape, nor the type."""
-    named = [options[name] for name in _PARAMETERS if name in options]
-    return [one for one in (*args, *named) if isinstance(one, int | float | Tensor)]
+_NOT_DRAWN = ("generator", "dtype", "device", "layout", "out", "requires_grad", "pin_memory")
+
+
+# Each has torch's own signature, after the stream and what torch has drawn.
+
+
+def _rand(stream: _Stream, drawn: Tensor, *_: object, size: object = None) -> Tensor:
+    return stream.uniform(drawn)
+
+
+def _randn(stream: _Stream, drawn: Tensor, *_: object, size: object = None) -> Tensor:
+    return stream.normal(drawn.shape)
 
 
 def _normal(
-    stream: _Stream, shape: Sequence[int], mean: Tensor | float, std: Tensor | float = 1.0
-) -> Tensor | float:
-    return mean + std * stream.normal(shape)
+    stream: _Stream,
+    drawn: Tensor,
+    mean: Tensor | float,
+    std: Tensor | float = 1.0,
+    size: object = None,
+) -> Tensor:
+    return torch.as_tensor(mean) + torch.as_tensor(std) * stream.normal(drawn.shape)
 
 
-def _uniform(stream: _Stream, shape: Sequence[int], low: float = 0.0, high: float = 1.0) -> Tensor:
-    return low + (high - low) * stream.unit(shape)
+def _randint(stream: _Stream, drawn: Tensor, *given: Any, **named: Any) -> Tensor:  # noqa: ANN401
+    bounds = [one for one in given if isinstance(one, int)]
+    low = named.get("low", bounds[0] if len(bounds) > 1 or ("high" in named and bounds) else 0)
+    high = named.get("high", bounds[-1] if bounds else 0)
+    return stream.integers(drawn.shape, high - low) + int(low)
 
 
-def _integers(stream: _Stream, shape: Sequence[int], *bounds: int) -> Tensor:
-    low, high = (0, *bounds)[-2:]
-    return low + stream.integers(shape, high - low)
+def _randperm(stream: _Stream, drawn: Tensor, n: int) -> Tensor:
+    return stream.words((n,)).argsort()
 
 
-_PARAMETERS = ("mean", "std", "low", "high", "lambd", "p")
-_DRAWS: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    torch.randn: lambda stream, shape, *_: stream.normal(shape),
-    torch.rand: lambda stream, shape, *_: stream.unit(shape),
+def _bernoulli(stream: _Stream, drawn: Tensor, input: Tensor, p: float | None = None) -> Tensor:
+    return stream.open_uniform(drawn.shape) < (input if p is None else p)
+
+
+def _fill_normal(
+    stream: _Stream, drawn: Tensor, _: Tensor, mean: float = 0.0, std: float = 1.0
+) -> Tensor:
+    return mean + std * stream.normal(drawn.shape)
+
+
+def _fill_uniform(
+    stream: _Stream, drawn: Tensor, _: Tensor, *given: float, **named: float
+) -> Tensor:
+    low = named.get("from", given[0] if given else 0.0)
+    high = named.get("to", given[1] if len(given) > 1 else 1.0)
+    return low + (high - low) * stream.uniform(drawn)
+
+
+def _fill_exponential(stream: _Stream, drawn: Tensor, _: Tensor, lambd: float = 1.0) -> Tensor:
+    return -stream.open_uniform(drawn.shape).log() / lambd
+
+
+def _fill_bernoulli(stream: _Stream, drawn: Tensor, _: Tensor, p: Tensor | float = 0.5) -> Tensor:
+    return stream.open_uniform(drawn.shape) < p
+
+
+_DRAWS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
+    torch.rand: _rand,
+    torch.randn: _randn,
     torch.normal: _normal,
-    torch.randint: _integers,
-    torch.randperm: lambda stream, shape, _: stream.words(shape).argsort(),
-    torch.bernoulli: lambda stream, shape, p: stream.uniform(shape) < p,
-    Tensor.normal_: lambda stream, shape, _, *options: _normal(stream, shape, *(options or (0.0,))),
-    Tensor.uniform_: lambda stream, shape, _, *bounds: _uniform(stream, shape, *bounds),
-    Tensor.exponential_: lambda stream, shape, _, rate=1.0: -stream.uniform(shape).log() / rate,
-    Tensor.bernoulli_: lambda stream, shape, _, p=0.5: stream.uniform(shape) < p,
+    torch.randint: _randint,
+    torch.randperm: _randperm,
+    torch.bernoulli: _bernoulli,
+    Tensor.normal_: _fill_normal,
+    Tensor.uniform_: _fill_uniform,
+    Tensor.exponential_: _fill_exponential,
+    Tensor.bernoulli_: _fill_bernoulli,
 }

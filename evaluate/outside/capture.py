@@ -111,9 +111,9 @@ class Description(Strict):
     def _defense_of_as_many_clients(
         cls, value: Method | None, info: ValidationInfo
     ) -> Method | None:
-        if value is not None and not own_code(value):
-            cohort, protocol = build_defense(value).cohort, info.data.get("protocol")
-            clients = build_protocol(protocol).clients if protocol is not None else cohort
+        protocol = info.data.get("protocol")
+        if value is not None and protocol is not None and not own_code(value) + own_code(protocol):
+            cohort, clients = build_defense(value).cohort, build_protocol(protocol).clients
             if cohort not in (1, clients):
                 raise ValueError(
                     f"the defense shows the sum of {cohort} clients, but the protocol is of "

@@ -18,6 +18,7 @@ from ..data.data import forget_fingerprints
 from ..engines.engine import LOCAL, Engine
 from ..foundations.devices import Device, resolved
 from ..foundations.errors import given_by_user
+from ..foundations.terminal import terminal
 from ..run.cells import undefended
 from ..run.run import run_trials, warn
 from ..run.soundness import mode_notes
@@ -86,7 +87,7 @@ def attack_captures(
     ]
     _check_worlds(trials, captures)
     notes = [*dict.fromkeys(note for one in _kinds(captures) for note in _modes(one))]
-    warn(console or Console(), notes)
+    warn(console or terminal(), notes)
     return (
         run_trials(
             trials,

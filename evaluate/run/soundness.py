@@ -67,7 +67,7 @@ def notes(world: World, work: Work | None = None) -> Iterator[str]:
     yield from load_dataset(scenario.dataset, scenario.data_folder, scenario.reading).notes
     model = world.model(Defense(), seed=0)
     yield from _unused(model, world)
-    yield from _same_weights(model, world)
+    yield from _same_weights(world)
     yield from _probabilities(model, world)
     loss = world.modality.loss
     batch = world.train.at(slice(EXAMPLES))
@@ -181,17 +181,17 @@ def _unused(model: nn.Module, world: World) -> Iterator[str]:
         )
 
 
-def _same_weights(model: nn.Module, world: World) -> Iterator[str]:
+def _same_weights(world: World) -> Iterator[str]:
     """Yield a warning if a user's factory gives the same weights for every seed."""
     if not own_code(world.scenario.model):
         return
-    name, other = label(world.scenario.model), world.model(Defense(), seed=1)
-    if other is model:
+    name, first, other = label(world.scenario.model), world.built(seed=0), world.built(seed=1)
+    if other is first:
         raise ValueError(
             f"{name} returns the same object at every call, so that cells would train one and the "
             "same model: make a new one within the function"
         )
-    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    pairs = zip(first.parameters(), other.parameters(), strict=True)
     if all(torch.equal(*pair) for pair in pairs):
         yield (
             f"{name} gives the same weights for every seed, so that seeds differ in data and noise "

@@ -376,7 +376,12 @@ class World:
         return built.for_space(self.space.mean, self.space.std)
 
     def model(self, defense: Defense, seed: int) -> nn.Module:
-        """Return the initial model: the same for every defense, up to its own `on_model`.
+        """Return the initial model: the same for every defense, up to its own `on_model`."""
+        model = copied(defense.on_model(self.built(seed)))  # the defense may have kept its own
+        return model.train(self.scenario.mode == "train").to(self.device)
+
+    def built(self, seed: int) -> nn.Module:
+        """Return the model as its factory gives it.
 
         It is made on the CPU, so that its weights are the same on all devices, whoever draws them.
         """
@@ -384,16 +389,13 @@ class World:
         rng = generator("model", scenario.model_identity(), scenario.data_name, seed)
         method = scenario.model
         with on_device("cpu"):
-            model = build_model(
+            return build_model(
                 method.name,
                 self.space,
                 rng,
                 replace_batch_norm=scenario.replace_batch_norm,
                 **method.options,
             )
-            model = defense.on_model(model)
-        model = copied(model)  # the defense may have kept its own
-        return model.train(scenario.mode == "train").to(self.device)
 
     def client(self, defense: Defense, model: nn.Module) -> Client:
         """Return a client of the scenario."""

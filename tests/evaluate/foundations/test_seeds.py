@@ -1,6 +1,11 @@
+import copy
+import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 
+import pytest
 import torch
 from torch.func import vmap
 
@@ -88,6 +93,31 @@ def test_what_the_system_seeds_is_never_the_same_nor_are_its_forks() -> None:
     forks = [fork(one), fork(one), SystemGenerator()]
     assert all(isinstance(rng, SystemGenerator) for rng in forks)
     assert len({tuple(draw(rng)) for rng in (one, *forks)}) == 4
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda g: g.clone_state(), lambda g: pickle.loads(pickle.dumps(g))],
+)
+def test_copies_of_what_the_system_seeds_draw_something_else(
+    again: Callable[[SystemGenerator], torch.Generator],
+) -> None:
+    source = SystemGenerator()
+    other = again(source)
+    assert isinstance(other, SystemGenerator)
+    assert draw(other) != draw(source)
+    with pytest.raises(ValueError, match="cannot be drawn twice"):
+        copied(source)
+
+
+def test_a_forked_process_has_other_states() -> None:
+    source = SystemGenerator()
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.write(write, str(draw(source)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1000).decode() != str(draw(source))
 
 
 def test_global_draws_have_a_whole_state_and_end() -> None:

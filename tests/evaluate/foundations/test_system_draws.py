@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 
 import pytest
@@ -33,9 +34,22 @@ CONTINUOUS: dict[str, tuple[Callable[[Generator], Tensor], str]] = {
     "rand": (lambda g: torch.rand(COUNT, generator=g), "uniform"),
     "uniform_": (lambda g: torch.empty(COUNT).uniform_(-1, 3, generator=g).add(1) / 4, "uniform"),
     "exponential_": (lambda g: torch.empty(COUNT).exponential_(2.0, generator=g) * 2, "expon"),
-    "log_normal_, which is not replaced": (
-        lambda g: torch.empty(COUNT).log_normal_(0, 1, generator=g).log(),
-        "norm",
+    "normal_, std named": (lambda g: torch.empty(COUNT).normal_(std=2.0, generator=g) / 2, "norm"),
+    "uniform_, end named": (
+        lambda g: torch.empty(COUNT).uniform_(to=5.0, generator=g) / 5,
+        "uniform",
+    ),
+    "uniform_, one named": (
+        lambda g: torch.empty(COUNT).uniform_(-1, to=3.0, generator=g).add(1) / 4,
+        "uniform",
+    ),
+    "uniform_, both named": (
+        lambda g: torch.empty(COUNT).uniform_(**{"from": -1.0, "to": 3.0}, generator=g).add(1) / 4,
+        "uniform",
+    ),
+    "rand, double": (
+        lambda g: torch.rand(COUNT, dtype=torch.float64, generator=g).float(),
+        "uniform",
     ),
 }
 
@@ -65,6 +79,48 @@ def test_integers_permutations_and_masks() -> None:
             torch.empty(COUNT).bernoulli_(0.3, generator=rng),
         ):
             assert stats.binomtest(int(mask.sum()), COUNT, 0.3).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda g: torch.empty(3).log_normal_(generator=g),
+        lambda g: torch.multinomial(torch.ones(3), 2, generator=g),
+        lambda g: torch.randn(3, dtype=torch.complex64, generator=g),
+        lambda g: torch.vmap(lambda x: x + torch.randn(3, generator=g), randomness="different")(
+            torch.zeros(4, 3)
+        ),
+        lambda g: torch.vmap(
+            lambda x: x + torch.empty_like(x).normal_(0, 1, generator=g), randomness="different"
+        )(torch.zeros(4, 3)),
+    ],
+    ids=["unknown", "multinomial", "complex", "vmap", "in place in vmap"],
+)
+def test_what_is_not_known_exactly_is_refused(draw: Callable[[Generator], Tensor]) -> None:
+    with system_draws() as rng, pytest.raises(ValueError, match=r"draw"):
+        draw(rng)
+
+
+def test_names_of_torchs_arguments() -> None:
+    with system_draws() as rng:
+        assert torch.randperm(n=5, generator=rng).sort().values.tolist() == [0, 1, 2, 3, 4]
+        assert torch.bernoulli(input=torch.ones(3), generator=rng).tolist() == [1, 1, 1]
+        assert torch.bernoulli(torch.ones(3), 0.0, generator=rng).tolist() == [0, 0, 0]
+        assert torch.randint(5, high=6, size=(3,), generator=rng).tolist() == [5, 5, 5]
+        assert torch.rand(size=(2, 2), generator=rng).shape == (2, 2)
+
+
+def test_a_forked_process_draws_something_else() -> None:
+    with system_draws() as rng:
+        torch.randn(1, generator=rng)
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            os.write(write, torch.randn(8, generator=rng).numpy().tobytes())
+            os._exit(0)
+        os.waitpid(child, 0)
+        theirs = os.read(read, 64)
+        assert theirs != torch.randn(8, generator=rng).numpy().tobytes()
+        assert len(theirs) == 32
 
 
 def test_shapes_and_types_are_those_that_were_asked_for() -> None:

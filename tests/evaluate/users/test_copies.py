@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import cast
 from weakref import ref
 
+import pytest
 import torch
 from torch import nn
 
@@ -84,3 +86,77 @@ def test_a_copy_follows_the_precision_of_its_original() -> None:
     assert {value.dtype for value in copy.parameters()} == {torch.float64}
     in_precision_of(copy, model.float())
     assert all(torch.equal(value, before[name]) for name, value in copy.state_dict().items())
+
+
+class Closing(nn.Module):
+    """A model that calls its parts through functions that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.call = lambda x: self.layer(x)
+        self.calls = {"first": [lambda x, layer=self.layer: layer(x)]}
+        self.own = lambda: self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(x) + self.calls["first"][0](x)
+
+
+def test_functions_of_a_copy_refer_to_the_copy() -> None:
+    model = Closing()
+    copy = cast(Closing, copied(model))
+    inputs = torch.randn(4, 3)
+    assert torch.equal(copy(inputs), model(inputs))
+    assert copy.own() is copy
+    copy(inputs).sum().backward()
+    assert model.layer.weight.grad is None
+    assert copy.layer.weight.grad is not None
+    with torch.no_grad():
+        copy.layer.weight.zero_()
+    assert not torch.equal(copy(inputs), model(inputs))
+
+
+def test_hooks_that_close_over_a_model_refer_to_the_copy() -> None:
+    model = network()
+    model.register_forward_hook(lambda *_: [one.zero_() for one in model.buffers()] and None)
+    copy = copied(model)
+    (hook,) = copy._forward_hooks.values()
+    assert hook.__closure__[0].cell_contents is copy
+
+
+def test_a_function_that_still_leads_to_the_model_is_named() -> None:
+    model = network()
+
+    def outer() -> nn.Module:
+        return model
+
+    model.deep = {1: {2: ({3: lambda: outer()},)}}  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"deep holds the function .*lambda.*make it a method"):
+        copied(model)
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda copy: copy.register_forward_hook(lambda *given: given[2] * 0),
+        lambda copy: setattr(copy, "forward", lambda x: x * 0),
+        lambda copy: copy.train(not copy.training),
+        lambda copy: setattr(copy, "note", 3),
+        lambda copy: copy.add_module("more", nn.Linear(1, 1)),
+    ],
+    ids=["hook", "forward", "mode", "attribute", "module"],
+)
+def test_what_was_altered_is_not_handed_on(alter: Callable[[nn.Module], object]) -> None:
+    copies, model = Copies(), network()
+    copy = copies.of(model)
+    assert copies.of(model) is copy
+    assert copies.is_copy(copy, model)
+    alter(copy)
+    assert not copies.is_copy(copy, model)
+    assert copies.of(model) is not copy
+
+
+def test_a_copy_is_in_the_mode_of_its_original() -> None:
+    copies, model = Copies(), network()
+    assert copies.of(model.train()).training
+    assert not copies.of(model.eval()).training
