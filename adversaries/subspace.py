@@ -143,6 +143,8 @@ def row_space(
     rows and for columns can, and directions above it are all kept. Where that leaves hardly any
     out, there is more noise than that, and it is left alone.
 
+    Rows with entries that are not finite are left out: in half precision large ones overflow.
+
     Args:
         gradient: Of shape (rows, width), with rows that are combinations of inputs.
         tolerance: Singular values below this share of the largest may be zero.
@@ -151,8 +153,10 @@ def row_space(
         most: Inputs behind the gradient at most; None for any number. The rank exceeds it only
             where the space is all.
     """
+    finite = gradient.isfinite().all(1)
+    gradient, noise = gradient[finite], None if noise is None else noise[finite]
     if not bool(gradient.any()):
-        nothing = torch.zeros_like(gradient[0], dtype=torch.float64)
+        nothing = gradient.new_zeros(gradient.shape[1], dtype=torch.float64)
         return Subspace(nothing.new_zeros(0, len(nothing)), nothing[:0], nothing, 0.0)
     if noise is not None and bool((noise > 0).any()):
         space = _above(gradient, noise, tolerance, most)
