@@ -28,12 +28,14 @@ from .data import fingerprint, is_named, load_dataset
 from .devices import Device, current_device, on_device
 from .language_models import pretrained_of, tokenizer_of
 from .methods import (
+    MOST,
     Method,
     Number,
     Strict,
     Whole,
     build_defense,
     build_protocol,
+    check_steps,
     folder_of,
     placed,
 )
@@ -49,13 +51,13 @@ from .tokenizers import TOKENIZERS
 class Training(Strict):
     """How the model is trained under each defense, to see what the defense costs."""
 
-    rounds: Whole = Field(default=150, ge=1)
+    rounds: Whole = Field(default=150, ge=1, le=MOST)
     """Rounds of federated training."""
-    clients: Whole = Field(default=20, ge=1)
+    clients: Whole = Field(default=20, ge=1, le=MOST)
     """Clients that share the training data."""
     clients_per_round: Whole = Field(default=16, ge=1)
     """Clients sampled in each round; by default all, if there are fewer."""
-    batch_size: Whole | None = Field(default=None, ge=1)
+    batch_size: Whole | None = Field(default=None, ge=1, le=MOST)
     """Examples per client and round under FedSGD, by default as many as are attacked; FedAvg uses
     all of a client's."""
     server: Literal["sgd", "adam"] = "adam"
@@ -113,7 +115,7 @@ class Scenario(Strict):
     tokenizer: str | None = None
     """How texts become tokens: `characters`, `words`, `bytes`, or a model whose tokenizer to take;
     by default the model's own, words for `gpt2`, and characters for others."""
-    length: Whole | None = Field(default=None, ge=2)
+    length: Whole | None = Field(default=None, ge=2, le=MOST)
     """Tokens of a text: longer ones are cut; by default as many as nine of ten have, at most
     128."""
     replace_batch_norm: bool = False
@@ -123,7 +125,7 @@ class Scenario(Strict):
     with it. An adversary's replay draws masks of its own."""
     protocol: Method = Method(name="FedSGD")
     """`FedSGD`, `FedAvg` or `FedBuff`, and its options."""
-    batch_size: Whole = Field(default=1, ge=1)
+    batch_size: Whole = Field(default=1, ge=1, le=MOST)
     """Private examples behind one attacked upload. The smaller, the easier the attack: 1 is the
     worst case."""
     checkpoints: tuple[Whole, ...] = (0,)
@@ -135,7 +137,7 @@ class Scenario(Strict):
     threat: Literal["passive", "parameters", "architecture"] = "architecture"
     """What a server may do at most: read uploads, send crafted parameters, or a crafted
     architecture. An attack that does more is not applicable."""
-    candidates: Whole = Field(default=100, ge=2)
+    candidates: Whole = Field(default=100, ge=2, le=MOST)
     """Look-alikes of the same class among which a victim must be identified, the victim
     included."""
     defenses: tuple[Method, ...] = ()
@@ -185,6 +187,11 @@ class Scenario(Strict):
         if value is None or value in TOKENIZERS:
             return value
         return _placed_source(value, folder_of(info))
+
+    @model_validator(mode="after")
+    def _bounded_steps(self) -> Scenario:
+        check_steps(self.protocol, self.batch_size)
+        return self
 
     @model_validator(mode="after")
     def _secret_tokens(self) -> Scenario:
