@@ -50,6 +50,10 @@ def about(**changes: Any) -> Edit:  # noqa: ANN401 - whatever a file may hold
     return in_capture(lambda found: {**found, **changes})
 
 
+def local(**options: float) -> Edit:
+    return about(protocol={"name": "FedAvg", **options})
+
+
 def meta(*place: str | int, value: object) -> Edit:
     return in_meta(lambda found: with_value(found, place, value))
 
@@ -105,6 +109,12 @@ def laughs(merge: str = "") -> str:
         body = f"{{<<: [{aliases}]}}" if merge else f"[{aliases}]"
         lines.append(f"a{level}: &a{level} {body}")
     return "\n".join(lines)
+
+
+def hot_journal(root: Path) -> None:
+    """Leave a journal that SQLite would play back."""
+    header = bytes.fromhex("d9d505f920a163d7") + bytes(3) + b"\1"
+    (root / "run/results.sqlite-journal").write_bytes(header.ljust(512, b"\0"))
 
 
 def grid(found: dict[str, Any]) -> dict[str, Any]:
@@ -180,6 +190,21 @@ CASES: dict[str, tuple[str, Edit, str]] = {
         "std",
     ),
     "capture: many examples": (ATTACK, about(batch_size=10**12), "batch_size"),
+    "capture: an endless round": (ATTACK, about(round=10**400), "1,329 bits is too large"),
+    "capture: a round of no training": (ATTACK, about(round=10**12), "less than or equal to 10"),
+    "capture: an endless mean": (
+        ATTACK,
+        about(space={"kind": "images", "shape": [1, 8, 8], "classes": 10, "mean": [10**400]}),
+        "is too large",
+    ),
+    "capture: endless epochs": (ATTACK, local(epochs=10**12), "epochs must be at most 1,048,576"),
+    "capture: half an epoch": (ATTACK, local(epochs=1.5), "epochs must be a whole number"),
+    "capture: many epochs": (ATTACK, local(epochs=10**6), "1,000,000 local steps"),
+    "capture: endless steps": (ATTACK, local(steps=10**12), "steps must be at most"),
+    "capture: many steps": (ATTACK, local(steps=10**6), "1,000,000 local steps"),
+    "capture: endless clients": (ATTACK, local(clients=10**12), "clients must be at most"),
+    "capture: many clients": (ATTACK, local(clients=10**6), "1,000,000 local steps"),
+    "capture: an endless batch": (ATTACK, local(batch_size=10**12), "batch_size must be at most"),
     "capture: labels of text": (ATTACK, about(labels=["three"]), "labels"),
     "capture: labels as an object": (ATTACK, about(labels={"a": 3}), "labels"),
     "capture: a label of no class": (ATTACK, about(labels=[10**6]), "labels must be from 0 to 9"),
@@ -268,6 +293,21 @@ CASES: dict[str, tuple[str, Edit, str]] = {
         meta("config", "adversaries", value=["PriorGuess"]),
         "its configuration asks for",
     ),
+    **{
+        f"pack: endless {place[-1]}": (
+            VERIFY,
+            meta("config", "scenarios", 0, *place, value=10**12),
+            f"{place[-1]}",
+        )
+        for place in (
+            ("batch_size",),
+            ("candidates",),
+            ("length",),
+            ("training", "rounds"),
+            ("training", "clients"),
+            ("protocol", "options", "epochs"),
+        )
+    },
     # Tables of a pack
     "pack: deep labels": (
         BOARD,
@@ -416,6 +456,13 @@ CASES: dict[str, tuple[str, Edit, str]] = {
         REPORT,
         in_store("CREATE INDEX slow ON plan (hex(cell))"),
         "has the index 'slow', which no run makes",
+    ),
+    "results: a hot journal to report": (REPORT, hot_journal, "interrupted while writing"),
+    "results: a hot journal to pack": (PACK, hot_journal, "interrupted while writing"),
+    "results: a write-ahead log": (
+        PACK,
+        replaced("run/results.sqlite-wal", b"x"),
+        "results.sqlite-wal lies beside it, which no run makes",
     ),
     "results: no table of outcomes": (REPORT, in_store("DROP TABLE outcomes"), "outcomes"),
     "results: other columns": (

@@ -143,15 +143,20 @@ def row_space(
     rows and for columns can, and directions above it are all kept. Where that leaves hardly any
     out, there is more noise than that, and it is left alone.
 
+    Rows with entries that are not finite are left out: in half precision large ones overflow.
+
     Args:
         gradient: Of shape (rows, width), with rows that are combinations of inputs.
         tolerance: Singular values below this share of the largest may be zero.
         noise: Deviations of the entries' noise, if they are known and not 0.
         least: Directions that there are at least, if noise hides none.
-        most: Inputs behind the gradient at most; None for any number.
+        most: Inputs behind the gradient at most; None for any number. The rank exceeds it only
+            where the space is all.
     """
+    finite = gradient.isfinite().all(1)
+    gradient, noise = gradient[finite], None if noise is None else noise[finite]
     if not bool(gradient.any()):
-        nothing = torch.zeros_like(gradient[0], dtype=torch.float64)
+        nothing = gradient.new_zeros(gradient.shape[1], dtype=torch.float64)
         return Subspace(nothing.new_zeros(0, len(nothing)), nothing[:0], nothing, 0.0)
     if noise is not None and bool((noise > 0).any()):
         space = _above(gradient, noise, tolerance, most)
@@ -181,31 +186,36 @@ def _above_rounding(
     An entry is a sum of as many products as there are inputs, T. Each addition rounds it by up to
     the precision u of its type: by u in all if errors cancel, by u sqrt(T) if they add up like a
     random walk. Errors alone then have singular values of at most u sqrt(T) (sqrt(m) + sqrt(d)).
-    The rank is at the last gap below which all are smaller. Where signal falls into the errors
+    Entries below the normal numbers of the type have the errors of the smallest normal number.
+    The rank is at the last gap below which all are smaller; above it is more than the last rounding
+    alone makes, as equal columns leave gaps among errors. Where signal falls into the errors
     without a gap, it ends where they do: at the values that more inputs than there can be would
     make, or at the geometric mean of both estimates of the errors. A direction too many costs
     little, one too few costs the inputs that it is part of.
     """
     rows, width = gradient.shape
-    size = _sizes(gradient.double().square())
+    kind = torch.finfo(gradient.dtype)
+    size = _sizes(gradient.double().square() + kind.tiny**2)
     values, directions = _decompose(gradient.double() / (size.across * size.along).sqrt())
-    unit = max(torch.finfo(gradient.dtype).eps, torch.finfo(torch.float32).eps) / 2
     inputs = width if most is None else most
-    errors = unit / math.sqrt(3) * (math.sqrt(rows) + math.sqrt(width))
+    stored = kind.eps / 2 / math.sqrt(3) * (math.sqrt(rows) + math.sqrt(width))
+    errors = stored * max(1.0, torch.finfo(torch.float32).eps / kind.eps)
     floor = max(errors * math.sqrt(inputs), tolerance * float(values[0]))
     floored = values.clamp(min=_EXACT * float(values[0]))
     wide = GAP * (floored[1:] / floor).clamp(min=1)
     gaps = (floored[:-1] >= wide * floored[1:]) & (values[1:] <= _CANCELLED * floor)
-    ends = gaps.nonzero().flatten() + 1
+    gaps[inputs:] = False
+    shown = gaps & (values[:-1] > stored)
+    ends = (shown if bool(shown.any()) else gaps).nonzero().flatten() + 1
     if len(ends):
-        rank = int(ends[ends <= inputs][-1] if bool((ends <= inputs).any()) else ends[-1])
+        rank = int(ends[-1])
     elif inputs < width and float(values[inputs]) <= GAP * floor:
         rank = int((values > NOISE_EDGE * values[inputs]).sum())
     elif inputs >= width and float(values[-1]) <= errors * inputs**0.25:
         rank = int((values > errors * inputs**0.25).sum())
     else:
         return None
-    rank = min(max(rank, least), width)
+    rank = min(max(rank, least), inputs, width)
     return Subspace(
         directions[:rank],
         torch.ones_like(values[:rank]),

@@ -172,7 +172,7 @@ class Client:
             TooFewClients: If they are fewer than the threshold.
         """
         holders = sorted({*peers, self.index})
-        _check_enough(len(holders), self.threshold, f"share the keys of client {self.index}")
+        check_enough(len(holders), self.threshold, f"share the keys of client {self.index}")
         if not 2 * self.threshold > len(holders):
             raise Refused(
                 f"a threshold of {self.threshold} must be above half of the {len(holders)} holders "
@@ -201,7 +201,7 @@ class Client:
 
     def mask(self, vector: Vector, threads: int = 1) -> Vector:
         """Return the vector under its self mask and its pairwise masks, to be uploaded."""
-        _check_enough(len(self._shares), self.threshold, f"hide the vector of client {self.index}")
+        check_enough(len(self._shares), self.threshold, f"hide the vector of client {self.index}")
         if self._has_masked:
             raise Refused(
                 f"client {self.index} masks one vector a round: two under the same masks would "
@@ -222,7 +222,7 @@ class Client:
             TooFewClients: If fewer clients than the threshold survived in its neighbourhood.
         """
         survivors, lost = (self._shares.keys() & part for part in request)
-        _check_enough(len(survivors), self.threshold, "unmask the sum")
+        check_enough(len(survivors), self.threshold, "unmask the sum")
         if survivors & lost:
             raise Refused(f"clients {sorted(survivors & lost)} cannot be both survivors and lost")
         both = survivors & self._gave_mask_seed | lost & self._gave_self_seed
@@ -306,7 +306,7 @@ class Server:
             AlteredShares: If shares do not recover what their owner committed itself to.
         """
         survivors = self.masked.keys()
-        _check_enough(len(survivors), self.threshold, "unmask the sum")
+        check_enough(len(survivors), self.threshold, "unmask the sum")
         lost = self._shared - survivors
         self_shares = self._gather(survivors, [reply.self_seeds for reply in replies.values()])
         mask_shares = self._gather(lost, [reply.mask_seeds for reply in replies.values()])
@@ -330,7 +330,7 @@ class Server:
         """Return as many shares of each owner's secret as recover it."""
         gathered = {owner: [held[owner] for held in revealed if owner in held] for owner in owners}
         for owner, shares in gathered.items():
-            _check_enough(len(shares), self.threshold, f"recover the secret of client {owner}")
+            check_enough(len(shares), self.threshold, f"recover the secret of client {owner}")
         return {owner: shares[: self.threshold] for owner, shares in gathered.items()}
 
 
@@ -421,7 +421,8 @@ def _route(sender: int, recipient: int) -> bytes:
     return sender.to_bytes(_NUMBER_BYTES) + recipient.to_bytes(_NUMBER_BYTES)
 
 
-def _check_enough(count: int, threshold: int, purpose: str) -> None:
+def check_enough(count: int, threshold: int, purpose: str) -> None:
+    """Raise `TooFewClients` if a count is below a threshold."""
     if not count >= threshold:
         raise TooFewClients(
             f"at least {threshold} clients are needed to {purpose}, got {count}: "

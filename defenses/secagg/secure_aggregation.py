@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from ..base import Defense, Refused, Update
 from ..vector import flatten, unflatten
 from .masks import Vector
-from .protocol import OtherModel, ServerView, TooFewClients, aggregate, circular_graph
+from .protocol import OtherModel, ServerView, TooFewClients, aggregate, check_enough, circular_graph
 from .shamir import RandomBytes
 
 
@@ -36,9 +36,11 @@ class SecureAggregation(Defense):
 
     Clients refuse a round, as a result of its own, that has fewer of them than the threshold, and
     one alone has nothing to hide in. The threshold is that of `clients`; in larger rounds it grows
-    in proportion. Where clients are lost, the sum of the survivors is scaled up to estimate that
-    of all, by which the server divides. With `clients` = 1 there is no aggregation: updates are
-    released as they are, neither rounded nor masked.
+    in proportion. With `neighbours` the same share of `clients` must be in the sum as of a client's
+    neighbours and itself must help: by default more than two thirds. Where clients are lost, the
+    sum of the survivors is scaled up to estimate that of all, by which the server divides. With
+    `clients` = 1 there is no aggregation: updates are released as they are, neither rounded nor
+    masked.
 
     Nothing is cut off, which would bias the sum and take away noise that was added before. The ring
     has room for entries beyond the range, the more the fewer clients add up: by default up to
@@ -107,9 +109,9 @@ class SecureAggregation(Defense):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         left = self.clients - self._lost(self.clients)
-        if self.clients > 1 and not left >= self._threshold(self.clients):
+        if self.clients > 1 and not left >= self._fewest(self.clients):
             raise ValueError(
-                f"dropout must leave at least the threshold of {self._threshold(self.clients)} "
+                f"dropout must leave at least the threshold of {self._fewest(self.clients)} "
                 f"clients, got {self.dropout}, which leaves {left}"
             )
         if not 0 < self.clipping_range < math.inf:
@@ -168,6 +170,7 @@ class SecureAggregation(Defense):
     def server_view(self, updates: Sequence[Update], rng: Generator) -> ServerView:
         """Return all that the server holds of a round: every masked upload, and their sum."""
         count = len(updates)
+        check_enough(count - self._lost(count), self._fewest(count), "unmask the sum")
         order = torch.randperm(count, generator=rng, device=rng.device).tolist()
         fits = count * self._top_level < 2**32
         ring = np.dtype(np.uint32 if fits else np.uint64)
@@ -195,14 +198,18 @@ class SecureAggregation(Defense):
         return count if self.neighbours is None else min(count, self.neighbours + 1)
 
     def _threshold(self, count: int) -> int:
-        holders = self._holders(count)
-        configured = self._holders(self.clients)
-        usual = 2 * configured // 3 + 1 if self.threshold is None else self.threshold
-        if holders <= configured:  # a smaller round is no reason to reveal the sum of fewer
-            return usual
+        """Return how many of those who hold shares of a secret recover it."""
+        return self._most_of(max(self._holders(count), self._holders(self.clients)))
+
+    def _fewest(self, count: int) -> int:
+        """Return how many clients must be in the sum of a round."""
+        return self._most_of(max(count, self.clients))
+
+    def _most_of(self, group: int) -> int:
+        """Return as large a part of a group as the threshold is of who holds shares."""
         if self.threshold is None:
-            return 2 * holders // 3 + 1
-        return math.ceil(usual * holders / configured)
+            return 2 * group // 3 + 1
+        return -(-self.threshold * group // self._holders(self.clients))
 
     def _lost(self, count: int) -> int:
         return int(self.dropout * count)

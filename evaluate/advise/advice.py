@@ -22,7 +22,7 @@ from ..privacy.accounting import delta_warning
 from .clipping import ClippingPoint
 from .levers import Lever
 from .observation_points import ObservationPoint, observation_points
-from .question import Question, Row, finite
+from .question import Question, Row, counted, finite
 from .tables import CLIPPING_COLUMNS, COLUMNS, LEVER_COLUMNS, bounded, number, sigma
 
 REASONABLE_EPSILON = 10.0
@@ -142,10 +142,11 @@ def proven_reasons(question: Question, row: Row) -> Iterator[str]:
         )
     else:
         start = f"{noise} is the largest tested that keeps the accuracy"
+    kind = "step" if question.unit == "record" else "round"
     yield (
         f"{start}. Its epsilon is {by}, for one {question.unit} that contributes or does not "
         f"(zero-out: how many {question.unit}s there are is public), at delta "
-        f"{question.used_delta:.2g}, over {question.schedule(1.0)[0].steps} steps that it is in "
+        f"{question.used_delta:.2g}, over {counted(question.counted_steps, kind)} that it is in "
         f"with probability {question.sample_rate:.3g} each. All accountants are upper bounds; "
         "PLD is the tightest."
     )
@@ -226,8 +227,8 @@ def _of_local_epochs(question: Question, row: Row | None) -> str:
     """Return what the noise is worth if a round is a local epoch."""
     longer = replace(question, local_epochs=1)
     text = (
-        "A round counts as one step with one batch. If clients train for an epoch in every round, "
-        f"as is usual with Flower and FedAvg, they take {longer.steps:,} steps, not "
+        "A round counts as one step with one batch. If a client trains for an epoch in every "
+        f"round, as is usual with Flower and FedAvg, it takes {longer.steps:,} steps, not "
         f"{question.steps:,}"
     )
     if row is not None and row.noise_multiplier:

@@ -65,7 +65,7 @@ def changes(question: Question) -> Iterator[tuple[str, Question]]:
     if larger > question.batch_size:
         yield f"batch {question.batch_size} -> {larger}", replace(fixed, batch_size=larger)
     for rounds in (question.rounds // 2, 2 * question.rounds):
-        if rounds:
+        if 0 < rounds <= question.possible_rounds:
             yield f"rounds {question.rounds} -> {rounds}", replace(fixed, rounds=rounds)
     examples, clients = 2 * question.examples, 2 * question.clients
     more = replace(fixed, examples=examples, clients=clients)

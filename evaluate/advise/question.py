@@ -118,6 +118,13 @@ class Question:
                 f"clients_per_round must be at most the {self.clients} clients, got "
                 f"{self.clients_per_round}"
             )
+        if not self.rounds <= self.possible_rounds:
+            raise ValueError(
+                f"max_participations must be at least "
+                f"{-(-self.rounds * self.taking_part // self.clients)}: {self.rounds} rounds of "
+                f"{self.taking_part} of {self.clients} clients cannot be filled otherwise, got "
+                f"{self.max_participations}; give fewer rounds or clients_per_round"
+            )
         if not self.clients <= self.examples:
             raise ValueError(f"clients must be at most the {self.examples} examples")
         if not self.batch_size <= self.share:
@@ -170,6 +177,13 @@ class Question:
         return min(self.rounds, most)
 
     @property
+    def possible_rounds(self) -> float:
+        """Return how many rounds the limit on participations leaves enough clients for."""
+        if self.max_participations is None:
+            return math.inf
+        return self.max_participations * self.clients // self.taking_part
+
+    @property
     def epoch_steps(self) -> int:
         """Return the steps of a pass over a client's examples; of one with more, if any has."""
         largest_share = -(-self.examples // self.clients)
@@ -191,28 +205,38 @@ class Question:
     def may_be_misread(self) -> bool:
         """Return whether a round was perhaps meant to be a local epoch, and not one step."""
         said = self.local_epochs is not None or self.local_steps is not None
-        return self.unit == "record" and self.clients > 1 and not said and self.epoch_steps > 1
+        return self.unit == "record" and not said and self.epoch_steps > 1
 
     @property
     def summary(self) -> str:
         """Return what the run is, with the products that sizes could be mistaken for."""
         about = "" if self.examples % self.clients == 0 else "about "
         text = (
-            f"{_counted(self.clients, 'client')} x {about}{_counted(self.share, 'example')} = "
-            f"{_counted(self.examples, 'example')} in all; "
+            f"{counted(self.clients, 'client')} x {about}{counted(self.share, 'example')} = "
+            f"{counted(self.examples, 'example')} in all; "
         )
         if self.taking_part < self.clients:
             mean = self.rounds * self.taking_part / self.clients
             text += (
-                f"{self.taking_part:,} of the clients in each of {_counted(self.rounds, 'round')}: "
+                f"{self.taking_part:,} of the clients in each of {counted(self.rounds, 'round')}: "
                 f"a client is in {mean:.3g} on average, and in at most {self.participations:,}, "
                 "which count; "
             )
-        return text + (
-            f"{_counted(self.participations, 'round')} x "
-            f"{_counted(self.steps_per_round, 'local step')} = "
-            f"{_counted(self.steps, 'step')} of a client"
-        )
+        rounds = counted(self.participations, "round")
+        local = counted(self.steps_per_round, "local step")
+        if self.unit == "client":
+            count = "counts" if self.participations == 1 else "count"
+            return text + f"{rounds} of a client {count}, each as a whole with {local}"
+        text += f"{rounds} x {local} = {counted(self.steps, 'step')} of a client"
+        if self.counted_steps < self.steps:
+            count = "counts" if self.counted_steps == 1 else "count"
+            text += f"; a record is in {self.counted_steps:,} of them, which {count}"
+        return text
+
+    @property
+    def counted_steps(self) -> int:
+        """Return how many steps count for a record, or rounds for a client."""
+        return self.schedule(1.0)[0].steps
 
     @property
     def noise_makers(self) -> int:
@@ -372,7 +396,8 @@ class Row:
         }
 
 
-def _counted(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 

@@ -7,6 +7,7 @@ read here is bounded in depth and typed: later code can rely on it.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from numbers import Real
@@ -28,23 +29,25 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text ho
     """Return what a JSON document holds.
 
     Raises:
-        ValueError: If it is not valid, or nested too deeply.
+        ValueError: If it is not valid, nested too deeply, or has numbers that are too large.
     """
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    check_depth(value)
+    check_bounds(value)
     return value
 
 
-def check_depth(value: object) -> None:
-    """Raise a ValueError if a value is nested more deeply than `DEPTH`."""
+def check_bounds(value: object) -> None:
+    """Raise a ValueError for nesting deeper than `DEPTH`, and for numbers that no float can be."""
     waiting: list[tuple[object, int]] = [(value, 0)]
     while waiting:
         part, depth = waiting.pop()
         if depth > DEPTH:
             raise ValueError(f"it is nested too deeply: at most {DEPTH} levels")
+        if isinstance(part, int) and abs(part) > sys.float_info.max:
+            raise ValueError(f"a number of {part.bit_length():,} bits is too large")
         inner: Iterable[object] = ()
         if isinstance(part, Mapping):
             inner = part.values()

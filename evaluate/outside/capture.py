@@ -33,7 +33,16 @@ from ..foundations.errors import UserError
 from ..foundations.plugins import file_of, local_files, trust
 from ..foundations.seeds import generator
 from ..models.models import Mode, build_model, training_differs
-from ..users.methods import Method, Strict, Whole, build_defense, build_protocol, own_code
+from ..users.methods import (
+    MOST,
+    Method,
+    Strict,
+    Whole,
+    build_defense,
+    build_protocol,
+    check_steps,
+    own_code,
+)
 
 DESCRIPTION, WEIGHTS, UPDATE, TRUTH = (
     "capture.json",
@@ -66,7 +75,7 @@ class Description(Strict):
     space: dict[str, Any]
     """What is known of the inputs: `kind` (`images`, `sound` or `tokens`), `shape`, `classes` and
     the normalisation; an `InputSpace` does as well."""
-    batch_size: Whole = Field(ge=1, le=2**20)
+    batch_size: Whole = Field(ge=1, le=MOST)
     """Private examples behind the update."""
     protocol: Method = Method(name="FedSGD")
     """`FedSGD` if the update is a gradient, `FedAvg` if it is a change of weights; with `clients`
@@ -80,7 +89,7 @@ class Description(Strict):
     mode: Mode = "eval"
     """In which mode the client trained: `train` if it drew dropout masks. `capture` tells by the
     model unless you set it."""
-    round: Whole = Field(default=0, ge=0)
+    round: Whole = Field(default=0, ge=0, le=10**9)
     """Rounds of training before the update."""
     client: str = ""
     """Whose it is."""
@@ -101,9 +110,9 @@ class Description(Strict):
 
     @field_validator("protocol")
     @classmethod
-    def _valid_protocol(cls, value: Method) -> Method:
+    def _valid_protocol(cls, value: Method, info: ValidationInfo) -> Method:
         if not own_code(value):
-            build_protocol(value)
+            check_steps(value, info.data.get("batch_size", 1))
         return value
 
     @field_validator("defense")

@@ -234,6 +234,13 @@ def _defend(reply: Message, message: Message, session: _Session) -> None:
     if set(returned) != set(sent):
         raise ValueError("the app must return the arrays that it was sent, by the same names")
     floating = [name for name, value in returned.items() if value.is_floating_point()]
+    for name, value in returned.items():
+        if name not in floating and not torch.equal(value, sent[name]):
+            raise ValueError(
+                f"the app has changed {name!r}, of type {value.dtype}, which defenses do not act "
+                "on: it would leave undefended. Reply with it as it was sent; BatchNorm counts "
+                "batches unless it has track_running_stats=False"
+            )
     update: Update = {name: returned[name] - sent[name] for name in floating}
     with SystemDraws():
         defended = Checked(session.defense).on_update(update, session.rng)

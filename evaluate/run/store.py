@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import stat
 import sys
 import time
 from collections import defaultdict
@@ -48,6 +49,9 @@ READING = 300.0
 _TABLE = re.compile(r"CREATE TABLE \w+ \([\w, ]+\)")
 _INDEX = re.compile(r"CREATE INDEX \w+ ON \w+ \(\w+\)")
 """What runs make: no brackets within brackets, hence no expressions."""
+
+_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+"""What SQLite begins a journal with, and ends the name of a super-journal with."""
 
 _APPLICATION_ID = 0x4C46524F  # marks the file as ours
 _FORMAT = 4
@@ -286,8 +290,7 @@ class Store:
         It may come from others: nothing but plain tables is read, and only for so long.
         """
         try:
-            connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
-            with closing(connection) as database, database:
+            with closing(self._open(writing=writing)) as database, database:
                 database.execute("PRAGMA trusted_schema = OFF")
                 if not writing:
                     database.execute("PRAGMA query_only = ON")
@@ -297,10 +300,48 @@ class Store:
                 self._check_schema(database)
                 yield database
         except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK:
+                raise StoreError(
+                    f"a run was interrupted while writing to {self.path}: run the same command "
+                    "again to finish it; if the folder comes from others, ask them for a pack"
+                ) from error
             raise StoreError(
                 f"{self.path} cannot be used as a results file ({error}): check that its folder "
                 "is writable; if the file is damaged, move it away and run again"
             ) from error
+
+    def _open(self, *, writing: bool) -> sqlite3.Connection:
+        """Open the file, and no other one: what lies beside it may name any file of the user's.
+
+        To roll an interrupted write back, SQLite follows the journal: it deletes the
+        super-journal that is named there. Readers leave journals alone, writers take only those
+        that a run of ours leaves. While another run writes, readers wait for its lock.
+        """
+        place = os.path.realpath(self.path)  # journals lie beside the file, not beside a link
+        self._check_beside(place, writing=writing)
+        address = f"{Path(place).as_uri()}?mode={'rwc' if writing else 'ro'}"
+        return sqlite3.connect(address, uri=True, timeout=60, isolation_level=None)
+
+    def _check_beside(self, place: str, *, writing: bool) -> None:
+        """Refuse files that SQLite would follow or write, and that no run makes."""
+        journal = f"{place}-journal"
+        wrong = [f"{place}{end}" for end in ("-wal", "-shm") if os.path.lexists(f"{place}{end}")]
+        if os.path.lexists(place):
+            if not os.path.isfile(place):
+                raise StoreError(f"{self.path} is no file: choose another --out folder")
+            with suppress(OSError), open(place, "rb") as file:  # SQLite says what is wrong
+                if 2 in file.read(20)[18:]:
+                    raise StoreError(
+                        f"{self.path} keeps its rows in a write-ahead log, which no run does: "
+                        "it was not read"
+                    )
+        if os.path.lexists(journal) and not _is_plain(journal, ours=writing):
+            wrong.append(journal)
+        if wrong:
+            raise StoreError(
+                f"{self.path} was not opened: {wrong[0]} lies beside it, which no run makes. Do "
+                "not trust the folder if it comes from others; if it is yours, move that file away"
+            )
 
     def _check_schema(self, database: sqlite3.Connection) -> None:
         """Refuse views, triggers and computed columns, which run as soon as they are touched."""
@@ -392,6 +433,26 @@ def _object(labels: object) -> dict[str, Any]:
 
 def _planned(cell: Cell, place: int) -> tuple[str, str, str, str, int]:
     return cell.key, cell.kind, json.dumps(cell.config), json.dumps(cell.labels), place
+
+
+def _is_plain(journal: str, *, ours: bool) -> bool:
+    """Return whether a journal is a file of its own; if it must be ours, of one database alone.
+
+    The journal of several ends with the name of their super-journal and these bytes.
+    """
+    try:
+        about = os.lstat(journal)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+            return False
+        if not ours or about.st_size < len(_JOURNAL):
+            return True
+        with open(journal, "rb") as file:
+            file.seek(-len(_JOURNAL), os.SEEK_END)
+            return file.read() != _JOURNAL
+    except FileNotFoundError:  # another run has just finished its write
+        return True
+    except OSError:
+        return False
 
 
 def _make(folder: Path) -> None:

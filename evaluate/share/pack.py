@@ -7,7 +7,7 @@ A pack is a zip archive, the same bytes for the same run on the same machine:
     rows/*.csv      the rows of all cells, numbers with six digits
     tables/*.csv    the rates, the frontier and the checks that follow from these rows
     gallery/*       what the panel makes of a few victims under every defense
-    sources/*       users' own defenses, adversaries and models
+    sources/*       users' own defenses, adversaries, protocols and models
     SHA256SUMS      checksums of all of it, as sha256sum writes them
 
 It has no weights, no data, and no pictures of private examples but the gallery's. Nothing in it is
@@ -33,6 +33,7 @@ from ..conclude.checks import conclusion
 from ..conclude.labels import rows
 from ..conclude.results import Results
 from ..data.data import is_named
+from ..data.tokenizers import TOKENIZERS
 from ..foundations.errors import given_by_user
 from ..foundations.foreign import (
     check_cells,
@@ -254,7 +255,8 @@ def portable(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:
 
     Users' code lies in `sources/`; their data is not in a pack, and called `data/NAME`.
     """
-    methods = [*(one.model for one in config.scenarios), *config.defenses]
+    methods = [method for one in config.scenarios for method in (one.model, one.protocol)]
+    methods += config.defenses
     methods += [defense for one in config.scenarios for defense in one.defenses]
     methods += [] if config.adversaries == "panel" else config.adversaries
     names: dict[str, str] = {}
@@ -270,9 +272,9 @@ def portable(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:
     for scenario in config.scenarios:
         if not is_named(scenario.dataset):
             names[scenario.dataset] = f"data/{Path(scenario.dataset).name}"
-        model = scenario.model.options.get("id")
-        if isinstance(model, str) and Path(model).exists():
-            names[model] = f"data/{Path(model).name}"
+        for source in (scenario.model.options.get("id"), scenario.tokenizer):
+            if isinstance(source, str) and source not in TOKENIZERS and Path(source).exists():
+                names[source] = f"data/{Path(source).name}"
     moved = _renamed(config.model_dump(mode="json"), names)
     for scenario in moved["scenarios"]:
         scenario["data_folder"] = None

@@ -44,6 +44,12 @@ Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 """A number in a configuration; `true` is none."""
 
+MOST = 2**20
+"""The largest number of examples, clients, rounds and passes that a file may name."""
+
+MOST_STEPS = 100_000
+"""How many local steps may be behind one upload."""
+
 MOST_COMBINATIONS = 10_000
 """How many methods lists of values may stand for."""
 
@@ -236,8 +242,31 @@ def adversary_grid(methods: Iterable[Method]) -> list[Method]:
 
 
 def build_protocol(method: Method) -> Protocol:
-    """Return the protocol that a configuration names."""
-    return _build(method, PROTOCOLS, Protocol, "protocol")  # type: ignore[type-abstract]
+    """Return the protocol that a configuration names; none has more than `MOST` of anything."""
+    protocol: Protocol = _build(method, PROTOCOLS, Protocol, "protocol")  # type: ignore[type-abstract]
+    for field in fields(protocol):
+        value = getattr(protocol, field.name)
+        if isinstance(value, float) and field.type in ("int", "int | None"):
+            raise ValueError(f"{method.name}: {field.name} must be a whole number, got {value}")
+        if isinstance(value, int | float) and not value <= MOST:
+            raise ValueError(f"{method.name}: {field.name} must be at most {MOST:,}, got {value}")
+    return protocol
+
+
+def check_steps(method: Method, examples: int) -> None:
+    """Raise a ValueError if clients would take more than `MOST_STEPS` local steps.
+
+    Args:
+        method: The protocol.
+        examples: Private examples behind one upload, of all its clients together.
+    """
+    protocol = build_protocol(method)
+    steps = protocol.local_steps(max(1, examples // protocol.clients)) * protocol.clients
+    if steps > MOST_STEPS:
+        raise ValueError(
+            f"{method.name}: {examples:,} examples make {steps:,} local steps behind one upload, "
+            f"at most {MOST_STEPS:,} are allowed: lower epochs, steps or clients"
+        )
 
 
 def _class_of(method: Method, registry: Mapping[str, type], base: type, kind: str) -> Any:  # noqa: ANN401 - a dataclass

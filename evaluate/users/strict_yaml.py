@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ..foundations.foreign import check_depth
+from ..foundations.foreign import check_bounds
 
 MOST_VALUES = 100_000
 """How many values a document may have, where every alias is written out."""
@@ -25,7 +25,7 @@ def load_yaml(text: str) -> Any:  # noqa: ANN401 - whatever the text holds
         raise ValueError(str(error)) from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    check_depth(content)
+    check_bounds(content)
     return content
 
 

@@ -36,12 +36,14 @@ from ..models.pretrained import Task, is_path, missing, model_files
 from ..models.pretrained import fingerprint as model_fingerprint
 from ..users.copies import copied
 from ..users.methods import (
+    MOST,
     Method,
     Number,
     Strict,
     Whole,
     build_defense,
     build_protocol,
+    check_steps,
     folder_of,
     placed,
 )
@@ -50,13 +52,13 @@ from ..users.methods import (
 class Training(Strict):
     """How the model is trained under each defense, to see what the defense costs."""
 
-    rounds: Whole = Field(default=150, ge=1)
+    rounds: Whole = Field(default=150, ge=1, le=MOST)
     """Rounds of federated training."""
-    clients: Whole = Field(default=20, ge=1)
+    clients: Whole = Field(default=20, ge=1, le=MOST)
     """Clients that share the training data."""
     clients_per_round: Whole = Field(default=16, ge=1)
     """Clients sampled in each round; by default all, if there are fewer."""
-    batch_size: Whole | None = Field(default=None, ge=1)
+    batch_size: Whole | None = Field(default=None, ge=1, le=MOST)
     """Examples per client and round under FedSGD, by default as many as are attacked; FedAvg uses
     all of a client's."""
     server: Literal["sgd", "adam"] = "adam"
@@ -116,7 +118,7 @@ class Scenario(Strict, Traveller):
     tokenizer: str | None = None
     """How texts become tokens: `characters`, `words`, `bytes`, or a model whose tokenizer to take;
     by default the model's own, words for `gpt2`, and characters for others."""
-    length: Whole | None = Field(default=None, ge=2)
+    length: Whole | None = Field(default=None, ge=2, le=MOST)
     """Tokens of a text: longer ones are cut; by default as many as nine of ten have, at most
     128."""
     replace_batch_norm: bool = False
@@ -126,7 +128,7 @@ class Scenario(Strict, Traveller):
     with it. An adversary's replay draws masks of its own."""
     protocol: Method = Method(name="FedSGD")
     """`FedSGD`, `FedAvg` or `FedBuff`, and its options."""
-    batch_size: Whole = Field(default=1, ge=1)
+    batch_size: Whole = Field(default=1, ge=1, le=MOST)
     """Private examples behind one attacked upload. The smaller, the easier the attack: 1 is the
     worst case."""
     checkpoints: tuple[Whole, ...] = (0,)
@@ -138,7 +140,7 @@ class Scenario(Strict, Traveller):
     threat: Literal["passive", "parameters", "architecture"] = "architecture"
     """What a server may do at most: read uploads, send crafted parameters, or a crafted
     architecture. An attack that does more is not applicable."""
-    candidates: Whole = Field(default=100, ge=2)
+    candidates: Whole = Field(default=100, ge=2, le=MOST)
     """Look-alikes of the same class among which a victim must be identified, the victim
     included."""
     defenses: tuple[Method, ...] = ()
@@ -188,6 +190,11 @@ class Scenario(Strict, Traveller):
         if value is None or value in TOKENIZERS:
             return value
         return _placed_source(value, folder_of(info))
+
+    @model_validator(mode="after")
+    def _bounded_steps(self) -> Scenario:
+        check_steps(self.protocol, self.batch_size)
+        return self
 
     @model_validator(mode="after")
     def _secret_tokens(self) -> Scenario:

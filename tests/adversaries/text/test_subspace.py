@@ -62,6 +62,44 @@ def test_a_direction_that_outweighs_all_others_is_not_the_rank(
     assert space.noise == 0
 
 
+@pytest.mark.parametrize("most", [None, 1, 4])
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-3, 1e-5])
+def test_half_precision_rounds_small_entries_by_an_absolute_step(
+    scale: float, most: int | None
+) -> None:
+    gradient = scale * low_rank(1, 384, 128)
+    assert row_space(gradient.half(), most=most).rank == 1
+
+
+@pytest.mark.parametrize("most", [None, 64, 100])
+def test_rows_that_overflow_are_left_out(most: int | None) -> None:
+    draws = torch.Generator().manual_seed(1)
+    sizes = 10 ** (1 + torch.randn(384, 1, generator=draws, dtype=torch.float64))
+    gradient = (sizes * low_rank(64, 384, 128)).half()
+    assert gradient.isinf().any()
+    assert row_space(gradient, most=most).rank == 64
+    assert row_space(gradient, most=most, noise=torch.full((384, 128), 1e-3)).rank == 64
+    assert row_space(torch.full((4, 3), math.nan)).rank == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("most", [None, 1, 4])
+def test_a_gap_among_rounding_errors_is_not_the_rank(dtype: torch.dtype, most: int | None) -> None:
+    gradient = low_rank(1, 192, 64)
+    gradient[:, 1] = gradient[:, 0]  # their errors are the same: one direction has none
+    assert row_space(gradient.to(dtype), most=most).rank == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("most", [1, 5, 20])
+def test_the_rank_exceeds_its_bound_only_where_the_space_is_everything(
+    dtype: torch.dtype, most: int
+) -> None:
+    for gradient in (low_rank(12), 1e-4 * low_rank(30), low_rank(48) * torch.logspace(0, -3, 48)):
+        space = row_space(gradient.to(dtype), most=most, least=12)
+        assert space.rank <= most or space.saturated
+
+
 def test_signal_that_falls_into_rounding_errors_ends_where_they_do() -> None:
     draws = torch.Generator().manual_seed(8)
     weights = torch.logspace(0, -9, 60)  # the weakest are below single precision

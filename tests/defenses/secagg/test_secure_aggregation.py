@@ -127,12 +127,19 @@ def test_without_aggregation_clients_upload_as_if_undefended(count: int) -> None
 
 @pytest.mark.parametrize(
     ("options", "least"),
-    [({}, 6), ({"threshold": 5}, 5), ({"clients": 2}, 2), ({"clients": 30, "neighbours": 8}, 7)],
+    [
+        ({}, 6),
+        ({"threshold": 5}, 5),
+        ({"clients": 2}, 2),
+        ({"clients": 30, "neighbours": 8}, 21),
+        ({"clients": 100, "neighbours": 2}, 67),
+        ({"clients": 20, "neighbours": 4, "threshold": 3}, 12),
+    ],
     ids=str,
 )
 def test_a_round_below_the_threshold_is_refused(options: dict[str, int], least: int) -> None:
     defense = SecureAggregation(**options)  # type: ignore[arg-type]
-    for count in range(1, least):
+    for count in range(least):
         with pytest.raises(Refused, match=f"at least {least} clients are needed"):
             defense.on_round(updates(count), rng())
     assert len(defense.on_round(updates(least), rng())) == 1
@@ -286,6 +293,10 @@ def test_rejects_updates_that_are_not_finite(value: float) -> None:
         ({"dropout": 1.0}, "dropout"),
         ({"dropout": math.nan}, "dropout"),
         ({"dropout": 0.5}, "dropout must leave at least the threshold of 6 clients, got 0.5"),
+        (
+            {"dropout": 0.4, "clients": 30, "neighbours": 20},
+            "dropout must leave at least the threshold of 21 clients, got 0.4, which leaves 18",
+        ),
         ({"clipping_range": 0}, "clipping_range must be positive and finite"),
         ({"clipping_range": math.inf}, "clipping_range"),
         ({"clipping_range": math.nan}, "clipping_range"),

@@ -29,6 +29,9 @@ def test_what_may_be_changed() -> None:
     assert "batch 300 -> 500" in [name for name, _ in changes(replace(FULL, batch_size=300))]
     assert not [name for name, _ in changes(FULL) if name.startswith("batch")]
     assert next(name for name, _ in changes(replace(FULL, rounds=1))) == "rounds 1 -> 2"
+    limited = [name for name, _ in changes(replace(FULL, max_participations=100))]
+    assert "rounds 100 -> 50" in limited
+    assert "rounds 100 -> 200" not in limited
     client = replace(FULL, unit="client")
     assert not [name for name, _ in changes(client) if name.startswith("examples")]
     assert {changed.used_delta for _, changed in changes(client)} == {client.used_delta}

@@ -53,6 +53,11 @@ def test_shuffled_batches_count_for_the_client_that_has_the_fewest(
         ({"local_epochs": 1, "local_steps": 1}, "local_epochs or local_steps, not both"),
         ({"clients": 5, "clients_per_round": 6}, "at most the 5 clients, got 6"),
         ({"max_participations": 0}, "max_participations must be a positive"),
+        (
+            {"clients": 10, "clients_per_round": 2, "rounds": 10, "max_participations": 1},
+            "max_participations must be at least 2: 10 rounds of 2 of 10 clients .* got 1",
+        ),
+        ({"rounds": 10, "max_participations": 9}, "max_participations must be at least 10: "),
         ({"batch_size": 70_000}, r"at most the 60000 examples.*sample rate would be above 1"),
         ({"batch_size": 256, "clients": 300}, "at most the 200 examples of a client, got 256"),
         ({"clients": 70_000}, "clients must be at most the 60000 examples"),
@@ -91,7 +96,7 @@ def reference(sigma: float, rate: float, steps: int, delta: float) -> float:
         ({"local_steps": 1}, 30, 0.587),
         ({"local_epochs": 1}, 3750, 0.970),
         ({"local_steps": 125}, 3750, 0.970),
-        ({"local_epochs": 2, "max_participations": 15}, 3750, 0.970),
+        ({"local_epochs": 2, "clients_per_round": 2, "max_participations": 15}, 3750, 0.970),
         ({"clients_per_round": 2}, 30, 0.587),
     ],
     ids=str,
@@ -151,6 +156,35 @@ def test_the_fewest_examples_and_the_longest_epoch_count() -> None:
     (segment,) = question.schedule(1.0)
     assert (segment.sample_rate, segment.steps) == (1.0, 3 * 2)
     assert question.summary.startswith("2 clients x about 5 examples = 11 examples in all; ")
+
+
+def test_the_summary_says_what_counts() -> None:
+    sizes = {"examples": 6000, "clients": 10, "batch_size": 60, "rounds": 30, "local_epochs": 1}
+    assert ask(**sizes).summary.endswith("30 rounds x 10 local steps = 300 steps of a client")
+    clients = ask(**sizes, unit="client").summary
+    assert clients.endswith("; 30 rounds of a client count, each as a whole with 10 local steps")
+    shuffled = ask(**sizes, poisson_sampling=False).summary
+    assert shuffled.endswith("= 300 steps of a client; a record is in 30 of them, which count")
+    once = ask(examples=6000, batch_size=60, rounds=10, poisson_sampling=False).summary
+    assert once.endswith("= 10 steps of a client; a record is in 1 of them, which counts")
+
+
+@pytest.mark.parametrize(
+    ("change", "misread"),
+    [
+        ({}, True),
+        ({"clients": 10}, True),
+        ({"poisson_sampling": False}, True),
+        ({"local_steps": 1}, False),
+        ({"batch_size": 60_000}, False),
+        ({"clients": 10, "unit": "client"}, False),
+    ],
+    ids=str,
+)
+def test_a_round_of_any_number_of_clients_may_be_misread(
+    change: dict[str, Any], misread: bool
+) -> None:
+    assert ask(**change).may_be_misread == misread
 
 
 def test_printed_noise_keeps_the_target() -> None:

@@ -65,9 +65,33 @@ def test_a_round_that_may_be_an_epoch_is_warned_of_with_both_epsilons(
         "30 rounds x 1 local step = 30 steps of a client."
     )
     assert (
-        "they take 3,750 steps, not 30: with noise multiplier 0.587 epsilon then is 11.7" in output
+        "it takes 3,750 steps, not 30: with noise multiplier 0.587 epsilon then is 11.7" in output
     )
     assert "not 3. Say which by --local-epochs or --local-steps" in output
+
+
+def test_one_client_is_warned_with_both_epsilons(command: Command) -> None:
+    sizes = ("--examples", 6000, "--batch", 60, "--rounds", 30, "--epsilon", 3)
+    output = command("advise", *sizes)[1]
+    assert "3,000 steps, not 30: with noise multiplier 0.605" in output
+    assert "not 3. Say which by --local-epochs or --local-steps" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "top", "below"),
+    [
+        (("--shuffled",), "a record is in 1 of them, which counts.", "over 1 step that"),
+        (("--unit", "client"), "10 rounds of a client count, ", "over 10 rounds that"),
+        ((), "10 steps of a client.", "over 10 steps that"),
+    ],
+)
+def test_what_counts_is_the_same_above_and_below(
+    command: Command, options: tuple[str, ...], top: str, below: str
+) -> None:
+    sizes = ("--examples", 6000, "--clients", 5, "--batch", 60, "--rounds", 10, "--epsilon", 3)
+    output = command("advise", *sizes, *options)[1]
+    assert top in output.partition("\n")[0]
+    assert below in " ".join(output.split())
 
 
 @pytest.mark.parametrize(

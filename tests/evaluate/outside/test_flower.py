@@ -122,6 +122,28 @@ def test_a_defense_of_uploads_defends_any_app(batch: Batch, context: Any) -> Non
         torch.testing.assert_close(change(defended)[name][mask], change(plain)[name][mask])
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64])
+def test_what_no_defense_acts_on_must_come_back_as_it_was(
+    context: Any,  # noqa: ANN401
+    kind: torch.dtype,
+) -> None:
+    before = {"weight": torch.zeros(3), "other": torch.zeros(2, dtype=kind)}
+
+    def app(other: torch.Tensor) -> Callable[..., Any]:
+        after = ArrayRecord({"weight": torch.ones(3), "other": other})
+        return lambda message, _: Message(RecordDict({"arrays": after}), reply_to=message)
+
+    def message() -> Any:  # noqa: ANN401
+        content = RecordDict({"arrays": ArrayRecord(before)})
+        return Message(content, dst_node_id=7, message_type="train")
+
+    mod = flower.DefenseMod(ClientDP(1.0, 1.0))
+    with pytest.raises(ValueError, match=r"changed 'other'.*undefended.*as it was sent"):
+        mod(message(), context, app(torch.ones(2, dtype=kind)))
+    reply = mod(message(), context, app(before["other"]))
+    assert torch.equal(reply.content["arrays"].to_torch_state_dict()["other"], before["other"])
+
+
 def test_what_a_defense_remembers_stays_with_its_client(
     batch: Batch,
     context: Any,  # noqa: ANN401

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,7 @@ from leakfrontier.evaluate.foundations.rows import (
     UtilityRow,
 )
 from leakfrontier.evaluate.run import store as store_module
-from leakfrontier.evaluate.run.store import FILE_NAME, Store, StoreError
+from leakfrontier.evaluate.run.store import FILE_NAME, Store, StoreError, other_configuration
 
 SCORED = AttackRow(
     observation=1,
@@ -219,7 +223,7 @@ def test_an_interrupted_creation_leaves_nothing(
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 def test_writers_killed_at_random_moments_leave_whole_cells(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED_WRITERS, tmp_path], check=True, timeout=60)
-    store = Store(tmp_path)
+    store = Store(tmp_path, create=True)  # as the same command does
     finished = store.finished()
     store.begin("1", {}, [])
     with sqlite3.connect(store.path) as database:
@@ -355,6 +359,148 @@ def test_damage_anywhere_is_named_or_harmless(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(StoreError, match="malformed"):
         Store(tmp_path)
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("PRAGMA cache_spill = 1")
+database.execute("PRAGMA cache_size = 1")
+database.execute("BEGIN")
+database.execute("UPDATE outcomes SET status = 'error'")
+for number in range(2000):
+    database.execute("INSERT INTO plan (cell, config) VALUES (?, ?)", (number, "x" * 1000))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def super_journal(path: Path, victim: Path) -> bytes:
+    """Return a journal that SQLite plays back, and whose super-journal it deletes then."""
+    magic, content = bytes.fromhex("d9d505f920a163d7"), path.read_bytes()
+    (size,) = struct.unpack(">H", content[16:18])
+    header = magic + struct.pack(">IIIII", 0, 1, len(content) // size, 512, size)
+    name = os.fsencode(victim)
+    end = struct.pack(">I", 2**30 // size + 1) + name + struct.pack(">II", len(name), sum(name))
+    return header.ljust(512, b"\0") + end + magic
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def read_all(folder: Path) -> None:
+    Store(folder).results()
+
+
+def go_on(folder: Path) -> None:
+    Store(folder, create=True)
+
+
+def compare(folder: Path) -> None:
+    other_configuration(folder, {"seeds": 2})
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("use", [read_all, go_on, compare])
+def test_a_journal_cannot_name_a_file_to_delete(
+    tmp_path: Path, use: Callable[[Path], None], linked: bool
+) -> None:
+    victim = tmp_path / "precious.txt"
+    victim.write_text("kept")
+    path = written(tmp_path / "received", none=FOUND).path
+    if linked:
+        path = path.rename(tmp_path / "elsewhere.sqlite")
+        (tmp_path / "received" / FILE_NAME).symlink_to(path)
+    Path(f"{path}-journal").write_bytes(super_journal(path, victim))
+    before = contents(path.parent)
+    with pytest.raises(StoreError, match=r"interrupted while writing|which no run makes"):
+        use(tmp_path / "received")
+    assert victim.read_text() == "kept"
+    assert contents(path.parent) == before
+
+
+@pytest.mark.parametrize("use", [read_all, go_on, compare])
+@pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
+def test_nothing_is_written_through_a_link_beside_the_file(
+    tmp_path: Path, use: Callable[[Path], None], end: str
+) -> None:
+    victim = tmp_path / "precious.txt"
+    victim.write_bytes(bytes(100))
+    path = written(tmp_path / "received", none=FOUND).path
+    Path(f"{path}{end}").symlink_to(victim)
+    with pytest.raises(StoreError, match=f"{end} lies beside it, which no run makes.*move that"):
+        use(path.parent)
+    assert victim.read_bytes() == bytes(100)
+
+
+@pytest.mark.parametrize("use", [read_all, go_on, compare])
+def test_a_journal_of_two_names_or_a_pipe_is_not_opened(
+    tmp_path: Path, use: Callable[[Path], None]
+) -> None:
+    path = written(tmp_path / "received", none=FOUND).path
+    journal = Path(f"{path}-journal")
+    (tmp_path / "precious.txt").write_bytes(bytes(100))
+    journal.hardlink_to(tmp_path / "precious.txt")
+    with pytest.raises(StoreError, match="which no run makes"):
+        use(path.parent)
+    journal.unlink()
+    os.mkfifo(journal)
+    with pytest.raises(StoreError, match="which no run makes"):
+        use(path.parent)
+    assert (tmp_path / "precious.txt").read_bytes() == bytes(100)
+
+
+@pytest.mark.parametrize("use", [read_all, go_on, compare])
+def test_a_write_ahead_log_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
+    path = written(tmp_path, none=FOUND).path
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+    before = contents(tmp_path)
+    with pytest.raises(StoreError, match="write-ahead log, which no run does"):
+        use(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_reading_leaves_folders_as_they_are(tmp_path: Path) -> None:
+    written(tmp_path / "a ?#%41", none=FOUND)
+    before = contents(tmp_path / "a ?#%41")
+    assert len(Store(tmp_path / "a ?#%41").results().attacks) == 2
+    assert contents(tmp_path / "a ?#%41") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a ?#%41"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_run_killed_while_writing_is_finished_by_the_same_command(tmp_path: Path) -> None:
+    path = written(tmp_path, none=FOUND).path
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, path], check=False, timeout=60)
+    before = contents(tmp_path)
+    assert before[f"{FILE_NAME}-journal"]
+    with pytest.raises(StoreError, match=r"interrupted while writing.*same command again"):
+        read_all(tmp_path)
+    assert contents(tmp_path) == before
+    compare(tmp_path)  # comes first in a run, and rolls back
+    assert received_status(tmp_path) == ["ok"]
+
+
+def received_status(folder: Path) -> list[str]:
+    return Store(folder).results().cells["status"].tolist()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs locks")
+def test_a_run_at_work_can_be_read(tmp_path: Path) -> None:
+    store = written(tmp_path, none=FOUND)
+    with store._connect(writing=True) as database:
+        database.execute("UPDATE outcomes SET status = 'error'")
+        assert Path(f"{store.path}-journal").exists()
+        script = (
+            "import sys; from pathlib import Path\n"
+            "from leakfrontier.evaluate.run.store import Store\n"
+            "print(Store(Path(sys.argv[1])).results().cells['status'].tolist())"
+        )
+        arguments = [sys.executable, "-c", script, tmp_path]
+        found = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert found.stdout == "['ok']\n", found.stderr
+    assert received_status(tmp_path) == ["error"]
 
 
 HOLDER = """

@@ -52,19 +52,32 @@ def test_a_run_comes_back(ran: Path, tmp_path: Path) -> None:
     assert not any(name.endswith((".safetensors", ".sqlite")) for name in pack.entries)
 
 
+def test_a_protocol_of_the_user_s_own_is_packed(
+    tiny: dict[str, Any], tmp_path: Path, user_file: Callable[..., Path]
+) -> None:
+    header = "from dataclasses import dataclass\nfrom leakfrontier.adversaries import FedAvg\n"
+    mine = user_file("@dataclass(frozen=True)\nclass Mine(FedAvg):\n    ...\n", header=header)
+    tiny["scenarios"] = [{"dataset": "digits", "protocol": {"name": f"{mine}:Mine", "lr": 0.1}}]
+    moved, files = portable(load_config(tiny))
+    assert moved["scenarios"][0]["protocol"]["name"] == "sources/0/mine.py:Mine"
+    assert files == {"sources/0/mine.py": mine.read_bytes()}
+    assert str(tmp_path) not in str(moved)
+
+
 def test_data_and_models_by_a_relative_path_have_no_folder(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("my/pictures/train", "my/model"):
+    for name in ("my/pictures/train", "my/model", "my/tokens"):
         Path(name).mkdir(parents=True)
     model = {"name": "hf", "id": "my/model"}
-    tiny["scenarios"] = [{"dataset": "my/pictures", "model": model}]
+    tiny["scenarios"] = [{"dataset": "my/pictures", "model": model, "tokenizer": "my/tokens"}]
     config = load_config(tiny)
     assert "my/" not in config.scenarios[0].name  # a label, and what draws depend on
     moved, _ = portable(config)
     assert moved["scenarios"][0]["dataset"] == "data/pictures"
     assert moved["scenarios"][0]["model"]["options"]["id"] == "data/model"
+    assert moved["scenarios"][0]["tokenizer"] == "data/tokens"
 
 
 def test_an_edited_file_is_not_packed(ran: Path, tmp_path: Path) -> None:
