@@ -7,8 +7,8 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Generator, Tensor, nn
@@ -205,20 +205,38 @@ class _Looks:
         self.steps, self.circumstances = 0, set[tuple[str, int, bool]]()
 
 
-_LOOKS: WeakKeyDictionary[nn.Module, _Looks] = WeakKeyDictionary()
+_LOOKS: dict[tuple[object, ...], _Looks] = {}
 
 
 def _is_due(model: nn.Module, loss: Loss, size: int) -> bool:
     """Return whether a model is to be looked at: at a new size, or at a step of a power of 2.
 
-    Clients that train the same model share what was found, which no result depends on.
+    Clients and rounds that train the same architecture share what was found, which no result
+    depends on.
     """
-    looks = _LOOKS.setdefault(model, _Looks())
+    looks = _LOOKS.setdefault(_architecture(model), _Looks())
     looks.steps += 1
     name = getattr(loss, "__qualname__", type(loss).__qualname__)  # what it holds may be the model
     new = (name, size, model.training) not in looks.circumstances
     looks.circumstances.add((name, size, model.training))
     return new or looks.steps & (looks.steps - 1) == 0
+
+
+def _architecture(model: nn.Module) -> tuple[object, ...]:
+    """Return what a model is but for its tensors: modules, their functions and plain attributes."""
+    return tuple(
+        (name, type(module), *map(_as_key, vars(module).values()))
+        for name, module in model.named_modules()
+    )
+
+
+def _as_key(value: object) -> object:
+    if isinstance(value, bool | int | float | str | tuple):
+        return repr(value)
+    if not isinstance(value, FunctionType):
+        return None
+    closed = [cell.cell_contents for cell in value.__closure__ or ()]
+    return value.__code__, *(_as_key(one) for one in (*closed, *(value.__defaults__ or ())))
 
 
 def _draws(batch: Batch) -> Tensor:

@@ -17,6 +17,12 @@ MODELS = [mlp, convolutional]
 WAYS = ["ghost", "hooks"]
 
 
+@pytest.fixture(autouse=True)
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no model have been looked at by another test."""
+    monkeypatch.setattr("leakfrontier.defenses.dpsgd._LOOKS", {})
+
+
 def flat(update: Update) -> Tensor:
     return torch.cat([value.detach().flatten() for value in update.values()])
 
