@@ -266,7 +266,8 @@ def test_refuses_models_that_cannot_be_used(own: Path, factory: str, message: st
 def test_torchvision_is_imported_only_when_needed() -> None:
     code = (
         "import sys, torch\n"
-        "from leakfrontier.evaluate import data, models\n"
+        "from leakfrontier.evaluate.data import data\n"
+        "from leakfrontier.evaluate.models import models\n"
         "data.load_dataset('fashion-mini')\n"
         "sys.exit('torchvision' in sys.modules)"
     )
