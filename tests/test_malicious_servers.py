@@ -125,7 +125,7 @@ def attacked(
         knows_defense=True,
         seed=0,
         checkpoint=0,
-        observations=tuple(range(4)),
+        observations=tuple(range(12)),
     )
     return trial.run(Path()).attacks
 

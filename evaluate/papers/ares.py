@@ -18,6 +18,7 @@ from ..client.client import Upload
 from ..data.dataset import Dataset
 from ..foundations.seeds import fork, generator
 from ..foundations.statistics import mean_interval, rate
+from ..models import networks
 from ..models.models import build_model
 from .servers import METRICS, Setup, attack_of, attacked, crafted_upload, psnrs, scores, shrunk
 from .table import Metric, Row, Scores, Setting, Table, TrialFunction
@@ -28,9 +29,9 @@ BINS = 1024
 NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "CNN": ("cnn", {}),
     "MLP": ("mlp", {"width": 512}),
-    "3 each": (f"{__package__}.networks:ares_summed", {}),
-    "audio": (f"{__package__}.networks:ares_audio", {}),
-    "strided": (f"{__package__}.networks:scale_mia", {}),
+    "3 each": (f"{networks.__name__}:ares_summed", {}),
+    "audio": (f"{networks.__name__}:ares_audio", {}),
+    "strided": (f"{networks.__name__}:scale_mia", {}),
 }
 """Networks by the name that rows have for them, with options."""
 

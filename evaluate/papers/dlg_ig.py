@@ -26,6 +26,7 @@ from ..client.federation import Federation
 from ..data.dataset import Dataset
 from ..foundations.seeds import fork, generator
 from ..foundations.statistics import mean_interval, rate
+from ..models import networks
 from ..models.models import build_model
 from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
 
@@ -80,7 +81,7 @@ def image_uploads(
     if problem.get("trained"):
         model = deepcopy(_trained_lenet(data))
     elif problem["network"] == "ResNet20-4":
-        model = build_model(f"{__package__}.networks:ig_resnet20", space, rng)
+        model = build_model(f"{networks.__name__}:ig_resnet20", space, rng)
     else:
         activation = problem.get("activation", "sigmoid")
         model = build_model("lenet", space, rng, activation=activation)

@@ -35,6 +35,7 @@ from ..data.dataset import Dataset
 from ..data.partition import partition
 from ..foundations.seeds import fork, generator
 from ..foundations.statistics import mean_interval
+from ..models import networks
 from ..models.models import build_model
 from .sme_paths import LocalSteps, local_steps
 from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
@@ -146,7 +147,7 @@ def peak_memory(run: Callable[[], object]) -> int:
 def _client(problem: Setting, data: Dataset, rng: Generator) -> tuple[Client, Batch]:
     """Return a client with the network that it received, and its examples."""
     space = data.space if problem.get("dataset") == "cifar100" else _FEMNIST_SPACE
-    network = f"{__package__}.networks:sme_{problem.get('network', 'CNN').lower()}"
+    network = f"{networks.__name__}:sme_{problem.get('network', 'CNN').lower()}"
     rounds = problem.get("R", 1)
     if rounds == 1:
         model = build_model(network, space, rng)

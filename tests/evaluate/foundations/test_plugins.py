@@ -174,7 +174,7 @@ def test_workers_trust_what_their_parent_does(tmp_path: Path) -> None:
 
 def test_who_may_speak_for_the_user() -> None:
     """Whoever calls `trust` says that the user named the code: look twice before adding one."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     speaking = {
         str(path.relative_to(root))
         for folder in ("evaluate", "reports")

@@ -44,7 +44,7 @@ def test_styles_are_our_own() -> None:
 
 
 def test_every_console_is_such_a_terminal() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     for path in [*(root / "evaluate").rglob("*.py"), *(root / "reports").rglob("*.py")]:
         if path.name != "terminal.py":
             assert not re.search(r"\bConsole\(", path.read_text()), path

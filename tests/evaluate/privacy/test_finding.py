@@ -10,10 +10,9 @@ from leakfrontier.evaluate.privacy.finding import (
     Audit,
     Symptom,
     compared,
-    judged,
     most_damning,
 )
-from leakfrontier.evaluate.privacy.promise import Promise
+from leakfrontier.evaluate.privacy.promise import Promise, judged
 
 PROMISE = Promise(Guarantee(4.0, 1e-5, "record", "zero-out", "pld"), 1.0, 1, 2.0)
 

@@ -33,7 +33,7 @@ from leakfrontier.evaluate.run.run import plan
 EDITS = """
 import json, sys
 from pathlib import Path
-from leakfrontier.evaluate.run.run import identity
+from leakfrontier.evaluate.run import identity
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.data.data import forget_fingerprints
 from leakfrontier.evaluate.run.run import plan
@@ -161,18 +161,23 @@ def replace_in(folder: Path, pattern: str, by: str) -> int:
 
 
 def renamed(package: Path) -> None:
-    place = package / "adversaries"
+    place = package / "adversaries" / "matching"
     (place / "matching.py").rename(place / "gradient_search.py")
     assert replace_in(place, r"from \.matching import", "from .gradient_search import") > 5
+    others = r"from \.\.matching\.matching import", "from ..matching.gradient_search import"
+    assert replace_in(package / "adversaries", *others) > 0
 
 
 def moved(package: Path) -> None:
     place = package / "adversaries"
     (place / "room").mkdir()
     (place / "room" / "__init__.py").write_text('"""A room."""\n')
-    (place / "matching.py").rename(place / "room" / "matching.py")
-    assert replace_in(place / "room", r"from \.(\w+) import", r"from ..\1 import") > 1
-    assert replace_in(place, r"from \.matching import", "from .room.matching import") > 5
+    (place / "matching" / "matching.py").rename(place / "room" / "matching.py")
+    assert replace_in(place / "room", r"from \.(\w+) import", r"from ..matching.\1 import") > 1
+    assert replace_in(place, r"from \.matching import", "from ..room.matching import") > 5
+    assert (
+        replace_in(place, r"from \.\.matching\.matching import", "from ..room.matching import") > 0
+    )
 
 
 def reworded(package: Path) -> None:
@@ -181,7 +186,7 @@ def reworded(package: Path) -> None:
 
 
 def constant(package: Path) -> None:
-    path = package / "adversaries" / "matching.py"
+    path = package / "adversaries" / "matching" / "matching.py"
     text, count = re.subn(r"(?m)^(_?[A-Z_]+ = )\d[\d.e-]*", r"\g<1>17", path.read_text(), count=1)
     assert count == 1
     path.write_text(text)
