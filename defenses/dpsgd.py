@@ -212,7 +212,7 @@ def _is_due(model: nn.Module, loss: Loss, size: int) -> bool:
     """Return whether a model is to be looked at: at a new size, or at a step of a power of 2.
 
     Clients and rounds that train the same architecture share what was found, which no result
-    depends on.
+    depends on. Weights by which a server lets a known architecture mix are seen at such steps only.
     """
     looks = _LOOKS.setdefault(_architecture(model), _Looks())
     looks.steps += 1
@@ -235,8 +235,8 @@ def _as_key(value: object) -> object:
         return repr(value)
     if not isinstance(value, FunctionType):
         return None
-    closed = [cell.cell_contents for cell in value.__closure__ or ()]
-    return value.__code__, *(_as_key(one) for one in (*closed, *(value.__defaults__ or ())))
+    cells = [repr(cell) for cell in value.__closure__ or ()]  # which object, even if there is none
+    return value.__code__, repr(value.__defaults__), *cells
 
 
 def _draws(batch: Batch) -> Tensor:

@@ -114,22 +114,29 @@ def _rebound(value: Any, twins: Mapping[int, Any]) -> Any:  # noqa: ANN401 - any
     return value
 
 
-def _leading(value: object, twins: Mapping[int, Any]) -> str | None:
+def _leading(
+    value: object, twins: Mapping[int, Any], within: frozenset[int] = frozenset()
+) -> str | None:
     """Return the name of a function within a value that refers to an original, if one does."""
+    if id(value) in within:  # a function may refer to itself
+        return None
+    within |= {id(value)}
     if isinstance(value, FunctionType):
         kept = [
             *_closed(value),
             *(value.__defaults__ or ()),
             *(value.__kwdefaults__ or {}).values(),
         ]
-        inner = any(_leading(one, twins) for one in kept if isinstance(one, FunctionType | partial))
+        inner = any(
+            _leading(one, twins, within) for one in kept if isinstance(one, FunctionType | partial)
+        )
         return value.__qualname__ if inner or any(id(one) in twins for one in kept) else None
     if isinstance(value, partial):
         kept = [value.func, *value.args, *value.keywords.values()]
-        return next((found for one in kept if (found := _leading(one, twins))), None)
+        return next((found for one in kept if (found := _leading(one, twins, within))), None)
     if isinstance(value, dict | list | tuple | set):
         parts = value.values() if isinstance(value, dict) else value
-        return next((found for one in parts if (found := _leading(one, twins))), None)
+        return next((found for one in parts if (found := _leading(one, twins, within))), None)
     return None
 
 

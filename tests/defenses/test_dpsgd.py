@@ -503,3 +503,13 @@ def test_a_replay_of_local_steps_divides_by_the_configured_batch_size() -> None:
     ]
     torch.testing.assert_close(flat(uploads[0]), flat(uploads[1]), rtol=1e-4, atol=1e-6)
     assert float(flat(uploads[0]).norm()) <= 0.1 * 0.5 * 3 / 4 + 1e-6
+
+
+def test_a_model_that_keeps_a_function_that_refers_to_itself() -> None:
+    model = mlp(4)
+
+    def again(times: int) -> int:
+        return again(times - 1) if times else 0
+
+    model.again = again  # type: ignore[assignment]
+    assert DPSGD(1.0).gradient(model, cross_entropy, batch(2), rng())

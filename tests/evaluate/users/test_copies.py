@@ -160,3 +160,13 @@ def test_a_copy_is_in_the_mode_of_its_original() -> None:
     copies, model = Copies(), network()
     assert copies.of(model.train()).training
     assert not copies.of(model.eval()).training
+
+
+def test_a_function_that_refers_to_itself() -> None:
+    model = network()
+
+    def again(times: int) -> int:
+        return again(times - 1) if times else 0
+
+    model.again = again  # type: ignore[assignment]
+    assert copied(model).again(3) == 0  # type: ignore[operator]
