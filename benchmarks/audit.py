@@ -2,7 +2,7 @@
 
 python benchmarks/audit.py faults RESULTS [RUNS]     # every broken defense, 5 times each by default
 python benchmarks/audit.py correct RESULTS [RUNS]    # every correct one, 100 times each by default
-python benchmarks/audit.py page RESULTS [FILE]       # both as docs/audit_faults.md
+python benchmarks/audit.py page RESULTS [FILE]       # both as docs/lab/audit_faults.md
 python benchmarks/audit.py power [RUNS] [METHOD ...] # DP-SGD at epsilon 4, done right and quietly
 
 RESULTS is a file of JSON lines, one for each run, to which the first two add: an interrupted
@@ -138,7 +138,7 @@ def _violations(lines: Sequence[dict[str, Any]], method: str) -> list[str]:
 
 
 def page(runs: Runs) -> str:
-    """Return docs/audit_faults.md."""
+    """Return docs/lab/audit_faults.md."""
     broken = {name: runs.of("faults", name) for name in BROKEN}
     sound = {name: runs.of("correct", name) for name in CORRECT}
     audits = sum(map(len, sound.values()))
@@ -151,7 +151,7 @@ def page(runs: Runs) -> str:
             "```bash",
             f"python benchmarks/audit.py faults audits.jsonl {_fewest(broken)}",
             f"python benchmarks/audit.py correct audits.jsonl {_fewest(sound)}",
-            "python benchmarks/audit.py page audits.jsonl docs/audit_faults.md",
+            "python benchmarks/audit.py page audits.jsonl docs/lab/audit_faults.md",
             "```",
             "",
             "made this page; the defenses are in `benchmarks/audited_defenses.py`. All claim "
