@@ -1,6 +1,6 @@
 """Evaluate a defense and a model of your own, in a notebook or as a script.
 
-Cells are in percent format. Jupyter (with jupytext), VS Code and PyCharm open this file as a notebook.
+Cells are in percent format: Jupyter (with jupytext), VS Code and PyCharm open it as a notebook.
 
 python examples/own_defense.py
 """
@@ -38,15 +38,13 @@ class Rounded(lf.defenses.Defense):
 def small(space):  # noqa: ANN001, ANN201 - short for a notebook
     """Return a perceptron with one hidden layer."""
     size = math.prod(space.shape)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(size, 32), nn.ReLU(), nn.Linear(32, space.classes)
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.ReLU(), nn.Linear(32, space.classes))
 
 
 # %% [markdown]
 # # Evaluate
 #
-# Three attacks and eight uploads take about a minute. Without `adversaries`, the whole panel attacks.
+# Three attacks and eight uploads take about a minute. By default, the whole panel attacks.
 
 # %%
 results = lf.evaluate(

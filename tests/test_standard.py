@@ -104,7 +104,8 @@ def test_the_readme_quotes_the_attack_with_candidates(packs: list[Pack]) -> None
     (pack,) = (one for one in packs if one.results.cells["scenario"].iloc[0] == "mlp")
     claims, rates = pack.results.claims(), pack.results.rates()
     defense = claims.loc[claims["epsilon"].between(7.9, 8), "defense"].iloc[0]
-    alone = rates[rates["candidates_granted"] & (rates["defense"] == defense)]
+    alone = rates[rates["candidates_granted"] & rates["knows_defense"]]
+    alone = alone[alone["defense"] == defense]
     (rate,) = alone["rate"]
     assert quoted == f"{100 * rate:.1f} %"
 

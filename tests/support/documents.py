@@ -1,7 +1,7 @@
 """What the README and the pages of docs/ show, taken apart, so that tests can run it.
 
-A Python block that begins with `# name.py` is a file in the reader's folder. The other Python blocks
-of a page are one script, as the cells of a notebook are.
+A Python block that begins with `# name.py` is a file in the reader's folder. The other Python
+blocks of a page are one script, as the cells of a notebook are.
 """
 
 import re
@@ -97,6 +97,7 @@ def readers_folder(folder: Path) -> Path:
             (folder / place / label).mkdir(parents=True)
             for number in range(3):
                 Image.new("L", (8, 8), 40 * number).save(folder / place / label / f"{number}.png")
+    (folder / "my-model").mkdir()
     lines = [f'{{"text": "message number {n}", "label": "{n % 2}"}}\n' for n in range(8)]
     (folder / "my_texts.jsonl").write_text("".join(lines))
     (folder / "my_run.yaml").write_text(yaml.safe_dump(SMALL_RUN))

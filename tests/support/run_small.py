@@ -16,7 +16,7 @@ from leakfrontier.evaluate.run.config import RunConfig, load_config
 run = door.run
 
 
-def run_small(config: RunConfig, folder: Path, **options: Any) -> Any:
+def run_small(config: RunConfig, folder: Path, **options: Any) -> Any:  # noqa: ANN401 - as `run`
     """Run a configuration whose defenses, attacks and number of scenarios are as given."""
     parts = {name: getattr(config, name) for name in RunConfig.model_fields}
     if parts["adversaries"] == "panel":
