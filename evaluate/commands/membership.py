@@ -17,6 +17,7 @@ from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
 
+from ..foundations.errors import writable
 from ..foundations.seeds import generator
 from ..foundations.terminal import terminal
 from ..privacy.bounds import Bounds
@@ -31,7 +32,6 @@ from .options import (
     loaded,
     print_path,
     scenario_from,
-    writable,
 )
 
 Found = Mapping[str, ROC | NotApplicable]

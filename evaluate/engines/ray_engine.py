@@ -306,8 +306,6 @@ class _Host:
 def call(message: tuple[bytes, bytes, Mapping[str, str]]) -> Any:  # noqa: ANN401 - any result
     """Apply a function to a task, both pickled, where its files are elsewhere."""
     function, task, places = message
-    if not places:
-        return pickle.loads(function)(pickle.loads(task)[0])
     return pickle.loads(function)(open_parcel(task, places))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
 
 PLUGIN = "leakfrontier_plugin_"
 """What modules of users' files are called, before a hash of their path and content."""
@@ -28,6 +30,19 @@ def given_by_user() -> Iterator[None]:
 def users_line(error: BaseException) -> str | None:
     """Return which line of a user's own file an error comes from, if from any."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if str(frame.f_globals.get("__name__")).startswith(PLUGIN):
+        name, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        if name.startswith(PLUGIN) or (name == "__main__" and function != "<module>"):
             return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
     return None
+
+
+def writable(folder: Path) -> Path:
+    """Return a folder for results, made if it was not there; refuse one that cannot be used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the folder {folder} ({error.strerror}): choose another folder"
+        ) from error

@@ -145,7 +145,9 @@ class RunConfig(Strict):
 
 
 def load_config(
-    source: Path | str | Mapping[str, Any], extra_defenses: Sequence[object] = ()
+    source: Path | str | Mapping[str, Any],
+    extra_defenses: Sequence[object] = (),
+    changes: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """Return a configuration of the user's own: a YAML file, the name of a preset, or a mapping.
 
@@ -155,8 +157,10 @@ def load_config(
     Args:
         source: The configuration.
         extra_defenses: More defenses, each a name or a mapping as in a file.
+        changes: What to put in place of some of its keys.
     """
     content = dict(source if isinstance(source, Mapping) else _read_yaml(source))
+    content |= changes or {}
     in_file = isinstance(source, Path | str) and source not in PRESETS
     folder = Path(str(source)).parent if in_file else Path()
     code = [*named_code(content, folder), *named_code({"defenses": [*extra_defenses]}, Path())]

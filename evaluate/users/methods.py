@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -280,14 +281,19 @@ def _class_of(method: Method, registry: Mapping[str, type], base: type, kind: st
             "or name your own class as file.py:Class"
         )
     cls = load_attribute(method.name)
-    if not (isinstance(cls, type) and issubclass(cls, base)):
+    if isinstance(cls, base):
+        cls = type(cls)
+    elif not (isinstance(cls, type) and issubclass(cls, base)):
         raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
-    check_class(cls, base)  # type: ignore[arg-type] # classes are hashable
+    check_class(cls, base)
     return cls
 
 
 def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: str) -> T:
     cls = _class_of(method, registry, base, kind)
+    if ":" in method.name and isinstance(given := load_attribute(method.name), base):
+        _check_options(method, (), kind)  # the object says them
+        return copy.deepcopy(given)
     options = [field.name for field in fields(cls) if field.init]
     _check_options(method, options, kind)
     _check_numbers(method, cls, kind)

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from leakfrontier.evaluate.foundations.errors import UserError, given_by_user, users_line
+from leakfrontier.evaluate.foundations.errors import (
+    UserError,
+    given_by_user,
+    users_line,
+    writable,
+)
 from leakfrontier.evaluate.foundations.plugins import load_attribute
 from leakfrontier.evaluate.run.config import ConfigError
 from leakfrontier.evaluate.run.store import StoreError
@@ -42,3 +47,12 @@ def test_a_line_of_the_users_is_told_from_ours(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as ours:
         1 / 0  # noqa: B018
     assert users_line(ours.value) is None
+
+
+def test_a_folder_is_made_or_refused(tmp_path: Path) -> None:
+    folder = writable(tmp_path / "a" / "b")
+    assert folder.is_dir()
+    assert not [*folder.iterdir()]
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write to the folder .*choose another folder"):
+        writable(tmp_path / "file" / "out")
