@@ -22,7 +22,7 @@ from ..foundations.devices import Device, resolved
 from ..foundations.errors import UserError, given_by_user
 from ..foundations.plugins import trust
 from ..run.probe import check_defense
-from ..users.methods import LOADING, Method, check_loading, own_code
+from ..users.methods import LOADING, Method, check_loading, defense_class, own_code
 from ..users.strict_yaml import load_yaml
 from ..world.scenario import Scenario, World, label, load_world
 
@@ -126,7 +126,7 @@ def defense_from(text: str) -> Method:
     """Return the one configuration of a defense that a command is about."""
     method = Method.model_validate(method_from(text, "the defense"))
     users_own(method)
-    configurations = method.grid()
+    configurations = method.grid(defense_class)
     if len(configurations) != 1:
         raise UserError(
             f"one configuration is asked about, and the lists in {text} make "

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
 
 PLUGIN = "leakfrontier_plugin_"
 """What modules of users' files are called, before a hash of their path and content."""
+
+OWN_FOLDER = "leakfrontier-"
+"""What the names of our temporary folders begin with."""
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_OURS = tuple(_PACKAGE / name for name in ("adversaries", "defenses", "evaluate", "reports"))
+_PYTHONS = tuple(
+    Path(sysconfig.get_path(name)).resolve()
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 
 class UserError(ValueError):
@@ -31,3 +46,20 @@ def users_line(error: BaseException) -> str | None:
         if str(frame.f_globals.get("__name__")).startswith(PLUGIN):
             return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
     return None
+
+
+def is_about_users_files(error: OSError) -> bool:
+    """Return whether an error is about a file of the user's, or about a disk that is full.
+
+    Files of the package, of Python and in our temporary folders are not the user's.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    if not isinstance(error.filename, str | bytes | os.PathLike):
+        return False
+    path = Path(os.fsdecode(error.filename)).resolve()
+    temporary = Path(gettempdir()).resolve() / OWN_FOLDER
+    return not (
+        any(path.is_relative_to(folder) for folder in (*_OURS, *_PYTHONS))
+        or str(path).startswith(str(temporary))
+    )
