@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import adversaries, defenses
     from .evaluate.door.evaluation import attack, evaluate, load
-    from .evaluate.door.privacy import advise, audit
+    from .evaluate.door.advising import advise
+    from .evaluate.door.auditing import audit
     from .evaluate.door.results import Results
     from .evaluate.outside.capture import capture
 
@@ -48,9 +49,9 @@ __all__ = [
 
 _DOORS = {
     "Results": ".evaluate.door.results",
-    "advise": ".evaluate.door.privacy",
+    "advise": ".evaluate.door.advising",
     "attack": ".evaluate.door.evaluation",
-    "audit": ".evaluate.door.privacy",
+    "audit": ".evaluate.door.auditing",
     "capture": ".evaluate.outside.capture",
     "load": ".evaluate.door.evaluation",
 }

@@ -139,8 +139,7 @@ class _Report:
     def verdict(self) -> str:
         if self.worst is None:
             return f"not applicable: {self.findings[-1]}"
-        words = self.worst.verdict.partition(": ")[2]
-        return f"refuted: {words}" if self.worst.violated else f"not refuted: {words}"
+        return f"{'refuted' if self.worst.violated else 'not refuted'}: {self.worst.finding}"
 
     def document(self) -> Mapping[str, object]:
         numbers = ("claimed", "lower_bound", "ceiling", "p_value")

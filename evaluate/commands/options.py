@@ -9,22 +9,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from torch import nn
 
-from leakfrontier.defenses import Defense
 
 from ..conclude.checks import conclusion, overall
 from ..conclude.results import Results
-from ..door.auditing import loaded, measured_scenario
+from ..door.auditing import measured_scenario, one_configuration
 from ..engines.engine import LOCAL, Engine
 from ..engines.ray_engine import RayEngine
 from ..foundations.devices import Device, resolved
 from ..foundations.errors import UserError, given_by_user
-from ..run.probe import check_defense
 from ..users.methods import Method
-from ..users.objects import users_own
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import Scenario, World, label, load_world
+from ..world.scenario import Scenario
 
 Data = Annotated[
     Path | None,
@@ -106,33 +102,9 @@ def method_from(text: str, option: str) -> object:
         raise UserError(f"{option} {text!r} is not a valid YAML mapping: {error}") from error
 
 
-@given_by_user()
 def defense_from(text: str) -> Method:
     """Return the one configuration of a defense that a command is about."""
-    method = Method.model_validate(method_from(text, "the defense"))
-    users_own(method)
-    configurations = method.grid()
-    if len(configurations) != 1:
-        raise UserError(
-            f"one configuration is asked about, and the lists in {text} make "
-            f"{len(configurations)}: give single values"
-        )
-    return configurations[0]
-
-
-def loaded(scenario: Scenario, method: Method, seed: int) -> tuple[World, Defense, nn.Module]:
-    """Return the data, the defense and the model that a command is about."""
-    try:
-        world = load_world(scenario)
-        defense = world.defense(method)
-        model = world.model(defense, seed)
-        check_defense(scenario, method)
-        return world, defense, model
-    except UserError:
-        raise
-    except Exception as error:  # mistakes in someone's data, class or factory
-        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise UserError(f"{label(method)} on {scenario.name}: {reason}") from error
+    return one_configuration(method_from(text, "the defense"))
 
 
 def conclude(console: Console, results: Results) -> None:

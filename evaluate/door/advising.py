@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 
@@ -16,8 +16,8 @@ from ..foundations.devices import Device, resolved
 from ..foundations.errors import UserError, given_by_user, writable
 from ..foundations.terminal import terminal
 from ..privacy.accounting import Unreachable
-from ..users.objects import given_model
-from ..world.scenario import Scenario, load_world
+from ..world.scenario import load_world
+from .auditing import measured_scenario
 
 BATCH, ROUNDS = 128, 100
 """What is asked about where only a dataset is given."""
@@ -151,22 +151,6 @@ def advise(
         )
     except Unreachable as error:
         return Advice(question, setting=None, rows=(), recommended=None, reasons=(str(error),))
-
-
-def measured_scenario(
-    dataset: str | Path | None, model: object, data_folder: Path | None
-) -> Scenario:
-    """Return what to measure with.
-
-    BatchNorm becomes GroupNorm, because no example's gradient can be clipped by itself otherwise.
-    """
-    given: dict[str, Any] = {
-        "dataset": None if dataset is None else str(dataset),
-        "data_folder": data_folder,
-        "model": None if model is None else given_model(model),
-    }
-    known = {key: value for key, value in given.items() if value is not None}
-    return Scenario(**known, replace_batch_norm=True)
 
 
 def _sizes(

@@ -26,7 +26,7 @@ from ..privacy.audit import audit as run_audits
 from ..privacy.finding import Audit, most_damning
 from ..privacy.promise import NoClaim, claim_under
 from ..run.probe import check_defense
-from ..users.methods import Method, configurations
+from ..users.methods import Method, defense_grid
 from ..users.objects import given_model, methods_of
 from ..world.scenario import Scenario, World, label, load_world
 
@@ -236,7 +236,7 @@ def measured_scenario(
 def one_configuration(defense: object) -> Method:
     """Return the one configuration of a defense that a question is about."""
     (method,) = methods_of([defense])
-    found = configurations(method)
+    found = defense_grid([method])
     if len(found) != 1:
         raise UserError(
             f"one configuration is asked about, and the lists in {defense} make {len(found)}: "

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from tempfile import gettempdir
 
 PLUGIN = "leakfrontier_plugin_"
 """What modules of users' files are called, before a hash of their path and content."""
+
+OWN_FOLDER = "leakfrontier-"
+"""What the names of our temporary folders begin with."""
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_OURS = tuple(_PACKAGE / name for name in ("adversaries", "defenses", "evaluate", "reports"))
+_PYTHONS = tuple(
+    Path(sysconfig.get_path(name)).resolve()
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 
 class UserError(ValueError):
@@ -46,3 +60,20 @@ def writable(folder: Path) -> Path:
         raise UserError(
             f"cannot write to the folder {folder} ({error.strerror}): choose another folder"
         ) from error
+
+
+def is_about_users_files(error: OSError) -> bool:
+    """Return whether an error is about a file of the user's, or about a disk that is full.
+
+    Files of the package, of Python and in our temporary folders are not the user's.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    if not isinstance(error.filename, str | bytes | os.PathLike):
+        return False
+    path = Path(os.fsdecode(error.filename)).resolve()
+    temporary = Path(gettempdir()).resolve() / OWN_FOLDER
+    return not (
+        any(path.is_relative_to(folder) for folder in (*_OURS, *_PYTHONS))
+        or str(path).startswith(str(temporary))
+    )

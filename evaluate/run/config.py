@@ -25,10 +25,11 @@ from ..users.methods import (
     adversary_grid,
     build_adversary,
     check_loading,
+    defense_grid,
     placed_name,
 )
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import SCENARIOS, Scenario, adversary_label, configured, family, label
+from ..world.scenario import SCENARIOS, Scenario, adversary_label, family, label
 
 PRESETS = ("quick", "quick-text", "standard", "full")
 
@@ -67,7 +68,7 @@ class RunConfig(Strict):
     @field_validator("defenses")
     @classmethod
     def _valid_defenses(cls, value: tuple[Method, ...]) -> tuple[Method, ...]:
-        return configured(value)
+        return tuple(defense_grid(value))
 
     @field_validator("adversaries")
     @classmethod

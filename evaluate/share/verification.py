@@ -31,6 +31,7 @@ from ..conclude.analysis import FINISHED
 from ..conclude.labels import rows
 from ..data.data import forget_fingerprints
 from ..engines.engine import LOCAL, Engine, Failure
+from ..foundations.errors import OWN_FOLDER
 from ..foundations.rows import Outcome
 from ..foundations.seeds import SEED_BITS, narrow_seeds
 from ..foundations.statistics import sign_test
@@ -155,7 +156,7 @@ def verify(
         )
     forget_fingerprints()
     console = terminal(quiet=True) if console is None else console
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory(prefix=OWN_FOLDER) as place:
         config = _config(pack, Path(place), data, trust_code)
         _check_extent(pack, config)
         planned = plan_of(config)
