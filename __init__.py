@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import adversaries, defenses
-    from .evaluate.door.evaluation import attack, evaluate, load
     from .evaluate.door.advising import advise
     from .evaluate.door.auditing import audit
+    from .evaluate.door.evaluation import attack, evaluate, load
     from .evaluate.door.results import Results
     from .evaluate.outside.capture import capture
 

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
 
+from ..door.auditing import loaded
 from ..foundations.errors import writable
 from ..foundations.seeds import generator
 from ..foundations.terminal import terminal
@@ -29,7 +30,6 @@ from .options import (
     Data,
     DefenseText,
     defense_from,
-    loaded,
     print_path,
     scenario_from,
 )

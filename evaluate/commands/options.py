@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-
 from ..conclude.checks import conclusion, overall
 from ..conclude.results import Results
 from ..door.auditing import measured_scenario, one_configuration

@@ -18,9 +18,9 @@ from torch import nn
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import ADJACENCIES, Defense, Guarantee, Plan
 
+from ..advise.question import finite
 from ..foundations.errors import UserError, given_by_user
 from ..foundations.seeds import generator
-from ..foundations.statistics import finite
 from ..privacy.audit import AUDITS
 from ..privacy.audit import audit as run_audits
 from ..privacy.finding import Audit, most_damning

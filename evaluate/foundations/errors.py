@@ -9,8 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
-from tempfile import gettempdir
+from tempfile import TemporaryFile, gettempdir
 
 PLUGIN = "leakfrontier_plugin_"
 """What modules of users' files are called, before a hash of their path and content."""
