@@ -1,4 +1,4 @@
-"""The fixed panel: named, versioned, frozen. Never edited, only succeeded.
+"""The fixed panel: named, versioned, frozen. A panel with other members needs another version.
 
 Every hyper-parameter is written out, so that a default that changes changes no panel; a test
 holds what each member reconstructs against what it did when the panel was made.
@@ -7,9 +7,9 @@ holds what each member reconstructs against what it did when the panel was made.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any
 
 from .base import Adversary
 from .exact.linear_leakage import LinearLeakage
@@ -57,325 +57,155 @@ class Panel:
     published: Mapping[str, Adversary]
     alike: tuple[str, ...] = ()
 
-    def succeeded_by(
-        self,
-        version: str,
-        members: Mapping[str, Adversary],
-        published: Mapping[str, Adversary],
-        *,
-        on_texts_alone: bool = False,
-    ) -> Panel:
-        """Return the next panel: all members of this one, and those that join."""
-        return Panel(
-            version,
-            MappingProxyType({**self.members, **members}),
-            MappingProxyType({**self.published, **published}),
-            (*self.alike, self.version) if on_texts_alone else (),
-        )
 
-
-class Budget(NamedTuple):
-    """What a panel's members may spend: iterations, unless a name says otherwise."""
-
-    spear_samples: int
-    inverting_gradients: int
-    sme: int
-    learning_to_invert_uploads: int
-    dlg: int
-    dlg_patience: int
-    gradinversion: int
-    gradinversion_restarts: int
-    fedleak: int
-    fedleak_width: int
-    dlfa: int
-
-
-def _members_2026_4(budget: Budget) -> Mapping[str, Adversary]:
-    members: dict[str, Adversary] = {
-        "PriorGuess": PriorGuess(),
-        "LinearLeakage": LinearLeakage(),
-        "PriorAware": PriorAware(),
-        "SPEAR": SPEAR(layer=None, samples=budget.spear_samples),
-        "SPEARPlusPlus": SPEARPlusPlus(
-            layer=None,
-            loss="log-sum",
-            optimizer="adam",
-            starts="deflation",
-            initialisations=20_000,
-            steps=100,
-            patience=30,
-        ),
-        "InvertingGradients": InvertingGradients(
-            iterations=budget.inverting_gradients,
-            restarts=1,
-            lr=0.1,
-            total_variation=1e-4,
-            comparison="cosine",
-        ),
-        "SME": SME(
-            iterations=budget.sme,
-            restarts=1,
-            lr=1.0,
-            alpha=0.5,
-            alpha_lr=1e-3,
-            total_variation=0.01,
-        ),
-        "LearningToInvert": LearningToInvert(
-            uploads=budget.learning_to_invert_uploads, features=4096, max_examples=8
-        ),
-        "DLG": DLG(iterations=budget.dlg, restarts=1, patience=budget.dlg_patience),
-        "IDLG": IDLG(
-            iterations=budget.dlg, restarts=1, patience=budget.dlg_patience, tolerance=1e-6
-        ),
-        "GradInversion": GradInversion(
-            iterations=budget.gradinversion,
-            restarts=budget.gradinversion_restarts,
-            lr=0.1,
-            matching=1e-4,
-            total_variation=1e-4,
-            size=1e-6,
-            batch_norm=0.1,
-            consistency=0.01,
-            langevin=0.2,
-        ),
-        "FedLeak": FedLeak(
-            iterations=budget.fedleak,
-            restarts=1,
-            lr=0.01,
-            matched=0.5,
-            look_ahead=0.3,
-            total_variation=1e-5,
-            weight_decay=0.01,
-            width=budget.fedleak_width,
-        ),
-        "DLFA": DLFA(
-            iterations=budget.dlfa,
-            restarts=1,
-            lr=0.4,
-            decay=0.995,
-            total_variation=1e-3,
-            range_penalty=2.0,
-            order_prior=1000.0,
-        ),
-    }
-    return MappingProxyType(members)
-
-
-PANEL_2026_4 = Panel(
-    version="2026.4",
-    members=_members_2026_4(
-        Budget(
-            spear_samples=1024,
-            inverting_gradients=300,
-            sme=300,
-            learning_to_invert_uploads=500,
-            dlg=40,
-            dlg_patience=20,
-            gradinversion=150,
-            gradinversion_restarts=1,
-            fedleak=20,
-            fedleak_width=16,
-            dlfa=100,
-        )
+_MEMBERS: dict[str, Adversary] = {
+    "PriorGuess": PriorGuess(),
+    "LinearLeakage": LinearLeakage(),
+    "PriorAware": PriorAware(),
+    "SPEAR": SPEAR(layer=None, samples=1024),
+    "SPEARPlusPlus": SPEARPlusPlus(
+        layer=None,
+        loss="log-sum",
+        optimizer="adam",
+        starts="deflation",
+        initialisations=20_000,
+        steps=100,
+        patience=30,
     ),
-    published=_members_2026_4(
-        Budget(
-            spear_samples=1_000_000,
-            inverting_gradients=24_000,
-            sme=1000,
-            learning_to_invert_uploads=5000,
-            dlg=4000,
-            dlg_patience=100,
-            gradinversion=20_000,
-            gradinversion_restarts=4,
-            fedleak=10_000,
-            fedleak_width=256,
-            dlfa=400,
-        )
+    "InvertingGradients": InvertingGradients(
+        iterations=300, restarts=1, lr=0.1, total_variation=1e-4, comparison="cosine"
     ),
-)
+    "SME": SME(iterations=300, restarts=1, lr=1.0, alpha=0.5, alpha_lr=1e-3, total_variation=0.01),
+    "LearningToInvert": LearningToInvert(uploads=500, features=4096, max_examples=8),
+    "DLG": DLG(iterations=40, restarts=1, patience=20),
+    "IDLG": IDLG(iterations=40, restarts=1, patience=20, tolerance=1e-6),
+    "GradInversion": GradInversion(
+        iterations=150,
+        restarts=1,
+        lr=0.1,
+        matching=1e-4,
+        total_variation=1e-4,
+        size=1e-6,
+        batch_norm=0.1,
+        consistency=0.01,
+        langevin=0.2,
+    ),
+    "FedLeak": FedLeak(
+        iterations=20,
+        restarts=1,
+        lr=0.01,
+        matched=0.5,
+        look_ahead=0.3,
+        total_variation=1e-5,
+        weight_decay=0.01,
+        width=16,
+    ),
+    "DLFA": DLFA(
+        iterations=100,
+        restarts=1,
+        lr=0.4,
+        decay=0.995,
+        total_variation=1e-3,
+        range_penalty=2.0,
+        order_prior=1000.0,
+    ),
+    "RobbingTheFed": RobbingTheFed(
+        bins=256, query="random", mode=32, queries=1, rows="sparse", calibrated=True, gain=1e-3
+    ),
+    "RobbingTheFedDirectPass": RobbingTheFedDirectPass(calibrated=True),
+    "LOKI": LOKI(bins_per_example=4, queries=1, signal=0.25, readout="brightness"),
+    "TrapWeights": TrapWeights(s="auto", sigma=0.5),
+    "ARES": ARES(
+        bins="calibrated", separation="rows", lift=0.0, scale=1.0, clearance=6.0, iterations=400
+    ),
+    "ScaleMIA": ScaleMIA(epochs=5, examples=1000, batch_size=20, lr=0.003),
+    "Fishing": Fishing(
+        class_multiplier=0.5,
+        feature_multiplier=300.0,
+        iterations=150,
+        restarts=1,
+        total_variation=1e-4,
+    ),
+    "RGAP": RGAP(balance="blocks"),
+    "RCONV": RCONV(constraints="both", separation="bilinear"),
+    "DAGER": DAGER(rank_cutoff=None, tolerance=1e-7, pool=400, combinations=20_000),
+    "SOMP": SOMP(
+        geometry="stacked",
+        pool=None,
+        width=None,
+        groups=None,
+        alignment=0.8,
+        consistency=0.5,
+        sparsity=0.5,
+        language=0.33,
+        diversity=0.15,
+        repetition=0.2,
+        ridge=1e-3,
+        tolerance=1e-4,
+        cluster=0.8,
+        matching=True,
+    ),
+    "LanguageGuess": LanguageGuess(),
+    "LAMP": LAMP(
+        iterations=40,
+        lr=0.2,
+        starts=10,
+        norm_prior=2.0,
+        reorder_every=20,
+        orders=20,
+        use_embedding=False,
+        blocks=None,
+        lengths=None,
+        comparison="cosine",
+        language=0.2,
+        absolute=0.01,
+    ),
+    "GRAB": GRAB(
+        iterations=40,
+        lr=0.2,
+        starts=10,
+        norm_prior=2.0,
+        reorder_every=20,
+        orders=20,
+        use_embedding=False,
+        blocks=None,
+        lengths=None,
+        beams=8,
+        rounds=10,
+        learn_masks=True,
+        mask_lr=0.2,
+        mask_prior=0.01,
+    ),
+}
 
+_TEXTS = {"iterations": 2000, "starts": 500, "reorder_every": 75, "orders": 200}
+_BUDGETS: dict[str, dict[str, Any]] = {
+    "SPEAR": {"samples": 1_000_000},
+    "InvertingGradients": {"iterations": 24_000},
+    "SME": {"iterations": 1000},
+    "LearningToInvert": {"uploads": 5000},
+    "DLG": {"iterations": 4000, "patience": 100},
+    "IDLG": {"iterations": 4000, "patience": 100},
+    "GradInversion": {"iterations": 20_000, "restarts": 4},
+    "FedLeak": {"iterations": 10_000, "width": 256},
+    "DLFA": {"iterations": 400},
+    "RobbingTheFed": {"bins": 1024},
+    "ScaleMIA": {"epochs": 350, "examples": 50_000, "batch_size": 50, "lr": 0.001},
+    "Fishing": {"iterations": 24_000},
+    "LAMP": _TEXTS,
+    "GRAB": {**_TEXTS, "rounds": 30},
+}
+"""What members may spend in their papers, where it is more than above.
 
-class ServerBudget(NamedTuple):
-    """What malicious servers may spend.
-
-    ScaleMIA's batches and step size are chosen for its number of epochs.
-    """
-
-    robbing_the_fed_bins: int
-    fishing: int
-    scale_mia_epochs: int
-    scale_mia_examples: int
-    scale_mia_batch_size: int
-    scale_mia_lr: float
-
-
-def _malicious_servers_2026_5(budget: ServerBudget) -> Mapping[str, Adversary]:
-    """Return the attacks that send crafted models, the strongest variant of each."""
-    return {
-        "RobbingTheFed": RobbingTheFed(
-            bins=budget.robbing_the_fed_bins,
-            query="random",
-            mode=32,
-            queries=1,
-            rows="sparse",
-            calibrated=True,
-            gain=1e-3,
-        ),
-        "RobbingTheFedDirectPass": RobbingTheFedDirectPass(calibrated=True),
-        "LOKI": LOKI(bins_per_example=4, queries=1, signal=0.25, readout="brightness"),
-        "TrapWeights": TrapWeights(s="auto", sigma=0.5),
-        "ARES": ARES(
-            bins="calibrated",
-            separation="rows",
-            lift=0.0,
-            scale=1.0,
-            clearance=6.0,
-            iterations=400,
-        ),
-        "ScaleMIA": ScaleMIA(
-            epochs=budget.scale_mia_epochs,
-            examples=budget.scale_mia_examples,
-            batch_size=budget.scale_mia_batch_size,
-            lr=budget.scale_mia_lr,
-        ),
-        "Fishing": Fishing(
-            class_multiplier=0.5,
-            feature_multiplier=300.0,
-            iterations=budget.fishing,
-            restarts=1,
-            total_variation=1e-4,
-        ),
-    }
-
-
-class TextBudget(NamedTuple):
-    """What searches for texts may spend: LAMP and GRAB spend the same."""
-
-    iterations: int
-    starts: int
-    reorder_every: int
-    orders: int
-    grab_rounds: int
-
-
-def _exact_2026_5() -> Mapping[str, Adversary]:
-    """Return the exact attacks that join: recursive ones, and those on transformers."""
-    return {
-        "RGAP": RGAP(balance="blocks"),
-        "RCONV": RCONV(constraints="both", separation="peeling"),
-        "DAGER": DAGER(rank_cutoff=None, tolerance=1e-7, pool=400, combinations=20_000),
-        "SOMP": SOMP(
-            geometry="stacked",
-            pool=None,
-            width=None,
-            groups=None,
-            alignment=0.8,
-            consistency=0.5,
-            sparsity=0.5,
-            language=0.33,
-            diversity=0.15,
-            repetition=0.2,
-            ridge=1e-3,
-            tolerance=1e-4,
-            cluster=0.8,
-            matching=True,
-        ),
-    }
-
-
-def _texts_2026_5(budget: TextBudget) -> Mapping[str, Adversary]:
-    """Return the searches for texts, and the guess that needs no upload."""
-    return {
-        "LanguageGuess": LanguageGuess(),
-        "LAMP": LAMP(
-            iterations=budget.iterations,
-            lr=0.2,
-            starts=budget.starts,
-            norm_prior=2.0,
-            reorder_every=budget.reorder_every,
-            orders=budget.orders,
-            use_embedding=False,
-            blocks=None,
-            lengths=None,
-            comparison="cosine",
-            language=0.2,
-            absolute=0.01,
-        ),
-        "GRAB": GRAB(
-            iterations=budget.iterations,
-            lr=0.2,
-            starts=budget.starts,
-            norm_prior=2.0,
-            reorder_every=budget.reorder_every,
-            orders=budget.orders,
-            use_embedding=False,
-            blocks=None,
-            lengths=None,
-            beams=8,
-            rounds=budget.grab_rounds,
-            learn_masks=True,
-            mask_lr=0.2,
-            mask_prior=0.01,
-        ),
-    }
-
-
-PANEL_2026_5 = PANEL_2026_4.succeeded_by(
-    "2026.5",
-    members={
-        **_malicious_servers_2026_5(
-            ServerBudget(
-                robbing_the_fed_bins=256,
-                fishing=150,
-                scale_mia_epochs=5,
-                scale_mia_examples=1000,
-                scale_mia_batch_size=20,
-                scale_mia_lr=0.003,
-            )
-        ),
-        **_exact_2026_5(),
-        **_texts_2026_5(
-            TextBudget(iterations=40, starts=10, reorder_every=20, orders=20, grab_rounds=10)
-        ),
-    },
-    published={
-        **_malicious_servers_2026_5(
-            ServerBudget(
-                robbing_the_fed_bins=1024,
-                fishing=24_000,
-                scale_mia_epochs=350,
-                scale_mia_examples=50_000,
-                scale_mia_batch_size=50,
-                scale_mia_lr=0.001,
-            )
-        ),
-        **_exact_2026_5(),
-        **_texts_2026_5(
-            TextBudget(iterations=2000, starts=500, reorder_every=75, orders=200, grab_rounds=30)
-        ),
-    },
-)
-
-_RCONV_2026_6 = RCONV(constraints="both", separation="bilinear")
-
-PANEL_2026_6 = PANEL_2026_5.succeeded_by(
-    "2026.6", members={"RCONV": _RCONV_2026_6}, published={"RCONV": _RCONV_2026_6}
-)
-"""R-CONV++ tells mixed classes apart; ARES, DAGER and SOMP find more than under 2026.5."""
-
-PANEL_2026_7 = PANEL_2026_6.succeeded_by("2026.7", members={}, published={})
-"""The same members: R-CONV++, DAGER and SOMP find more than under 2026.6."""
-
-PANEL_2026_8 = PANEL_2026_7.succeeded_by("2026.8", members={}, published={})
-"""The same members: SOMP also weighs DAGER's sentences where there is noise."""
-
-PANEL_2026_9 = PANEL_2026_8.succeeded_by("2026.9", members={}, published={}, on_texts_alone=True)
-"""The same members: DAGER and SOMP find more, attacks on images and sounds are as they were.
-
-Searches in networks with layer or instance norms, which no standard scenario has, follow slopes
-that were a few percent off before (`unfused_norms`).
+Batches and step size of ScaleMIA are chosen for its number of epochs.
 """
 
-PANEL = PANEL_2026_9
+PANEL = Panel(
+    version="2026.9",
+    members=MappingProxyType(_MEMBERS),
+    published=MappingProxyType(
+        {name: replace(one, **_BUDGETS.get(name, {})) for name, one in _MEMBERS.items()}
+    ),
+    alike=("2026.8",),
+)
 """The panel in force."""

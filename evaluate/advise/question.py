@@ -105,6 +105,11 @@ class Question:
     min_accuracy: float | None = None
 
     def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_shares()
+        self._check_target()
+
+    def _check_sizes(self) -> None:
         for name in ("examples", "batch_size", "rounds", "clients", *_OPTIONAL_SIZES):
             value = getattr(self, name)
             if value is None and name in _OPTIONAL_SIZES:
@@ -113,6 +118,9 @@ class Question:
                 raise ValueError(f"{name} must be a positive whole number, got {value}")
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("give local_epochs or local_steps, not both")
+
+    def _check_shares(self) -> None:
+        """Raise if clients, rounds and examples do not go together."""
         if not self.taking_part <= self.clients:
             raise ValueError(
                 f"clients_per_round must be at most the {self.clients} clients, got "
@@ -132,6 +140,9 @@ class Question:
                 f"batch_size must be at most the {self.share} examples of a client, got "
                 f"{self.batch_size}: the sample rate would be above 1"
             )
+
+    def _check_target(self) -> None:
+        """Raise if it is not clear what is protected, from whom and how well."""
         if self.unit not in ("record", "client"):
             raise ValueError(f"unit must be record or client, got {self.unit!r}")
         if self.delta is not None and not 0 < self.delta < 1:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..engines.engine import LOCAL, Engine
-from ..foundations.errors import UserError, given_by_user
+from ..foundations.errors import OWN_FOLDER, UserError, given_by_user
 from ..foundations.terminal import terminal
 from ..world.scenario import Scenario, load_world
 from .advice import Advice, proven_reasons
@@ -71,7 +71,7 @@ def advise(
     if scenario is None:
         return _proofs(question, console or terminal(quiet=True))
     if out is None:
-        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with TemporaryDirectory(prefix=OWN_FOLDER, ignore_cleanup_errors=True) as folder:
             return advise(
                 question,
                 scenario,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -15,14 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..advise.advice import Advice
-from ..advise.question import Question
-from ..advise.recommendation import advise as answer
 from ..advise.tables import bounded, number, sigma
-from ..engines.engine import Engine
-from ..foundations.errors import UserError, given_by_user
+from ..door.advising import advise as answer
 from ..foundations.terminal import terminal
-from ..privacy.accounting import Unreachable
-from ..world.scenario import Scenario, load_world
 from .options import (
     Address,
     AsJson,
@@ -31,15 +25,10 @@ from .options import (
     EngineName,
     EngineOption,
     Workers,
-    device_from,
     engine_from,
+    method_from,
     print_path,
-    scenario_from,
-    writable,
 )
-
-BATCH, ROUNDS = 128, 100
-"""What is asked about where only a dataset is given."""
 
 
 class ProtectedUnit(StrEnum):
@@ -131,35 +120,21 @@ def advise(
     settings are trained and attacked as well, in minutes; the same command continues.
     """
     measured = dataset is not None or model is not None
-    scenario = scenario_from(dataset, model, data) if measured else None
-    if scenario is not None:
-        scenario = scenario.model_copy(update={"device": device_from(device, engine)})
-    with given_by_user():
-        if examples_per_client is not None:
-            if examples is not None:
-                raise UserError("give --examples or --examples-per-client, not both")
-            examples = clients * examples_per_client
-        if examples is None and scenario is not None:
-            examples = len(load_world(scenario).train.targets)
-        if epochs is not None:
-            if local_epochs is not None or local_steps not in (None, 1):
-                raise UserError("give --rounds with --local-epochs or --local-steps, not --epochs")
-            local_steps = 1  # as many rounds as there are steps
-        examples, batch, rounds = _sizes(
+    folder = out or (Path("runs") / "advise" if measured else None)
+    progress = terminal(stderr=True)
+    try:
+        advice = answer(
+            epsilon=epsilon,
+            reconstruction_success=reconstruction_success,
+            min_accuracy=min_accuracy,
             examples=examples,
-            batch=batch,
-            rounds=rounds,
-            epochs=epochs,
-            clients=clients,
-            measured=measured,
-        )
-        question = Question(
-            examples=examples,
+            examples_per_client=examples_per_client,
             batch_size=batch,
             rounds=rounds,
-            clients=clients,
+            epochs=epochs,
             local_epochs=local_epochs,
             local_steps=local_steps,
+            clients=clients,
             clients_per_round=clients_per_round,
             max_participations=max_participations,
             unit=unit.value,
@@ -168,54 +143,21 @@ def advise(
             poisson_sampling=not shuffled,
             dropout=dropout,
             colluders=colluders,
-            epsilon=epsilon,
-            reconstruction_success=reconstruction_success,
-            min_accuracy=min_accuracy,
-        )
-    folder = out or (None if scenario is None else Path("runs") / "advise")
-    progress = terminal(stderr=True)
-    advice = _answer(
-        question,
-        scenario,
-        folder,
-        seed=seed,
-        workers=workers,
-        engine=engine_from(engine, address),
-        progress=progress,
-    )
-    _show(advice, folder, as_json=as_json, progress=progress)
-    if advice.recommended is None:
-        raise typer.Exit(1)
-
-
-def _answer(
-    question: Question,
-    scenario: Scenario | None,
-    folder: Path | None,
-    *,
-    seed: int,
-    workers: int | None,
-    engine: Engine,
-    progress: Console,
-) -> Advice:
-    """Return the advice, which says so if the target cannot be reached."""
-    if folder is not None:
-        writable(folder)
-    try:
-        return answer(
-            question,
-            scenario,
+            dataset=dataset,
+            model=None if model is None else method_from(model, "--model"),
+            data_folder=data,
             out=folder,
             seed=seed,
             workers=workers,
-            engine=engine,
-            console=progress,
+            engine=engine_from(engine, address),
+            device="cpu" if device is None else device.device,
         )
-    except Unreachable as error:
-        return Advice(question, setting=None, rows=(), recommended=None, reasons=(str(error),))
     except KeyboardInterrupt:
         progress.print("Interrupted. The same command continues where it stopped.")
         raise typer.Exit(130) from None
+    _show(advice, folder, as_json=as_json, progress=progress)
+    if advice.recommended is None:
+        raise typer.Exit(1)
 
 
 def _show(advice: Advice, folder: Path | None, *, as_json: bool, progress: Console) -> None:
@@ -228,35 +170,6 @@ def _show(advice: Advice, folder: Path | None, *, as_json: bool, progress: Conso
         from leakfrontier.reports.advice import write_advice
 
         print_path(progress, "Page:", write_advice(advice, folder))
-
-
-def _sizes(
-    *,
-    examples: int | None,
-    batch: int | None,
-    rounds: int | None,
-    epochs: float | None,
-    clients: int,
-    measured: bool,
-) -> tuple[int, int, int]:
-    """Return examples, batch size and rounds; defaults only where there is data."""
-    if rounds is not None and epochs is not None:
-        raise UserError("give --rounds or --epochs, not both")
-    steps = rounds if epochs is None else epochs
-    if not measured and None in (examples, batch, steps):
-        raise UserError(
-            "give --examples (or --examples-per-client), --batch and --rounds (or --epochs), or a "
-            "--dataset to measure on"
-        )
-    total = 0 if examples is None else examples
-    if not 1 <= clients <= total:
-        raise UserError(f"clients must be between 1 and the {total} examples, got {clients}")
-    size = min(BATCH, total // clients) if batch is None else batch
-    if epochs is not None:
-        if not (0 < epochs < math.inf and size >= 1):
-            raise UserError(f"epochs and batch must be positive, got {epochs} and {size}")
-        rounds = math.ceil(epochs * (total // clients) / size)
-    return total, size, ROUNDS if rounds is None else rounds
 
 
 def _print_advice(console: Console, advice: Advice) -> None:

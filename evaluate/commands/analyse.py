@@ -18,7 +18,8 @@ from ..foundations.terminal import terminal
 from ..models.architecture import Analysis, LayerCounts, build, space_of
 from ..models.architecture import analyse as analyse_model
 from ..users.methods import Method
-from .options import AsJson, method_from, print_path, users_own
+from ..users.objects import users_own
+from .options import AsJson, method_from, print_path
 
 
 def analyse(

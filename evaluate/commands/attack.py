@@ -11,6 +11,7 @@ from ..foundations.errors import given_by_user
 from ..foundations.terminal import terminal
 from ..outside.capture_run import attack_captures
 from ..users.methods import Method
+from ..users.objects import users_own
 from .options import (
     Address,
     Data,
@@ -22,7 +23,6 @@ from .options import (
     engine_from,
     method_from,
     print_path,
-    users_own,
 )
 
 

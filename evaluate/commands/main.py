@@ -10,7 +10,7 @@ from typing import NoReturn, ParamSpec
 import typer
 from rich.markup import escape
 
-from ..foundations.errors import UserError, users_line
+from ..foundations.errors import UserError, is_about_users_files, users_line
 from ..foundations.terminal import terminal
 from .advise import advise
 from .analyse import analyse
@@ -30,6 +30,8 @@ EXIT_CODES = (
     "cells failed or are missing, a check failed, a claim is refuted, or a pack is not what it "
     "says; 2 for a mistake in what was given; 130 if interrupted."
 )
+
+ISSUES = "https://github.com/leakfrontier/leakfrontier/issues"
 
 P = ParamSpec("P")
 
@@ -67,13 +69,16 @@ def main() -> None:
     """Run the command line; a mistake of the user's is explained without a traceback."""
     try:
         app()
-    except (UserError, OSError) as error:
+    except UserError as error:
         _explain(str(error))
     except Exception as error:
         line = users_line(error)
-        if line is None:
-            raise
-        _explain(f"{line}: {type(error).__name__}: {error}")
+        if line is not None:
+            _explain(f"{line}: {type(error).__name__}: {error}")
+        if isinstance(error, OSError) and is_about_users_files(error):
+            _explain(str(error))
+        error.add_note(f"This looks like a mistake of ours: please report it at {ISSUES}")
+        raise
 
 
 def _explain(message: str) -> NoReturn:

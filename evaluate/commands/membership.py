@@ -17,6 +17,8 @@ from rich.table import Table
 
 from leakfrontier.adversaries import NotApplicable
 
+from ..door.auditing import loaded
+from ..foundations.errors import writable
 from ..foundations.seeds import generator
 from ..foundations.terminal import terminal
 from ..privacy.bounds import Bounds
@@ -28,10 +30,8 @@ from .options import (
     Data,
     DefenseText,
     defense_from,
-    loaded,
     print_path,
     scenario_from,
-    writable,
 )
 
 Found = Mapping[str, ROC | NotApplicable]

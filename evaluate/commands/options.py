@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from torch import nn
-
-from leakfrontier.defenses import Defense
 
 from ..conclude.checks import conclusion, overall
 from ..conclude.results import Results
+from ..door.auditing import measured_scenario, one_configuration
 from ..engines.engine import LOCAL, Engine
 from ..engines.ray_engine import RayEngine
 from ..foundations.devices import Device, resolved
 from ..foundations.errors import UserError, given_by_user
-from ..foundations.plugins import trust
-from ..run.probe import check_defense
-from ..users.methods import LOADING, Method, check_loading, own_code
+from ..users.methods import Method
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import Scenario, World, label, load_world
+from ..world.scenario import Scenario
 
 Data = Annotated[
     Path | None,
@@ -94,16 +89,8 @@ def device_from(name: DeviceName | None, engine: EngineName) -> Device:
 
 @given_by_user()
 def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> Scenario:
-    """Return what to measure with.
-
-    BatchNorm becomes GroupNorm, without which no example's gradient can be clipped by itself.
-    """
-    given: dict[str, Any] = {"dataset": dataset, "data_folder": data}
-    if model is not None:
-        given["model"] = Method.model_validate(method_from(model, "--model"))
-        users_own(given["model"])
-    known = {key: value for key, value in given.items() if value is not None}
-    return Scenario(**known, replace_batch_norm=True)
+    """Return what to measure with, from what a command line says."""
+    return measured_scenario(dataset, model and method_from(model, "--model"), data)
 
 
 def method_from(text: str, option: str) -> object:
@@ -114,52 +101,9 @@ def method_from(text: str, option: str) -> object:
         raise UserError(f"{option} {text!r} is not a valid YAML mapping: {error}") from error
 
 
-def users_own(*methods: Method) -> None:
-    """Trust the code that a command line names, and see that it can be loaded."""
-    code = [name for method in methods for name in own_code(method)]
-    trust(code)
-    check_loading(code, LOADING)
-
-
-@given_by_user()
 def defense_from(text: str) -> Method:
     """Return the one configuration of a defense that a command is about."""
-    method = Method.model_validate(method_from(text, "the defense"))
-    users_own(method)
-    configurations = method.grid()
-    if len(configurations) != 1:
-        raise UserError(
-            f"one configuration is asked about, and the lists in {text} make "
-            f"{len(configurations)}: give single values"
-        )
-    return configurations[0]
-
-
-def loaded(scenario: Scenario, method: Method, seed: int) -> tuple[World, Defense, nn.Module]:
-    """Return the data, the defense and the model that a command is about."""
-    try:
-        world = load_world(scenario)
-        defense = world.defense(method)
-        model = world.model(defense, seed)
-        check_defense(scenario, method)
-        return world, defense, model
-    except UserError:
-        raise
-    except Exception as error:  # mistakes in someone's data, class or factory
-        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise UserError(f"{label(method)} on {scenario.name}: {reason}") from error
-
-
-def writable(folder: Path) -> Path:
-    """Return a folder for results, made if it was not there; refuse one that cannot be used."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the folder {folder} ({error.strerror}): choose another --out folder"
-        ) from error
+    return one_configuration(method_from(text, "the defense"))
 
 
 def conclude(console: Console, results: Results) -> None:

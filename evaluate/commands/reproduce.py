@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..foundations.errors import UserError
+from ..foundations.errors import UserError, writable
 from ..foundations.statistics import Interval
 from ..foundations.terminal import terminal
 from ..papers.reproduce import QUICK_TRIALS, Result, default_folder, document, trial_rows
@@ -32,7 +32,6 @@ from .options import (
     device_from,
     engine_from,
     print_path,
-    writable,
 )
 
 _Column = tuple[str, Callable[[Setting], str]]

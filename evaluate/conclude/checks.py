@@ -65,6 +65,17 @@ class Check:
     remedy: str = ""
 
 
+class Checks(list[Check]):
+    """The answers to all questions about an evaluation."""
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        rows = [(one.name, one.verdict, one.text) for one in self]
+        table = pd.DataFrame(rows, columns=["check", "verdict", "answer"])
+        with pd.option_context("display.max_colwidth", None):
+            return table.to_html(index=False)
+
+
 @dataclass(frozen=True)
 class _Evidence:
     results: Analysed
@@ -591,6 +602,6 @@ class Judged(Analysed):
     """Rows, and whether the evaluation that they come from can be trusted."""
 
     @once
-    def checks(self) -> list[Check]:
+    def checks(self) -> Checks:
         """Return whether the evaluation can be trusted, question by question."""
-        return run_checks(self)
+        return Checks(run_checks(self))

@@ -12,7 +12,7 @@ from .tables import once
 
 
 @dataclass(frozen=True, eq=False)
-class Results(Judged):
+class Conclusions(Judged):
     """Everything that a run's reports are derived from; each conclusion is drawn once."""
 
     def _repr_html_(self) -> str:
@@ -47,3 +47,6 @@ class Results(Judged):
             f"scenario {scenario!r} and checkpoint {checkpoint!r} must leave one frontier, got "
             f"{len(found)}; there are: {', '.join(known) or 'none, since nothing was attacked'}"
         )
+
+
+Results = Conclusions

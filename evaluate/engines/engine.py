@@ -22,8 +22,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
+from types import ModuleType
 from typing import Generic, Literal, Protocol, TypeVar
 
+import cloudpickle
+
+from ..foundations.by_value import pickled, receive
 from ..foundations.plugins import trust, trusted
 
 T = TypeVar("T")
@@ -123,7 +127,7 @@ def execute(
     tasks, while the next result is being asked for. Closing the iterator stops all workers.
 
     Args:
-        function: A function at the top level of a module.
+        function: A function; one of a script or a notebook travels by value.
         tasks: Its arguments: small values that can be pickled, as must be the results. A deque is
             a queue, to which more can be added whenever a result has been yielded.
         workers: The largest number of processes.
@@ -135,7 +139,7 @@ def execute(
     """
     check_limits(workers, time_limit)
     waiting = tasks if isinstance(tasks, deque) else deque(tasks)
-    return _results(pickle.dumps(function), waiting, workers, time_limit)
+    return _results(cloudpickle.dumps(function), waiting, workers, time_limit)
 
 
 def _results(
@@ -182,9 +186,9 @@ class _Worker(Generic[T, R]):
         self._connection, theirs = context.Pipe()
         environment = {**os.environ, **_ENVIRONMENT}
         self._process = context.Process(
-            target=_work, args=(theirs, function, environment, trusted()), daemon=True
+            target=_work, args=(theirs, function, environment, trusted(), pickled()), daemon=True
         )
-        with _worker_environment():
+        with _worker_environment(), _without_main():
             self._process.start()
         theirs.close()
         self._time_limit = time_limit
@@ -209,7 +213,7 @@ class _Worker(Generic[T, R]):
 
     def hand_over(self, task: T) -> None:
         """Give it a task and start the clock."""
-        message = pickle.dumps(task)
+        message = cloudpickle.dumps(task)
         self._task = (task,)
         self._handed_over = time.monotonic()
         self.deadline = self._handed_over + self._time_limit
@@ -289,16 +293,29 @@ def _worker_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let processes start without executing the user's script again; they get code by value."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _work(
     connection: Connection,
     function: bytes,
     environment: Mapping[str, str],
     code: frozenset[str],
+    values: Mapping[str, bytes],
 ) -> None:
     """Be a worker: say that all is ready (None) or what is wrong, then answer task by task."""
     os.environ.clear()  # it may be that of an earlier run, when the server of processes started
     os.environ.update(environment)
     trust(code)
+    receive(values)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent sees to it
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:

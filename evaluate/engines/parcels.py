@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
+from ..foundations.by_value import pickled, receive
 from ..foundations.plugins import is_trusted, trust
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Parcel:
     """A task and what it needs.
 
     Attributes:
-        task: The pickled task, and the code in it that the user trusts.
+        task: The pickled task, the code in it that the user trusts, and values in hand.
         bundles: Files, by the path that the task knows them by; the second is their name within
             the bundle, nothing for all of it.
         checkpoints: Files of the run's folder, by their names there.
@@ -93,22 +94,27 @@ class Parcel:
 def pack(task: object) -> Parcel:
     """Return a task with all that it needs."""
     if not (isinstance(task, tuple) and len(task) == 2 and isinstance(task[1], Path)):
-        return Parcel(pickle.dumps((task, ())))
+        return Parcel(pickle.dumps((task, (), {})))
     trial, folder = task
     needed = trial.needed(folder) if isinstance(trial, Traveller) else ()
     kept = {str(path.relative_to(folder)): path for path in needed}
-    return Parcel(pickle.dumps((task, _code_of(trial))), dict(_bundles(trial)), kept, str(folder))
+    code = _code_of(trial)
+    return Parcel(
+        pickle.dumps((task, code, pickled(code))), dict(_bundles(trial)), kept, str(folder)
+    )
 
 
 def open_parcel(task: bytes, places: Mapping[str, str]) -> Any:  # noqa: ANN401 - any task
     """Return a task for a machine where files are elsewhere.
 
     Args:
-        task: The pickled task, and the code in it that the user trusts.
+        task: The pickled task, the code in it that the user trusts, and values in hand.
         places: From the paths that the task knows to where these are.
     """
-    found, code = _moved(pickle.loads(task), places)
+    found, code, values = pickle.loads(task)
+    found, code = _moved((found, code), places)
     trust(code)
+    receive(values)
     return found
 
 

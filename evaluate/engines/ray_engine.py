@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ..foundations.errors import UserError
+from ..foundations.errors import OWN_FOLDER, UserError
 from .engine import Done, Failure, check_limits, cores, execute
 from .parcels import open_parcel, pack
 
@@ -100,7 +100,7 @@ class _Run:
     ray: Any
     function: bytes
     time_limit: float
-    name: str = field(default_factory=lambda: f"leakfrontier-{uuid.uuid4().hex[:12]}")
+    name: str = field(default_factory=lambda: f"{OWN_FOLDER}{uuid.uuid4().hex[:12]}")
     stored: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -306,8 +306,6 @@ class _Host:
 def call(message: tuple[bytes, bytes, Mapping[str, str]]) -> Any:  # noqa: ANN401 - any result
     """Apply a function to a task, both pickled, where its files are elsewhere."""
     function, task, places = message
-    if not places:
-        return pickle.loads(function)(pickle.loads(task)[0])
     return pickle.loads(function)(open_parcel(task, places))
 
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile, gettempdir
 
 PLUGIN = "leakfrontier_plugin_"
 """What modules of users' files are called, before a hash of their path and content."""
+
+OWN_FOLDER = "leakfrontier-"
+"""What the names of our temporary folders begin with."""
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_OURS = tuple(_PACKAGE / name for name in ("adversaries", "defenses", "evaluate", "reports"))
+_PYTHONS = tuple(
+    Path(sysconfig.get_path(name)).resolve()
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 
 class UserError(ValueError):
@@ -28,6 +43,36 @@ def given_by_user() -> Iterator[None]:
 def users_line(error: BaseException) -> str | None:
     """Return which line of a user's own file an error comes from, if from any."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if str(frame.f_globals.get("__name__")).startswith(PLUGIN):
+        name, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        if name.startswith(PLUGIN) or (name == "__main__" and function != "<module>"):
             return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
     return None
+
+
+def writable(folder: Path) -> Path:
+    """Return a folder for results, made if it was not there; refuse one that cannot be used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the folder {folder} ({error.strerror}): choose another folder"
+        ) from error
+
+
+def is_about_users_files(error: OSError) -> bool:
+    """Return whether an error is about a file of the user's, or about a disk that is full.
+
+    Files of the package, of Python and in our temporary folders are not the user's.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    if not isinstance(error.filename, str | bytes | os.PathLike):
+        return False
+    path = Path(os.fsdecode(error.filename)).resolve()
+    temporary = Path(gettempdir()).resolve() / OWN_FOLDER
+    return not (
+        any(path.is_relative_to(folder) for folder in (*_OURS, *_PYTHONS))
+        or str(path).startswith(str(temporary))
+    )

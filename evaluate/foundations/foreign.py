@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields
 from numbers import Real
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
 import pandas as pd
 
-from .rows import GuaranteeRow, Kind, Status
+from .rows import Column, GuaranteeRow, Kind, Status, columns
 
 DEPTH = 64
 """How deeply lists and mappings may be nested; what we write has fewer than ten levels."""
@@ -102,10 +101,8 @@ def check_rows(frame: pd.DataFrame, row_type: type) -> None:
         frame: The rows, with the keys of their cells.
         row_type: The dataclass that they are of.
     """
-    hints = get_type_hints(row_type)
-    for one in fields(row_type):
-        name = one.name
-        is_right, words = _column(name, hints[name], lacking=one.default is not MISSING)
+    for name, column in columns(row_type).items():
+        is_right, words = _test(name, column)
         for value in frame[name].unique():
             if not is_right(value):
                 raise ValueError(f"{name} must be {words}, got {_shown(value)}")
@@ -126,22 +123,18 @@ def _check_tokens(frame: pd.DataFrame) -> None:
             raise ValueError(f"tokens must be a list of texts, got {_shown(texts)}")
 
 
-def _column(name: str, hint: Any, *, lacking: bool) -> tuple[_Test, str]:  # noqa: ANN401 - a type
-    """Return what the values of a column must be; older formats are `lacking` some columns."""
-    if get_origin(hint) is Literal:
-        allowed = get_args(hint)
-        return lambda value: value in allowed, f"one of {', '.join(allowed)}"
-    parts = get_args(hint) or (hint,)
-    optional = type(None) in parts
-    kind = next(part for part in parts if part is not type(None))
-    is_right, words = _KINDS[kind]
+def _test(name: str, column: Column) -> tuple[_Test, str]:
+    """Return what the values of a column must be, and how to say so."""
+    if column.allowed:
+        return lambda value: value in column.allowed, f"one of {', '.join(column.allowed)}"
+    is_right, words = _KINDS[column.kind]
     least = _LEAST.get(name)
     if least is not None:
         words += f" from {least}"
 
     def test(value: object) -> bool:
         if is_missing(value):
-            return optional or lacking or kind is float
+            return column.optional or column.kind is float
         return is_right(value) and (least is None or value >= least)  # type: ignore[operator]
 
     return test, words
@@ -202,7 +195,6 @@ _META: dict[str, tuple[_Test, str]] = {
     ),
     "machine": _OBJECT,
     "notes": _TEXTS,
-    "plan": _TEXTS,
 }
 _STATUS = (*get_args(Status), "missing")
 _KEYS = ("observation", "victim", "metric", "round")

@@ -46,6 +46,7 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 _TRUSTED: set[str] = set()
+_HELD: dict[str, Callable[[], object]] = {}
 
 
 class UntrustedCodeError(UserError):
@@ -59,6 +60,12 @@ def trust(specs: Iterable[str]) -> None:
         specs: What `load_attribute` takes; names without a colon are no code.
     """
     _TRUSTED.update(_place(spec) for spec in specs if ":" in spec)
+
+
+def hold(spec: str, load: Callable[[], object]) -> None:
+    """Let a name stand for a value that the user has in hand: see `by_value`."""
+    _HELD[spec] = load
+    trust([spec])
 
 
 def trusted() -> frozenset[str]:
@@ -93,7 +100,7 @@ def is_loaded(spec: str) -> bool:
     """Return whether there is nothing left to execute."""
     source, file = spec.rpartition(":")[0], file_of(spec)
     if file is None:
-        return not source or source in sys.modules
+        return not source or spec in _HELD or source in sys.modules
     return not file.is_file() or _module_name(file) in sys.modules
 
 
@@ -114,6 +121,8 @@ def load_attribute(spec: str) -> Any:  # noqa: ANN401
             f"{spec} is code that a file names, not you. It is executed only with --trust-code: "
             "read it first (in Python: leakfrontier.evaluate.foundations.plugins.trust)"
         )
+    if spec in _HELD:
+        return _HELD[spec]()
     module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
     if not hasattr(module, name):
         own = (key for key, value in vars(module).items() if _defined_in(module, value))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 _VERSION = version("leakfrontier")
 
@@ -248,6 +248,49 @@ class Outcome:
     status: Status = "ok"
     error: str = ""
     note: str = ""
+
+
+TABLES: dict[str, type] = {
+    "attacks": AttackRow,
+    "scores": Score,
+    "utility": UtilityRow,
+    "renderings": Rendering,
+    "guarantees": GuaranteeRow,
+    "replays": ReplayRow,
+}
+"""The rows of each table of an `Outcome`."""
+
+
+class Column(NamedTuple):
+    """What a column of a table holds.
+
+    Attributes:
+        kind: `str`, `int`, `float`, `bool` or `bytes`.
+        optional: Whether a value may be missing.
+        allowed: The texts that it can be; any, if there are none.
+    """
+
+    kind: type
+    optional: bool = False
+    allowed: tuple[str, ...] = ()
+
+
+@cache
+def columns(row_type: type) -> Mapping[str, Column]:
+    """Return the columns of a table by the annotations of its rows.
+
+    Whatever reads or writes rows, in whatever format, takes their types from here.
+    """
+    hints = get_type_hints(row_type)
+    return {one.name: _column(hints[one.name]) for one in fields(row_type)}
+
+
+def _column(hint: Any) -> Column:  # noqa: ANN401 - a type
+    if get_origin(hint) is Literal:
+        return Column(str, allowed=get_args(hint))
+    parts = get_args(hint) or (hint,)
+    (kind,) = (part for part in parts if part is not type(None))
+    return Column(kind, optional=type(None) in parts)
 
 
 def digest(value: Any) -> str:  # noqa: ANN401 - any JSON value

@@ -29,6 +29,7 @@ from leakfrontier.adversaries import ImageSpace, InputSpace, Protocol, TokenSpac
 from leakfrontier.defenses import Batch, Defense, Update, trainable
 
 from ..data.data import DATASETS
+from ..foundations.by_value import SESSION
 from ..foundations.errors import UserError
 from ..foundations.plugins import file_of, local_files, trust
 from ..foundations.seeds import generator
@@ -43,6 +44,7 @@ from ..users.methods import (
     check_steps,
     own_code,
 )
+from ..users.objects import methods_of
 
 DESCRIPTION, WEIGHTS, UPDATE, TRUTH = (
     "capture.json",
@@ -218,7 +220,13 @@ def _sizes(space: InputSpace) -> tuple[int, ...]:
 
 @contextmanager
 def capture(
-    model: nn.Module, folder: Path | str, about: Description, *, truth: Truth | None = None
+    model: nn.Module,
+    folder: Path | str,
+    /,
+    about: Description | None = None,
+    *,
+    truth: Truth | None = None,
+    **description: Any,  # noqa: ANN401 - the keys of a description
 ) -> Iterator[None]:
     """Capture the local step that is taken in the block: once it is over, the folder is there.
 
@@ -230,11 +238,13 @@ def capture(
         folder: A new folder for the capture.
         about: How the update comes about.
         truth: The private examples as model inputs, and their labels, if scores are wanted.
+        description: Instead of `about`, its keys: `model`, `space`, `batch_size` and others.
 
     Raises:
         CaptureError: Before the block if the description does not fit the model, after it if
             there is no update.
     """
+    about = _described(description) if about is None else about
     trust(about.code)
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     built = about.build()
@@ -255,6 +265,16 @@ def capture(
         else:
             update[name] = value.grad.detach()
     write_capture(folder, about, weights=weights, update=update, truth=truth)
+
+
+def _described(description: Mapping[str, Any]) -> Description:
+    """Return a description from its keys; methods may be objects."""
+    methods = [key for key in ("protocol", "defense") if description.get(key) is not None]
+    try:
+        found = {key: methods_of([description[key]])[0] for key in methods}
+        return Description.model_validate({**description, **found})
+    except ValueError as error:
+        raise CaptureError(f"the capture cannot be described: {error}") from error
 
 
 def write_capture(
@@ -282,6 +302,12 @@ def write_capture(
             f"dataset must be one of {', '.join(DATASETS)}, got {about.dataset!r}: a capture takes "
             "no data along; give the path by --dataset when it is attacked"
         )
+    for name in about.code:
+        if name.startswith(SESSION):
+            raise CaptureError(
+                f"{name.rpartition(':')[2]} is defined in a notebook or a script, and a capture is "
+                "read by other programs: write it into a file and name it as file.py:name"
+            )
     check_finite(update, "the update")
     folder.mkdir(parents=True, exist_ok=True)
     named = {"model": about.model, "protocol": about.protocol, "defense": about.defense}

@@ -40,11 +40,14 @@ class Audit:
     measured_noise: float = math.nan
 
     @property
+    def finding(self) -> str:
+        """Return what was found, with its p-value if that refutes the claim."""
+        return f"{self.words} (p = {self.p_value:.1g})" if self.violated else self.words
+
+    @property
     def verdict(self) -> str:
-        """Return the finding in words, with what it means for the claim."""
-        if self.violated:
-            return f"violated: {self.words} (p = {self.p_value:.1g})"
-        return f"no violation found: {self.words}"
+        """Return the finding, with what it means for the claim."""
+        return f"{'violated' if self.violated else 'no violation found'}: {self.finding}"
 
 
 class Symptom(NamedTuple):

@@ -25,10 +25,11 @@ from ..users.methods import (
     adversary_grid,
     build_adversary,
     check_loading,
+    defense_grid,
     placed_name,
 )
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import SCENARIOS, Scenario, adversary_label, configured, family, label
+from ..world.scenario import SCENARIOS, Scenario, adversary_label, family, label
 
 PRESETS = ("quick", "quick-text", "standard", "full")
 
@@ -67,7 +68,7 @@ class RunConfig(Strict):
     @field_validator("defenses")
     @classmethod
     def _valid_defenses(cls, value: tuple[Method, ...]) -> tuple[Method, ...]:
-        return configured(value)
+        return tuple(defense_grid(value))
 
     @field_validator("adversaries")
     @classmethod
@@ -145,7 +146,9 @@ class RunConfig(Strict):
 
 
 def load_config(
-    source: Path | str | Mapping[str, Any], extra_defenses: Sequence[object] = ()
+    source: Path | str | Mapping[str, Any],
+    extra_defenses: Sequence[object] = (),
+    changes: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """Return a configuration of the user's own: a YAML file, the name of a preset, or a mapping.
 
@@ -155,8 +158,10 @@ def load_config(
     Args:
         source: The configuration.
         extra_defenses: More defenses, each a name or a mapping as in a file.
+        changes: What to put in place of some of its keys.
     """
     content = dict(source if isinstance(source, Mapping) else _read_yaml(source))
+    content |= changes or {}
     in_file = isinstance(source, Path | str) and source not in PRESETS
     folder = Path(str(source)).parent if in_file else Path()
     code = [*named_code(content, folder), *named_code({"defenses": [*extra_defenses]}, Path())]

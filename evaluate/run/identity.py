@@ -18,8 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from leakfrontier.defenses import Chain
+from leakfrontier.adversaries import Adversary
+from leakfrontier.defenses import Chain, Defense
 
+from ..foundations.by_value import is_in_hand
 from ..foundations.errors import PLUGIN
 from ..foundations.plugins import digest_of, load_attribute, local_files, while_unedited
 from ..users.methods import Method
@@ -56,7 +58,7 @@ def source(path: Iterable[str], *methods: object) -> str:
         path: Files where its path begins, relative to `ROOT`.
         methods: Its defense, adversary or function; a chain stands for its links.
     """
-    return _source(frozenset(path), frozenset(_modules(methods)))
+    return _source(frozenset([*path, *_used(methods)]), frozenset(_modules(methods)))
 
 
 def factories(model: Method) -> list[object]:
@@ -67,9 +69,24 @@ def factories(model: Method) -> list[object]:
 def _modules(methods: Iterable[object]) -> Iterator[str]:
     """Yield the names of the modules in which classes of objects, or functions, are defined."""
     for method in methods:
-        yield getattr(method, "__module__", type(method).__module__)
+        if not _in_hand(method):  # else its name says all
+            yield getattr(method, "__module__", type(method).__module__)
         if isinstance(method, Chain):
             yield from _modules(method.links)
+
+
+def _in_hand(method: object) -> bool:
+    return is_in_hand(method) or is_in_hand(type(method))
+
+
+def _used(methods: Iterable[object]) -> Iterator[str]:
+    """Yield the files of ours that classes in hand may use: all of the folder that they extend."""
+    for method in methods:
+        for base, folder in ((Defense, "defenses"), (Adversary, "adversaries")):
+            if _in_hand(method) and isinstance(method, base):
+                yield from (str(one.relative_to(ROOT)) for one in (ROOT / folder).rglob("*.py"))
+        if isinstance(method, Chain):
+            yield from _used(method.links)
 
 
 @cache

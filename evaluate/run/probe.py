@@ -24,7 +24,7 @@ from leakfrontier.defenses import DPSGD, Batch, Chain, Defense, Plan, Refused
 from ..client.client import Client, observe, release
 from ..client.math_attention import math_attention
 from ..engines.engine import Failure, cores, execute
-from ..foundations.errors import UserError
+from ..foundations.errors import OWN_FOLDER, UserError
 from ..foundations.plugins import file_of
 from ..foundations.seeds import generator
 from ..users.contract import Checked, check_guarantee
@@ -257,7 +257,7 @@ def _try_adversary(task: Trying) -> None:
         observations=(0,),
         pictures=0,
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix=OWN_FOLDER) as folder:
         attack.run(Path(folder))
 
 

@@ -10,9 +10,8 @@ import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,7 @@ from ..foundations.foreign import (
     is_missing,
     parse_json,
 )
-from ..foundations.rows import (
-    AttackRow,
-    Cell,
-    GuaranteeRow,
-    Outcome,
-    Rendering,
-    ReplayRow,
-    Score,
-    UtilityRow,
-)
-from .older_formats import REARRANGED, older_frames, older_labels
+from ..foundations.rows import TABLES, Cell, Outcome, columns
 
 FILE_NAME = "results.sqlite"
 READING = 300.0
@@ -54,42 +43,16 @@ _JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """What SQLite begins a journal with, and ends the name of a super-journal with."""
 
 _APPLICATION_ID = 0x4C46524F  # marks the file as ours
-_FORMAT = 4
-_READABLE = (1, 2, 3, 4)  # see `older_formats` for what older ones lack
+_FORMAT = 1
 
-TABLES = {
-    "attacks": AttackRow,
-    "scores": Score,
-    "utility": UtilityRow,
-    "renderings": Rendering,
-    "guarantees": GuaranteeRow,
-    "replays": ReplayRow,
+_TYPED: dict[type, Callable[[Any], Any]] = {
+    # a column of nothing but NULL is read as an object
+    int: pd.to_numeric,
+    float: pd.to_numeric,
+    bool: lambda values: values.astype("boolean"),
+    str: lambda values: values,
+    bytes: lambda values: values,
 }
-_FLAGS = [
-    "identified",
-    "identified_original",
-    "transformed",
-    "counterfactual",
-    "label_correct",
-    "labels_granted",
-    "violated",
-    "uploads_differ",
-    "random",
-    "vectorised",
-    "straight_through",
-    "one_by_one",
-]
-_NUMBERS = [
-    "candidates",
-    "objective",
-    "objective_at_truth",
-    "bound",
-    "seconds",
-    "noise_multiplier",
-    "measured_noise",
-    "audited_epsilon",
-    "value",
-]
 
 
 class StoreError(UserError):
@@ -113,7 +76,7 @@ class Store:
         with self._connect(writing=create) as database:
             if create and self._is_empty(database):
                 self._create(database)
-            self._check(database, (_FORMAT,) if create else _READABLE)
+            self._check(database)
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
@@ -225,9 +188,7 @@ class Store:
             meta = check_meta(self._meta(database))
             if "panel" not in meta:
                 raise StoreError(f"{self.path} holds no run yet: start one with `leakfrontier run`")
-            labels = self._labels(database, meta.get("plan"))
-            if self._version(database) in REARRANGED:
-                labels = older_labels(database, labels)
+            labels = self._labels(database)
             for one in labels.to_dict("records"):
                 check_labels({name: value for name, value in one.items() if not is_missing(value)})
             outcomes = pd.read_sql_query("SELECT * FROM outcomes", database)
@@ -239,45 +200,36 @@ class Store:
                 table: labels.merge(self._frame(database, table, row_type), on="cell")
                 for table, row_type in TABLES.items()
             }
-            if self._version(database) in REARRANGED:
-                frames |= older_frames(database, labels, frames["attacks"])
             for table, row_type in TABLES.items():
                 check_rows(frames[table], row_type)
         return Results(meta["config"], meta["panel"], cells, **frames, notes=meta.get("notes", ()))
 
     @staticmethod
-    def _labels(database: sqlite3.Connection, plan: Sequence[str] | None) -> pd.DataFrame:
-        """Return the labels of the planned cells; older formats list these apart."""
-        if plan is None:
-            query = "SELECT cell FROM plan WHERE place IS NOT NULL ORDER BY place"
-            plan = [key for (key,) in database.execute(query)]
-        found = {
-            key: {"cell": key, "kind": kind, **_object(parse_json(labels))}
-            for key, kind, labels in database.execute(
-                "SELECT cell, kind, labels FROM plan"
-            ).fetchall()  # an error must leave no query open, which would lock the file
-        }
-        return pd.DataFrame([found[key] for key in plan], columns=None if plan else ["cell"])
+    def _labels(database: sqlite3.Connection) -> pd.DataFrame:
+        """Return the labels of the planned cells."""
+        query = "SELECT cell, kind, labels FROM plan WHERE place IS NOT NULL ORDER BY place"
+        found = [
+            {"cell": key, "kind": kind, **_object(parse_json(labels))}
+            # an error must leave no query open, which would lock the file
+            for key, kind, labels in database.execute(query).fetchall()
+        ]
+        return pd.DataFrame(found, columns=None if found else ["cell"])
 
     @staticmethod
     def _frame(database: sqlite3.Connection, table: str, row_type: type) -> pd.DataFrame:
-        columns = _columns(row_type)
-        known = database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-        if not known:
-            return pd.DataFrame(columns=["cell", *columns])
-        frame = pd.read_sql_query(f"SELECT * FROM {table} ORDER BY cell, {columns[0]}", database)
-        frame = frame.reindex(columns=["cell", *columns])
-        for name in frame.columns.intersection(_NUMBERS):
-            frame[name] = pd.to_numeric(frame[name])  # a column of nothing but NULL is an object
-        for name in frame.columns.intersection(_FLAGS):
-            frame[name] = frame[name].astype("boolean")
+        own = columns(row_type)
+        names = ", ".join(["cell", *own])
+        order = f"cell, {next(iter(own))}"
+        frame = pd.read_sql_query(f"SELECT {names} FROM {table} ORDER BY {order}", database)
+        for name, column in own.items():
+            frame[name] = _TYPED[column.kind](frame[name])
         return frame
 
     @staticmethod
     def _insert(
         database: sqlite3.Connection, table: str, row_type: type, key: str, rows: Sequence[Any]
     ) -> None:
-        names = _columns(row_type)
+        names = columns(row_type)
         marks = ", ".join("?" * (len(names) + 1))
         values_of = attrgetter(*names)
         values = [(key, *values_of(row)) for row in rows]
@@ -371,31 +323,21 @@ class Store:
             " (cell TEXT PRIMARY KEY, status TEXT, error TEXT, note TEXT, seconds REAL, busy REAL)"
         )
         for table, row_type in TABLES.items():
-            database.execute(f"CREATE TABLE {table} (cell TEXT, {', '.join(_columns(row_type))})")
+            database.execute(f"CREATE TABLE {table} (cell TEXT, {', '.join(columns(row_type))})")
             database.execute(f"CREATE INDEX {table}_cell ON {table} (cell)")
 
-    def _check(self, database: sqlite3.Connection, readable: Sequence[int]) -> None:
+    def _check(self, database: sqlite3.Connection) -> None:
         application = database.execute("PRAGMA application_id").fetchone()[0]
         if application != _APPLICATION_ID:
             raise StoreError(
                 f"{self.path} is a database of another program: choose another --out folder"
             )
-        version = self._version(database)
-        if version in readable:
-            return
-        if version in _READABLE:
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version != _FORMAT:
             raise StoreError(
-                f"{self.path} has the older format {version}: reports can be made of it, but a run "
-                "cannot go on there; choose another --out folder"
+                f"{self.path} has format {version}, this version of leakfrontier reads format "
+                f"{_FORMAT}: choose another --out folder, or use the version that made the file"
             )
-        raise StoreError(
-            f"{self.path} has format {version}, this version of leakfrontier reads formats "
-            f"{_READABLE[0]} to {_READABLE[-1]}: choose another --out folder"
-        )
-
-    @staticmethod
-    def _version(database: sqlite3.Connection) -> int:
-        return int(database.execute("PRAGMA user_version").fetchone()[0])
 
     @staticmethod
     def _meta(database: sqlite3.Connection) -> dict[str, Any]:
@@ -462,7 +404,3 @@ def _make(folder: Path) -> None:
         raise StoreError(
             f"cannot make the folder {folder} ({error.strerror}): choose another --out folder"
         ) from error
-
-
-def _columns(row_type: type) -> list[str]:
-    return [field.name for field in fields(row_type)]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,15 @@ from ..foundations.foreign import (
     parse_json,
 )
 from ..foundations.plugins import file_of, local_files
-from ..foundations.rows import Outcome
+from ..foundations.rows import TABLES, Column, Outcome, columns
 from ..run.cells import AttackTrial, Trial
 from ..run.config import RunConfig, received_config
 from ..run.environment import environment
 from ..run.run import plan
-from ..run.store import TABLES, received_results
+from ..run.store import received_results
 from ..users.methods import own_code
 from .archive import PackError, sha256, unzipped, zipped
-from .packed_rows import exact, from_csv, outcomes_of, to_csv, types_of
+from .packed_rows import exact, from_csv, outcomes_of, to_csv
 
 FORMAT = 1
 VICTIMS = 4
@@ -116,7 +116,7 @@ class Pack:
     @cached_property
     def cells(self) -> pd.DataFrame:
         """Return the planned cells, in their order: cells.csv with `labels` as data."""
-        cells = from_csv(self.entries[CELLS], dict.fromkeys(_CELL_COLUMNS, str))
+        cells = from_csv(self.entries[CELLS], dict.fromkeys(_CELL_COLUMNS, Column(str)))
         labels: list[Any] = [check_labels(parse_json(text)) for text in cells["labels"]]
         cells["labels"] = labels
         return cells.assign(**{name: pd.to_numeric(cells[name]) for name in ("seconds", "busy")})
@@ -142,7 +142,8 @@ class Pack:
 
     def rows(self, table: str) -> pd.DataFrame:
         """Return a table's rows by the keys of their cells."""
-        frame = from_csv(self.entries[f"rows/{table}.csv"], {"number": int, **types_of(table)})
+        types = {"number": Column(int), **columns(TABLES[table])}
+        frame = from_csv(self.entries[f"rows/{table}.csv"], types)
         if table == "renderings":
             for name in ("truth", "guess"):
                 frame[name] = [self.entries[file] for file in frame[name]]
@@ -210,7 +211,7 @@ def write_pack(
     entries = {CELLS: to_csv(cells), **sources}
     for name in _ROWS:
         frame = getattr(results, name)
-        own = frame[[one.name for one in fields(TABLES[name])]].copy()
+        own = frame[[*columns(TABLES[name])]].copy()
         own.insert(0, "number", frame["cell"].map(numbers).astype(int))
         entries[f"rows/{name}.csv"] = to_csv(own)
     entries |= _gallery(results, numbers)
@@ -240,7 +241,8 @@ def read_pack(path: Path) -> Pack:
     meta = _parsed(path, entries[META])
     if meta["format"] != FORMAT:
         raise PackError(
-            f"{path} has format {meta['format']}, this version of leakfrontier reads {FORMAT}"
+            f"{path} has format {meta['format']}, this version of leakfrontier reads {FORMAT}: "
+            "open it with the version that made it"
         )
     pack = Pack(path.stem, meta, entries)
     try:

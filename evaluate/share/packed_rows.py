@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
-from typing import Any, get_type_hints
+from dataclasses import asdict
+from typing import Any
 
 import pandas as pd
 
 from ..conclude.results import Results
-from ..foundations.rows import Outcome, digest
-from ..run.store import TABLES
+from ..foundations.foreign import is_missing
+from ..foundations.rows import TABLES, Column, Outcome, columns, digest
 from .archive import sha256
 
 DIGITS = 6
@@ -25,13 +25,15 @@ def to_csv(frame: pd.DataFrame) -> bytes:
     return str(text).encode()
 
 
-def from_csv(body: bytes, types: Mapping[str, Callable[[Any], Any]]) -> pd.DataFrame:
+def from_csv(body: bytes, types: Mapping[str, Column]) -> pd.DataFrame:
     """Return a table with the types of its columns; others are refused."""
     frame = pd.read_csv(io.BytesIO(body), dtype=str, keep_default_na=False)
     if [*frame.columns] != [*types]:
         raise ValueError(f"columns must be {', '.join(types)}, got {', '.join(frame.columns)}")
-    for name, cast in types.items():
-        frame[name] = _COLUMNS.get(cast, _COLUMNS[str])(frame[name])
+    for name, column in types.items():
+        texts = frame[name]
+        missing = column.kind is str and column.optional
+        frame[name] = texts.where(texts != "", None) if missing else _TYPED[column.kind](texts)
     return frame
 
 
@@ -41,60 +43,30 @@ def _flags(texts: pd.Series[str]) -> pd.Series[Any]:
     return texts.map({"True": True, "False": False, "": pd.NA}).astype("boolean")
 
 
-def _bool(value: Any) -> bool | None:  # noqa: ANN401 - a cell of a table
-    return None if pd.isna(value) else bool(value)
-
-
-def _int(value: Any) -> int | None:  # noqa: ANN401 - a cell of a table
-    return None if pd.isna(value) else int(value)
-
-
-def _float(value: Any) -> float | None:  # noqa: ANN401 - a cell of a table
-    return None if pd.isna(value) else float(value)
-
-
-def _text(value: Any) -> str | None:  # noqa: ANN401 - a cell of a table
-    return None if value is None or value is pd.NA or value != value else str(value)
-
-
-def _bytes(value: Any) -> bytes:  # noqa: ANN401 - a cell of a table
-    return bytes(value)
-
-
-_COLUMNS: dict[Callable[[Any], Any], Callable[[Any], Any]] = {
-    int: lambda texts: pd.to_numeric(texts).astype(int),
+_TYPED: dict[type, Callable[[Any], Any]] = {
+    int: pd.to_numeric,
+    float: lambda texts: pd.to_numeric(texts).astype(float),
+    bool: _flags,
     str: lambda texts: texts,
-    _int: pd.to_numeric,
-    _float: lambda texts: pd.to_numeric(texts).astype(float),
-    _bool: _flags,
-    _text: lambda texts: texts.where(texts != "", None),
+    bytes: lambda texts: texts,  # the names of files
 }
 
 
-def types_of(table: str) -> dict[str, Callable[[Any], Any]]:
-    """Return what the columns of a table hold, as functions that make it so."""
-    casts: dict[object, Callable[[Any], Any]] = {
-        bool: _bool,
-        bool | None: _bool,
-        int: _int,
-        int | None: _int,
-        float: _float,
-        float | None: _float,
-        bytes: _bytes,
-        str | None: _text,
-    }
-    hints = get_type_hints(TABLES[table])
-    return {one.name: casts.get(hints[one.name], str) for one in fields(TABLES[table])}
+def _value(value: Any, column: Column) -> Any:  # noqa: ANN401 - a cell of a table
+    """Return a cell of a table as its row has it."""
+    if is_missing(value) and (column.optional or column.kind in (bool, int, float)):
+        return None
+    return column.kind(value)
 
 
 def outcomes_of(results: Results) -> dict[str, Outcome]:
     """Return what every cell has left behind, by its key."""
     found: dict[str, dict[str, Any]] = {}
     for table, row_type in TABLES.items():
-        casts = types_of(table)
+        own = columns(row_type)
         for key, group in getattr(results, table).groupby("cell"):
-            columns = [[cast(value) for value in group[name]] for name, cast in casts.items()]
-            values = zip(*columns, strict=True)
+            cast = [[_value(one, column) for one in group[name]] for name, column in own.items()]
+            values = zip(*cast, strict=True)
             found.setdefault(str(key), {})[table] = tuple(row_type(*one) for one in values)
     return {key: Outcome(**tables) for key, tables in found.items()}
 
@@ -102,10 +74,10 @@ def outcomes_of(results: Results) -> dict[str, Outcome]:
 def exact(outcome: Outcome) -> str:
     """Return a digest of all rows of a cell, in all digits, without the seconds that it took."""
     tables = {}
-    for table in TABLES:
-        casts = types_of(table)
+    for table, row_type in TABLES.items():
+        own = {name: one for name, one in columns(row_type).items() if name != "seconds"}
         made = [
-            [_plain(casts[name](value)) for name, value in asdict(row).items() if name != "seconds"]
+            [_plain(_value(getattr(row, name), column)) for name, column in own.items()]
             for row in getattr(outcome, table)
         ]
         tables[table] = sorted(json.dumps(row) for row in made)
@@ -114,8 +86,9 @@ def exact(outcome: Outcome) -> str:
 
 def frame_of(outcome: Outcome, table: str) -> pd.DataFrame:
     """Return the rows of one cell as a pack has them."""
-    own = pd.DataFrame([asdict(row) for row in getattr(outcome, table)], columns=[*types_of(table)])
-    return from_csv(to_csv(own), types_of(table))
+    types = columns(TABLES[table])
+    own = pd.DataFrame([asdict(row) for row in getattr(outcome, table)], columns=[*types])
+    return from_csv(to_csv(own), types)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a cell of a table

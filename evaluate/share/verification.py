@@ -31,7 +31,8 @@ from ..conclude.analysis import FINISHED
 from ..conclude.labels import rows
 from ..data.data import forget_fingerprints
 from ..engines.engine import LOCAL, Engine, Failure
-from ..foundations.rows import Outcome
+from ..foundations.errors import OWN_FOLDER
+from ..foundations.rows import TABLES, Outcome
 from ..foundations.seeds import SEED_BITS, narrow_seeds
 from ..foundations.statistics import sign_test
 from ..foundations.terminal import terminal
@@ -39,7 +40,6 @@ from ..run.cascade import Schedule, Step
 from ..run.cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial
 from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
-from ..run.store import TABLES
 from .archive import PackError
 from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
 from .packed_rows import exact, frame_of
@@ -155,7 +155,7 @@ def verify(
         )
     forget_fingerprints()
     console = terminal(quiet=True) if console is None else console
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory(prefix=OWN_FOLDER) as place:
         config = _config(pack, Path(place), data, trust_code)
         _check_extent(pack, config)
         planned = plan_of(config)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, TypeGuard, TypeVar
+from typing import Annotated, Any, TypeGuard, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -33,8 +34,6 @@ from .contract import check_class
 
 PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, FedAvg, FedBuff)}
 """Every protocol by name. Add a class here to add a protocol."""
-
-T = TypeVar("T")
 
 _NUMBERS = (int, float, *(kind + more for kind in ("int", "float") for more in ("", " | None")))
 
@@ -122,13 +121,15 @@ class Method(Strict, Traveller):
     def _placed(cls, name: str, info: ValidationInfo) -> str:
         return placed_name(name, folder_of(info))
 
-    def grid(self, sequences: Container[str] = ()) -> list[Method]:
+    def grid(self, class_of: Callable[[Method], type]) -> list[Method]:
         """Return one method per combination of the options that are lists.
 
+        An option that is a list itself is one per combination only if it holds lists.
+
         Args:
-            sequences: Options that are lists themselves: one per combination only if they hold
-                lists.
+            class_of: Returns the class of a method, which knows its options.
         """
+        sequences = () if self.links else _sequences(class_of(self))
         values = [
             value if _is_choice(value, key in sequences) else [value]
             for key, value in self.options.items()
@@ -143,7 +144,7 @@ class Method(Strict, Traveller):
             Method(
                 name=self.name, options=dict(zip(self.options, chosen, strict=True)), links=links
             )
-            for links in product(*(link.grid() for link in self.links))
+            for links in product(*(link.grid(class_of) for link in self.links))
             for chosen in product(*values)
         ]
 
@@ -221,29 +222,36 @@ def build_defense(method: Method) -> Defense:
         return Chain(tuple(build_defense(link) for link in method.links))
     if method.links:
         raise ValueError(f"only a {Chain.__name__} has links, got {method.name}")
-    return _build(method, {**DEFENSES, Chain.__name__: Chain}, Defense, "defense")
+    defense: Defense = _build(method, defense_class(method), "defense")
+    return defense
 
 
 def build_adversary(method: Method) -> Adversary:
     """Return the adversary that a configuration names."""
-    return _build(method, ADVERSARIES, Adversary, "adversary")  # type: ignore[type-abstract]
+    adversary: Adversary = _build(method, _adversary_class(method), "adversary")
+    return adversary
 
 
 def adversary_grid(methods: Iterable[Method]) -> list[Method]:
     """Return one adversary per combination of the options that are lists; each can be built."""
-    found = []
-    for method in methods:
-        cls = _class_of(method, ADVERSARIES, Adversary, "adversary")
-        sequences = [one.name for one in fields(cls) if _SEQUENCE.search(str(one.type))]
-        found += method.grid(sequences)
+    found = [one for method in methods for one in method.grid(_adversary_class)]
     for method in found:
         build_adversary(method)
     return found
 
 
+def defense_grid(methods: Iterable[Method]) -> list[Method]:
+    """Return one defense per combination of the options that are lists; each can be built."""
+    found = [one for method in methods for one in method.grid(defense_class)]
+    for method in found:
+        build_defense(method)
+    return found
+
+
 def build_protocol(method: Method) -> Protocol:
     """Return the protocol that a configuration names; none has more than `MOST` of anything."""
-    protocol: Protocol = _build(method, PROTOCOLS, Protocol, "protocol")  # type: ignore[type-abstract]
+    cls = _class_of(method, PROTOCOLS, Protocol, "protocol")
+    protocol: Protocol = _build(method, cls, "protocol")
     for field in fields(protocol):
         value = getattr(protocol, field.name)
         if isinstance(value, float) and field.type in ("int", "int | None"):
@@ -271,28 +279,54 @@ def check_steps(method: Method, examples: int) -> None:
 
 def _class_of(method: Method, registry: Mapping[str, type], base: type, kind: str) -> Any:  # noqa: ANN401 - a dataclass
     """Return the class that a configuration names."""
-    cls: Any = registry.get(method.name)
-    if cls is not None:
-        return cls
+    if method.name in registry:
+        return registry[method.name]
     if ":" not in method.name:
         raise ValueError(
             f"unknown {kind} {method.name!r}: choose one of {', '.join(registry)}, "
             "or name your own class as file.py:Class"
         )
-    cls = load_attribute(method.name)
-    if not (isinstance(cls, type) and issubclass(cls, base)):
+    cls: Any = load_attribute(method.name)
+    if isinstance(cls, base):
+        cls = type(cls)
+    elif not (isinstance(cls, type) and issubclass(cls, base)):
         raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
-    check_class(cls, base)  # type: ignore[arg-type] # classes are hashable
+    check_class(cls, base)
     return cls
 
 
-def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: str) -> T:
-    cls = _class_of(method, registry, base, kind)
+def defense_class(method: Method) -> type[Defense]:
+    """Return the class of a defense that a configuration names."""
+    found: type[Defense] = _class_of(
+        method, {**DEFENSES, Chain.__name__: Chain}, Defense, "defense"
+    )
+    return found
+
+
+def _adversary_class(method: Method) -> type[Adversary]:
+    found: type[Adversary] = _class_of(method, ADVERSARIES, Adversary, "adversary")
+    return found
+
+
+def _sequences(cls: type) -> list[str]:
+    """Return the options of a class that are lists themselves."""
+    try:
+        types = get_type_hints(cls)
+    except Exception:  # names that are only there for type checkers
+        types = {}
+    own = fields(cls) if is_dataclass(cls) else ()
+    return [one.name for one in own if _SEQUENCE.search(str(types.get(one.name, one.type)))]
+
+
+def _build(method: Method, cls: Any, kind: str) -> Any:  # noqa: ANN401 - a dataclass
+    if ":" in method.name and isinstance(given := load_attribute(method.name), cls):
+        _check_options(method, (), kind)  # the object says them
+        return copy.deepcopy(given)
     options = [field.name for field in fields(cls) if field.init]
     _check_options(method, options, kind)
     _check_numbers(method, cls, kind)
     try:
-        built: T = cls(**method.options)
+        return cls(**method.options)
     except ValueError:
         raise
     except TypeError as error:
@@ -303,7 +337,6 @@ def _build(method: Method, registry: Mapping[str, type], base: type[T], kind: st
         ) from error
     except Exception as error:  # a mistake in someone's own class
         raise ValueError(f"{kind} {method.name}: {type(error).__name__}: {error}") from error
-    return built
 
 
 def _check_numbers(method: Method, cls: type, kind: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +43,7 @@ from ..users.methods import (
     build_defense,
     build_protocol,
     check_steps,
+    defense_grid,
     folder_of,
     placed,
 )
@@ -167,7 +167,7 @@ class Scenario(Strict, Traveller):
     @field_validator("defenses")
     @classmethod
     def _valid_defenses(cls, value: tuple[Method, ...]) -> tuple[Method, ...]:
-        return configured(value)
+        return tuple(defense_grid(value))
 
     @field_validator("protocol")
     @classmethod
@@ -295,14 +295,6 @@ def _placed_source(name: str, folder: Path) -> str:
     if not Path(found).exists():
         raise missing(found)
     return found
-
-
-def configured(defenses: Iterable[Method]) -> tuple[Method, ...]:
-    """Return one defense per value of each option; each can be built."""
-    expanded = tuple(method for item in defenses for method in item.grid())
-    for method in expanded:
-        build_defense(method)
-    return expanded
 
 
 def label(method: Method) -> str:

@@ -3,7 +3,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from federated import SPACE, batch, mlp, observed, rng
-from torch import Generator
+from torch import Generator, nn
 
 from leakfrontier.adversaries import (
     Adversary,
@@ -13,7 +13,7 @@ from leakfrontier.adversaries import (
     Observation,
     Reconstruction,
 )
-from leakfrontier.adversaries.base import Round, in_groups
+from leakfrontier.adversaries.base import Round, in_evaluation, in_groups
 
 
 def guess(value: float) -> Reconstruction:
@@ -89,3 +89,12 @@ def test_a_simulation_of_the_truth_is_the_upload() -> None:
     share = batch(2)
     observation = observed(mlp(4), share)
     torch.testing.assert_close(dict(observation.simulate(*share)), dict(observation.update))
+
+
+def test_a_model_is_left_as_it_was_whatever_happens_in_evaluation() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout().eval())
+    with in_evaluation(model):
+        assert not any(part.training for part in model.modules())
+    with pytest.raises(ZeroDivisionError), in_evaluation(model):
+        1 / 0  # noqa: B018
+    assert [part.training for part in model.modules()] == [True, True, False]

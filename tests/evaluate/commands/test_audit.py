@@ -106,6 +106,25 @@ def test_runs_of_an_audit_are_corrected_for_in_all_that_is_said(
 
 
 @pytest.mark.parametrize(
+    ("violated", "verdict"),
+    [(False, "not refuted: two: parts"), (True, "refuted: two: parts (p = 1e-06)")],
+)
+def test_the_verdict_does_not_depend_on_how_others_word_theirs(
+    command: Command, monkeypatch: pytest.MonkeyPatch, violated: bool, verdict: str
+) -> None:
+    found = Audit(
+        method="one run", claimed=4.0, p_value=1e-6, violated=violated, words="two: parts"
+    )
+    monkeypatch.setattr(Audit, "verdict", "other words")
+    monkeypatch.setattr(
+        "leakfrontier.evaluate.commands.audit.run_audits", lambda **_: {"one run": found}
+    )
+    code, output, _ = command("audit", HONEST, "--method", "one-run", "--json")
+    assert code == violated
+    assert json.loads(output)[0]["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("{name: TopK, ratio: 0.1}",), "TopK claims no differential privacy: there is nothing"),

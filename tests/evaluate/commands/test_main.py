@@ -221,19 +221,41 @@ def test_a_defense_of_the_users_beside_the_configured_ones(
     assert after.loc[kept, "seconds"].tolist() == before.loc[kept, "seconds"].tolist()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a list of ours is empty"),
+        OSError("a pipe of ours is closed"),
+        FileNotFoundError(2, "No such file", str(Path(cli.__file__).with_name("absent.html"))),
+    ],
+    ids=repr,
+)
 def test_what_we_did_wrong_is_no_mistake_of_the_users(
-    config_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config_file: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
     def buggy(*_: object, **__: object) -> None:
-        raise ValueError("a list of ours is empty")
+        raise error
 
     monkeypatch.setattr(engine_module, "execute", buggy)
     monkeypatch.setattr(sys, "argv", ["leakfrontier", "run", str(config_file()), "--out", "out"])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ValueError, match="a list of ours is empty"
-    ):  # with a traceback, exit code 1
+    with pytest.raises(type(error)) as caught:  # with a traceback, exit code 1
         cli.main()
+    assert caught.value is error
+    assert "please report it" in caught.value.__notes__[0]
+
+
+def test_an_error_about_a_file_of_the_users_has_no_traceback(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "out" / "page.html"))
+
+    monkeypatch.setattr(engine_module, "execute", denied)
+    assert "page.html" in refused()
 
 
 @pytest.mark.parametrize("columns", [80, 100])
@@ -264,9 +286,16 @@ def test_every_attack_on_every_upload_on_request(
 ) -> None:
     monkeypatch.setattr(engine_module, "execute", lambda *_, **__: [])
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda *_: Path("report.html"))
+    adversaries = [{"name": "InvertingGradients", "iterations": [3, 4]}]
+    config = config_file(adversaries=adversaries)
     for options, individual in (((), False), (("--individual",), True)):
-        assert command("run", config_file(), "--out", tmp_path / "out", *options)[0] == 1
-        assert Store(tmp_path / "out").results().config["individual"] is individual
+        assert command("run", config, "--out", tmp_path / "out", *options)[0] == 1
+        kept = Store(tmp_path / "out").results().config
+        assert kept["individual"] is individual
+        assert [one["options"] for one in kept["adversaries"]] == [
+            {"iterations": 3},
+            {"iterations": 4},
+        ]
 
 
 def test_as_a_process_of_its_own(tmp_path: Path) -> None:

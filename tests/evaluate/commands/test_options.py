@@ -22,7 +22,6 @@ from leakfrontier.evaluate.commands.options import (
     method_from,
     print_path,
     scenario_from,
-    writable,
 )
 from leakfrontier.evaluate.engines.engine import LOCAL
 from leakfrontier.evaluate.engines.ray_engine import RayEngine
@@ -79,15 +78,6 @@ def test_mistakes_of_a_users_class_are_told_as_such(user_file: UserFile) -> None
         UserError, match=r"Mine on digits/mlp\(width=4\): AttributeError: .*missing"
     ):
         loaded(SMALL, Method(name=f"{name}:Mine"), seed=0)
-
-
-def test_a_folder_is_made_or_refused(tmp_path: Path) -> None:
-    folder = writable(tmp_path / "a" / "b")
-    assert folder.is_dir()
-    assert not [*folder.iterdir()]
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot write to the folder .*choose another --out"):
-        writable(tmp_path / "file" / "out")
 
 
 @pytest.mark.parametrize("verdict", ["pass", "warn", "fail"])

@@ -6,9 +6,9 @@ import sqlite3
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,21 @@ import pytest
 
 from leakfrontier.evaluate.conclude.results import Results
 from leakfrontier.evaluate.foundations.rows import (
+    TABLES,
     AttackRow,
     Cell,
+    Column,
     GuaranteeRow,
     Kind,
     Outcome,
     Rendering,
     Score,
     UtilityRow,
+    columns,
 )
 from leakfrontier.evaluate.run import store as store_module
 from leakfrontier.evaluate.run.store import FILE_NAME, Store, StoreError, other_configuration
+from leakfrontier.evaluate.share.packed_rows import from_csv, to_csv
 
 SCORED = AttackRow(
     observation=1,
@@ -206,15 +210,13 @@ def test_an_interrupted_write_leaves_nothing(
 def test_an_interrupted_creation_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    columns = store_module._columns
-
-    def interrupted(row_type: type) -> list[str]:
+    def interrupted(row_type: type) -> Mapping[str, Column]:
         if row_type is Rendering:
             raise KeyboardInterrupt
         return columns(row_type)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_columns", interrupted)
+        patch.setattr(store_module, "columns", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Store(tmp_path, create=True)
     assert rows(written(tmp_path, none=FOUND).results().renderings, Rendering) == [SHOWN]
@@ -272,54 +274,41 @@ def test_a_database_of_another_program(tmp_path: Path, create: bool) -> None:
         Store(tmp_path, create=create)
 
 
+@pytest.mark.parametrize("version", [0, 2, 99])
 @pytest.mark.parametrize("create", [False, True])
-def test_a_file_of_another_format(tmp_path: Path, create: bool) -> None:
+def test_a_file_of_another_format(tmp_path: Path, create: bool, version: int) -> None:
     with sqlite3.connect(written(tmp_path, none=FOUND).path) as database:
-        database.execute("PRAGMA user_version = 99")
-    with pytest.raises(
-        StoreError, match="format 99, this version of leakfrontier reads formats 1 to 4"
-    ):
+        database.execute(f"PRAGMA user_version = {version}")
+    message = f"format {version}, this version of leakfrontier reads format 1: choose another --out"
+    with pytest.raises(StoreError, match=message):
         Store(tmp_path, create=create)
 
 
-def make_older(folder: Path, version: int) -> None:
-    """Write a results file as leakfrontier did when PSNR was a column and pictures were pixels."""
-    columns = "cell, observation, victim, reason, psnr, ssim, psnr_transformed, identified, seconds"
-    with sqlite3.connect(folder / FILE_NAME) as database:
-        database.execute(f"PRAGMA application_id = {store_module._APPLICATION_ID}")
-        database.execute(f"PRAGMA user_version = {version}")
-        database.execute("CREATE TABLE meta (name, value)")
-        database.execute("CREATE TABLE plan (cell, kind, config, labels)")
-        database.execute("CREATE TABLE outcomes (cell, status, error, seconds, busy)")
-        database.execute(f"CREATE TABLE attacks ({columns})")
-        database.execute("CREATE TABLE utility (cell, round, correct, total, loss)")
-        database.execute("CREATE TABLE pictures (cell, observation, victim, shape, truth, guess)")
-        meta = {"panel": '"1"', "config": "{}", "plan": '["a"]'}
-        database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-        database.execute("INSERT INTO plan VALUES ('a', 'attack', '{}', '{\"defense\": \"TopK\"}')")
-        database.execute("INSERT INTO outcomes VALUES ('a', 'ok', '', 1.0, 1.0)")
-        database.executemany(
-            "INSERT INTO attacks VALUES ('a', ?, 0, ?, ?, ?, NULL, ?, 1.5)",
-            [(0, "no layer", None, None, None), (1, None, 31.25, None, True)],
-        )
-        picture = ("[1, 2, 2]", bytes(4), bytes(4))
-        database.execute("INSERT INTO pictures VALUES ('a', 1, 0, ?, ?, ?)", picture)
+@dataclass(frozen=True)
+class Extended:
+    """Rows with columns that no module has heard of."""
+
+    observation: int
+    victim: int
+    flag: bool | None = None
+    number: float = math.nan
+    count: int | None = None
+    text: str | None = None
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_results_of_older_formats_are_read_and_not_continued(tmp_path: Path, version: int) -> None:
-    make_older(tmp_path, version)
-    results = Store(tmp_path).results()
-    assert results.attacks["outcome"].tolist() == ["not applicable", "scored"]
-    assert results.attacks["transformed"].tolist() == [False, False]
-    assert results.attacks["bound"].dtype == float
-    assert rows(results.scores, Score) == [Score(1, 0, "psnr", 31.25)]
-    assert results.renderings["truth"].iloc[0].startswith(b"\x89PNG")
-    assert results.guarantees.empty
-    assert {"defense", "epsilon", "violated"} <= set(results.guarantees)
-    message = f"older format {version}: reports can be made .* another --out"
-    with pytest.raises(StoreError, match=message):
-        Store(tmp_path, create=True)
+@pytest.mark.parametrize("values", [(None, math.nan, None, None), (True, 1.0, 2, "a")])
+def test_columns_have_the_types_of_their_annotations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: tuple[Any, ...]
+) -> None:
+    monkeypatch.setitem(TABLES, "attacks", Extended)
+    outcome = Outcome(attacks=(Extended(0, 0, *values),))  # type: ignore[arg-type]
+    found = written(tmp_path, a=outcome).results().attacks
+    assert found["flag"].dtype == "boolean"
+    assert found["number"].dtype == float
+    assert found["count"].dtype == (float if values[2] is None else int)
+    packed = from_csv(to_csv(found[[*columns(Extended)]]), columns(Extended))
+    for name in ("observation", "flag", "number", "count"):
+        assert packed[name].dtype == found[name].dtype, name
 
 
 def test_guarantees_come_back_as_they_were(tmp_path: Path) -> None:

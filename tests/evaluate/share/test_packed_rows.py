@@ -7,18 +7,16 @@ import pytest
 from synthetic import SCENARIOS, shared_results
 
 from leakfrontier.evaluate.conclude.results import Results
-from leakfrontier.evaluate.foundations.rows import Outcome
-from leakfrontier.evaluate.run.store import TABLES
+from leakfrontier.evaluate.foundations.rows import TABLES, Column, Outcome, columns
 from leakfrontier.evaluate.share.packed_rows import (
     exact,
     frame_of,
     from_csv,
     outcomes_of,
     to_csv,
-    types_of,
 )
 
-TYPES = {"count": int, "note": str}
+TYPES = {"count": Column(int), "note": Column(str)}
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +38,9 @@ def test_every_row_of_every_cell_is_there(results: Results) -> None:
 
 @pytest.mark.parametrize("table", ["attacks", "scores", "utility", "guarantees", "replays"])
 def test_types_are_those_of_a_folder(results: Results, table: str) -> None:
-    given = getattr(results, table)[[*types_of(table)]]
-    own = from_csv(to_csv(given), types_of(table))
+    types = columns(TABLES[table])
+    given = getattr(results, table)[[*types]]
+    own = from_csv(to_csv(given), types)
     assert own.dtypes.to_dict() == given.dtypes.to_dict()
     pd.testing.assert_frame_equal(own, given.reset_index(drop=True), rtol=1e-5)
 
@@ -69,7 +68,7 @@ def test_other_columns_and_other_values_are_refused(body: bytes) -> None:
 
 
 def test_a_flag_is_true_false_or_nothing() -> None:
-    types = {"attacked": types_of("attacks")["identified"]}
+    types = {"attacked": columns(TABLES["attacks"])["identified"]}
     found = from_csv(b'attacked\nTrue\nFalse\n""\n', types)["attacked"]
     assert found.tolist() == [True, False, pd.NA]
     with pytest.raises(ValueError, match="attacked must be True, False or nothing"):

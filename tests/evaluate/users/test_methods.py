@@ -19,6 +19,7 @@ from leakfrontier.evaluate.users.methods import (
     build_adversary,
     build_defense,
     build_protocol,
+    defense_grid,
 )
 from leakfrontier.evaluate.world.scenario import Scenario, Training, label
 
@@ -76,14 +77,16 @@ def test_options_must_be_plain_values() -> None:
 
 def test_grid_is_every_combination_of_lists() -> None:
     method = Method(name="DPSGD", options={"noise_multiplier": [0, 1], "max_grad_norm": [2, 3]})
-    options = [(m.options["noise_multiplier"], m.options["max_grad_norm"]) for m in method.grid()]
+    options = [
+        (m.options["noise_multiplier"], m.options["max_grad_norm"]) for m in defense_grid([method])
+    ]
     assert options == [(0, 2), (0, 3), (1, 2), (1, 3)]
-    assert {m.name for m in method.grid()} == {"DPSGD"}
+    assert {m.name for m in defense_grid([method])} == {"DPSGD"}
 
 
 def test_grid_without_lists_is_the_method_itself() -> None:
     for method in (Method(name="none"), Method(name="TopK", options={"ratio": 0.1})):
-        assert method.grid() == [method]
+        assert defense_grid([method]) == [method]
 
 
 def test_adversaries_have_grids_as_defenses_have(user_file: UserFile) -> None:
@@ -101,9 +104,31 @@ def test_adversaries_have_grids_as_defenses_have(user_file: UserFile) -> None:
         adversary_grid([Method(name="InvertingGradients", options={"iterations": [300, -1]})])
 
 
+SEVERAL = """
+Pair = tuple[int, int]
+
+@dataclass
+class Several(Defense):
+    sizes: Pair = (1, 2)
+    kinds: list[str] | None = None
+    scale: float = 1.0
+"""
+
+
+def test_options_of_defenses_that_are_lists_themselves_are_not_split(user_file: UserFile) -> None:
+    name = f"{user_file(SEVERAL)}:Several"
+    options = {"sizes": [3, 4], "kinds": ["a", "b"], "scale": [1.0, 2.0]}
+    found = defense_grid([Method(name=name, options=options)])
+    assert [one.options for one in found] == [options | {"scale": scale} for scale in (1.0, 2.0)]
+    chain = Method.model_validate({"name": "Chain", "links": [{"name": name, "sizes": [3, 4]}]})
+    assert defense_grid([chain]) == [chain]
+    normalised = Method(name="ATS", options={"policy": "3-1-7", "mean": [0.5, 0.5, 0.5]})
+    assert defense_grid([normalised]) == [normalised]
+
+
 def test_grid_of_an_empty_list_is_refused() -> None:
     with pytest.raises(ValueError, match="TopK: a list of values must not be empty"):
-        Method(name="TopK", options={"ratio": [], "error_feedback": True}).grid()
+        defense_grid([Method(name="TopK", options={"ratio": [], "error_feedback": True})])
 
 
 def test_builds_what_is_registered() -> None:
@@ -298,7 +323,7 @@ def test_a_chain_is_built_from_its_links_with_their_grids() -> None:
             ],
         }
     )
-    weak, strong = method.grid()
+    weak, strong = defense_grid([method])
     assert label(strong) == "DPSGD(noise_multiplier=1.0) then TopK(ratio=0.1)"
     assert build_defense(strong) == Chain((DPSGD(1.0), TopK(0.1)))
     assert weak.config() != strong.config()

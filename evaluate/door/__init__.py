@@ -1,0 +1,1 @@
+"""The front door: what `import leakfrontier` offers."""

@@ -1,0 +1,175 @@
+"""Evaluate defenses, attack captures, and load what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..engines.engine import LOCAL, Engine
+from ..foundations.devices import Device
+from ..foundations.errors import given_by_user
+from ..foundations.terminal import terminal
+from ..outside.capture_run import attack_captures
+from ..run.config import RunConfig, load_config
+from ..run.run import run
+from ..run.store import received_results
+from ..share.pack import read_pack
+from ..users.objects import given_model, in_configuration, methods_of
+from ..world.scenario import Scenario
+from .results import Results
+
+
+def evaluate(
+    *defenses: object,
+    config: str | Path | Mapping[str, Any] = "quick",
+    scenario: object = None,
+    dataset: str | Path | None = None,
+    model: object = None,
+    adversaries: Sequence[object] | None = None,
+    observations: int | None = None,
+    seeds: int | None = None,
+    only: bool = False,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    engine: Engine = LOCAL,
+    device: Device | None = None,
+    quiet: bool = False,
+) -> Results:
+    """Train under defenses, attack what clients upload, and return what was found.
+
+    Rows that the folder has already are not run again; an interrupted call is continued.
+
+    Args:
+        defenses: Defenses to evaluate: objects, classes, names (`"TopK"`, `"file.py:Mine"`) or
+            mappings (`{"name": "TopK", "ratio": [0.01, 0.1]}`). The defenses of `config` are
+            evaluated beside them.
+        config: A preset, the path of a YAML file, or a mapping like one.
+        scenario: What is attacked, in place of what `config` says: a name, a mapping with the
+            keys of a scenario, or a list of such.
+        dataset: A dataset by name or path, in place of that of the first scenario.
+        model: A model in place of that of the first scenario: a name, a mapping, a class, a
+            function of the input space, or an object, whose weights every seed begins with.
+        adversaries: Attacks in place of the panel, given like defenses.
+        observations: Attacked uploads per seed.
+        seeds: Repetitions of everything.
+        only: Leave out the defenses of `config`, all but the undefended control.
+        out: Folder of the results; by default `runs/` and the name of `config`.
+        workers: Processes; by default one per core.
+        engine: Where cells run: this machine, or a Ray cluster.
+        device: Where tensors live, as in a configuration.
+        quiet: Show no progress.
+
+    Raises:
+        UserError: If something given cannot be used; the message says what to do.
+    """
+    with given_by_user():
+        given = methods_of(defenses)
+        changes: dict[str, Any] = {"observations": observations, "seeds": seeds}
+        if adversaries is not None:
+            changes["adversaries"] = methods_of(adversaries)
+        if only:
+            control = [one for one in methods_of(["none"]) if one not in given]
+            changes["defenses"] = [*control, *given]
+        changes = {key: value for key, value in changes.items() if value is not None}
+        source = in_configuration(config) if isinstance(config, Mapping) else config
+        loaded = load_config(source, () if only else given, changes)
+        scenarios = _scenarios(loaded, scenario, dataset, model)
+        if scenarios != loaded.scenarios:
+            parts = {name: getattr(loaded, name) for name in RunConfig.model_fields}
+            loaded = load_config({**parts, "scenarios": scenarios})
+    if device is not None:
+        loaded = loaded.on_device(device)
+    folder = Path("runs") / _name(config) if out is None else Path(out)
+    console = Console(quiet=True) if quiet else terminal()
+    found = run(loaded, folder, workers=workers, engine=engine, console=console)
+    return Results.of(found, folder)
+
+
+def load(path: str | Path) -> Results:
+    """Return the results of a run: of its folder, or of its pack.
+
+    Args:
+        path: A folder that `evaluate`, `attack` or a command wrote, or a pack.
+    """
+    place = Path(path)
+    found = read_pack(place).results if place.is_file() else received_results(place)
+    return Results.of(found, place.parent if place.is_file() else place)
+
+
+def attack(
+    captures: str | Path,
+    *,
+    adversaries: Sequence[object] = (),
+    dataset: str | None = None,
+    model: object = None,
+    candidates: int = 100,
+    data_folder: str | Path | None = None,
+    trust_code: bool = False,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    engine: Engine = LOCAL,
+    device: Device = "cpu",
+    quiet: bool = False,
+) -> Results:
+    """Attack updates that were captured outside, and return what was found.
+
+    Args:
+        captures: A capture, or a folder with captures below it.
+        adversaries: Attacks in place of the panel: objects, classes, names or mappings.
+        dataset: Data by name or path, to draw look-alikes from; by default what captures name.
+        model: The model, given as for `evaluate`; by default what captures name.
+        candidates: Look-alikes among which a victim must be identified, the victim included.
+        data_folder: Where downloaded data is kept.
+        trust_code: Whether Python files that captures bring along may be executed.
+        out: Folder of the results; by default `runs/attack/` and the name of `captures`.
+        workers: Processes; by default one per core.
+        engine: Where cells run: this machine, or a Ray cluster.
+        device: Where tensors live.
+        quiet: Show no progress.
+    """
+    place = Path(captures)
+    folder = Path("runs") / "attack" / place.resolve().name if out is None else Path(out)
+    with given_by_user():
+        found, _ = attack_captures(
+            place,
+            folder,
+            adversaries=methods_of(adversaries),
+            dataset=dataset,
+            model=None if model is None else given_model(model),
+            candidates=candidates,
+            data_folder=None if data_folder is None else Path(data_folder),
+            trust_code=trust_code,
+            device=device,
+            workers=workers,
+            engine=engine,
+            console=Console(quiet=True) if quiet else terminal(),
+        )
+    return Results.of(found, folder)
+
+
+def _scenarios(
+    config: RunConfig, scenario: object, dataset: str | Path | None, model: object
+) -> tuple[Scenario, ...]:
+    """Return what is attacked, with the dataset and the model that were given."""
+    scenarios = config.scenarios
+    if scenario is not None:
+        items = scenario if isinstance(scenario, list | tuple) else [scenario]
+        named = {one.name: one for one in config.scenarios}
+        chosen = [named.get(str(item), item) for item in items]
+        chosen = [in_configuration(one) if isinstance(one, Mapping) else one for one in chosen]
+        scenarios = load_config({"scenarios": chosen, "defenses": ["none"]}).scenarios
+    changes: dict[str, Any] = {"dataset": None if dataset is None else str(dataset)}
+    changes["model"] = None if model is None else given_model(model)
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if not changes:
+        return scenarios
+    first = scenarios[0]
+    parts = {name: getattr(first, name) for name in Scenario.model_fields if name != "title"}
+    return (Scenario.model_validate({**parts, **changes}),)
+
+
+def _name(config: str | Path | Mapping[str, Any]) -> str:
+    return "evaluate" if isinstance(config, Mapping) else Path(config).stem

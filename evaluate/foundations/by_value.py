@@ -1,0 +1,270 @@
+"""Code that lives in no file: classes, functions and models of a notebook or a running script.
+
+A value in hand is pickled by value (cloudpickle) and goes to our own worker processes only. Its
+name holds a digest of its source, of what that source refers to, and of its state, so that an
+edited class is another class and the same class of another session is the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from .plugins import INSTALLED, content_of, hold
+
+SESSION = "session-"
+"""What names of values in hand begin with."""
+
+_IGNORED = frozenset(
+    [
+        *("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__annotations__"),
+        *("__annotate__", "__annotate_func__", "__annotations_cache__", "__firstlineno__"),
+        *("__static_attributes__", "__dataclass_fields__", "__dataclass_params__", "_abc_impl"),
+        *("__match_args__", "__abstractmethods__", "__parameters__", "__orig_bases__"),
+    ]
+)
+"""What Python keeps in a class beside what its author wrote."""
+
+_PICKLED: dict[str, bytes] = {}
+_IN_HAND: dict[str, object] = {}
+
+
+def present(value: object, name: str) -> str:
+    """Return the name by which workers, too, load a value.
+
+    Args:
+        value: A class, a function, or an object.
+        name: What reports call it.
+
+    Raises:
+        ValueError: If it cannot be sent to another process.
+    """
+    try:
+        spec, content = f"{SESSION}{digest(value)[:16]}:{name}", _dumped(value)
+    except Exception as error:  # whatever its parts raise
+        raise ValueError(
+            f"{name} cannot be sent to the processes that attack it: {error}. Keep open files, "
+            "locks, generators and connections out of it and of the variables that it uses"
+        ) from error
+    _IN_HAND[spec] = value
+    receive({spec: content})
+    return spec
+
+
+def _dumped(value: object) -> bytes:
+    """Return a value, pickled with the code of all modules that workers cannot import."""
+    kind = value if isinstance(value, type | FunctionType) else type(value)
+    classes = kind.__mro__ if isinstance(kind, type) else (kind,)
+    names = {one.__module__ for one in classes if not is_importable(one)} - {"__main__"}
+    modules = [sys.modules[name] for name in names if name in sys.modules]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(value))
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def pickled(specs: Iterable[str] | None = None) -> dict[str, bytes]:
+    """Return values in hand for another process: those named, or all."""
+    names = _PICKLED if specs is None else specs
+    return {spec: _PICKLED[spec] for spec in names if spec in _PICKLED}
+
+
+def receive(values: Mapping[str, bytes]) -> None:
+    """Take the values that the parent process has in hand; each is loaded when it is used."""
+    for spec, value in values.items():
+        _PICKLED[spec] = value
+        hold(spec, partial(_found, spec))
+
+
+def is_in_hand(value: object) -> bool:
+    """Return whether a value lives in no file, so that its name says all about its code."""
+    return any(value is one for one in _IN_HAND.values())
+
+
+def _found(spec: str) -> object:
+    if spec not in _IN_HAND:
+        _IN_HAND[spec] = cloudpickle.loads(_PICKLED[spec])
+    return _IN_HAND[spec]
+
+
+def is_importable(value: Any) -> bool:  # noqa: ANN401 - a class or a function
+    """Return whether another process can import a class or function by its name."""
+    module = sys.modules.get(value.__module__)
+    if module is None or getattr(module, value.__qualname__, None) is not value:
+        return False
+    first = value.__module__.partition(".")[0]
+    return first in sys.builtin_module_names or _found_again(first)
+
+
+def _found_again(name: str) -> bool:
+    """Return whether a new process would import the same top-level module."""
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+    found = next((spec for spec in specs if spec is not None), None)
+    known = getattr(sys.modules.get(name), "__spec__", None)
+    return found is not None and known is not None and found.origin == known.origin
+
+
+def digest(value: object) -> str:
+    """Return a hash of what a value means: its source, what that refers to, and its state."""
+    return _Digest().of(value)
+
+
+class _Digest:
+    """Walks through a value; what refers to itself is named by where it was met first."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, int] = {}
+        self._kept: list[object] = []  # an id is taken again once its object is gone
+
+    def of(self, value: object) -> str:
+        return hashlib.sha256("\n".join(self._lines(value)).encode()).hexdigest()
+
+    def _lines(self, value: object) -> Iterator[str]:
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            yield f"{type(value).__name__} {value!r}"
+            return
+        if id(value) in self._met:
+            yield f"met {self._met[id(value)]}"
+            return
+        self._met[id(value)] = len(self._met)
+        self._kept.append(value)
+        yield from self._walk(value)
+
+    def _walk(self, value: Any) -> Iterator[str]:  # noqa: ANN401 - any value
+        if isinstance(value, ModuleType):
+            yield from _module(value.__name__)
+        elif isinstance(value, type | FunctionType) and is_importable(value):
+            yield value.__qualname__
+            yield from _module(value.__module__)
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif isinstance(value, FunctionType):
+            yield from self._function(value)
+        elif (parts := _wrapped(value)) is not None:
+            yield from (type(value).__name__, *map(self.of, parts))
+        elif isinstance(value, Mapping):
+            yield type(value).__name__
+            for key, one in value.items():
+                yield f"{self.of(key)} {self.of(one)}"
+        elif isinstance(value, list | tuple):
+            yield from (type(value).__name__, *map(self.of, value))
+        elif isinstance(value, set | frozenset):
+            yield from (type(value).__name__, *sorted(_Digest().of(one) for one in value))
+        elif isinstance(value, torch.Tensor):
+            entries = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            content = hashlib.sha256(entries.tobytes()).hexdigest()
+            yield f"{value.dtype} {tuple(value.shape)} {value.requires_grad} {content}"
+        else:
+            yield from self._object(value)
+
+    def _object(self, value: Any) -> Iterator[str]:  # noqa: ANN401 - any value
+        if isinstance(value, np.ndarray):
+            yield f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        elif hasattr(value, "__dict__") and type(value).__module__ != "builtins":
+            yield self.of(type(value))
+            yield self.of(vars(value))
+        else:
+            yield hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+
+    def _class(self, cls: type) -> Iterator[str]:
+        yield f"class {cls.__qualname__}"
+        yield from map(self.of, cls.__bases__)
+        with suppress(NameError):  # an annotation may name what is not there
+            yield from (f"{name}: {kind}" for name, kind in _annotations(cls).items())
+        for one in fields(cls) if is_dataclass(cls) else ():
+            yield f"{one.name} {one.init} {self.of(one.default)} {self.of(one.default_factory)}"
+        for name, value in sorted(vars(cls).items()):
+            if name not in _IGNORED and not _generated(value):
+                yield f"{name} {self.of(value)}"
+
+    def _function(self, function: FunctionType) -> Iterator[str]:
+        yield _meaning(function)
+        yield self.of([function.__defaults__, function.__kwdefaults__])
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # it is empty
+                yield self.of(cell.cell_contents)
+        for name in sorted(_names(function.__code__)):
+            if name in function.__globals__:
+                yield f"{name} {self.of(function.__globals__[name])}"
+
+
+def _annotations(cls: type) -> dict[str, object]:
+    return {name: str(kind) for name, kind in inspect.get_annotations(cls).items()}
+
+
+def _generated(value: object) -> bool:
+    """Return whether a method was made by `dataclass`, from what is read already."""
+    code = getattr(value, "__code__", None)
+    return code is not None and code.co_filename == "<string>" and hasattr(value, "__qualname__")
+
+
+def _wrapped(value: Any) -> list[object] | None:  # noqa: ANN401 - any value
+    """Return what a wrapper of functions holds; None for everything else."""
+    if isinstance(value, staticmethod | classmethod | MethodType):
+        return [value.__func__, getattr(value, "__self__", None)]
+    if isinstance(value, property):
+        return [value.fget, value.fset, value.fdel]
+    if isinstance(value, cached_property):
+        return [value.func]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, BuiltinFunctionType):
+        return [f"{value.__module__}:{value.__qualname__}"]
+    return None
+
+
+def _module(name: str) -> Iterator[str]:
+    """Yield a module's name; of a module of the user's own, its content, too."""
+    yield name
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or not file.endswith(".py") or name.partition(".")[0] == "leakfrontier":
+        return
+    path = Path(file).resolve()
+    library = Path(inspect.__file__).resolve().parent
+    if not {*INSTALLED} & {*path.parts} and library not in path.parents:
+        yield content_of(path)
+
+
+def _meaning(function: FunctionType) -> str:
+    """Return a function's syntax tree without docstrings; its bytecode where there is no source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return repr(_bytecode(function.__code__))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_docstring(one)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _bytecode(code: CodeType) -> tuple[object, ...]:
+    constants = [_bytecode(one) if isinstance(one, CodeType) else one for one in code.co_consts]
+    return (code.co_code, constants, code.co_names, code.co_varnames)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a function and those within it may look up."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return {*code.co_names}.union(*map(_names, inner))
