@@ -15,7 +15,8 @@ import leakfrontier as lf
 advice = lf.advise(
     epsilon=3, clients=5, examples_per_client=8000, batch_size=64, rounds=30, local_epochs=1
 )
-print(advice)
+print("Noise multiplier:", advice.recommended.noise_multiplier)
+print(*advice.reasons, *advice.warnings, sep="\n")
 
 # %% [markdown]
 # The answer holds for correct noise. An audit tests the implementation: here our DP-SGD, at the

@@ -70,10 +70,11 @@ results = lf.evaluate(
 print(results.rates()[["defense", "adversary", "text"]].to_string(index=False))
 
 # %%
-print(results.frontier())
+print(results.frontier().points[["name", "accuracy", "success_text", "verdict"]])
 
 # %%
-print(results.checks())
+for check in results.checks():
+    print(check.verdict, check.name)
 
 # %%
 chart = results.plot()

@@ -216,7 +216,7 @@ def test_an_example_runs(tmp_path: Path, name: str) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    said = {"own_defense.py": "Rounded(step=0.1)", "choose_dp.py": "oise multiplier"}
+    said = {"own_defense.py": "Rounded(step=0.1)", "choose_dp.py": "Noise multiplier: 0.97"}
     assert said[name] in done.stdout
 
 

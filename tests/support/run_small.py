@@ -21,6 +21,8 @@ def run_small(config: RunConfig, folder: Path, **options: Any) -> Any:  # noqa: 
     parts = {name: getattr(config, name) for name in RunConfig.model_fields}
     if parts["adversaries"] == "panel":
         parts["adversaries"] = ["PriorGuess", "LinearLeakage"]
+    defenses = parts["defenses"]  # those of a preset, then the given ones
+    parts["defenses"] = (*defenses[:1], *defenses[1:][-3:])
     parts["scenarios"] = [{**SMALL_SCENARIO, "title": one.name} for one in config.scenarios]
     small = load_config({**parts, "observations": 3})
     return run(small, folder, **{**options, "workers": 1})
