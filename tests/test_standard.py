@@ -89,6 +89,24 @@ def test_the_readme_quotes_the_standings() -> None:
     ]
 
 
+def test_the_documented_attack_with_candidates_is_that_of_the_packs(packs: list[Pack]) -> None:
+    text = DOCS.read_text()
+    table = text[text.index("| scenario | epsilon 8 |") :].partition("\n\n")[0]
+    documented = {scenario: [cell for cell in cells if cell] for scenario, *cells in _rows(table)}
+    found = {}
+    for pack in packs:
+        claims, rates = pack.results.claims(), pack.results.rates()
+        rates = rates[rates["candidates_granted"] & rates["knows_defense"]].set_index("defense")
+        epsilon = claims.groupby("defense")["epsilon"].max()
+        order = sorted(
+            epsilon[epsilon < 1000].index, key=lambda one: (epsilon[one] > 8, -epsilon[one])
+        )
+        cells = [f"{100 * rates['rate'][one]:.1f} %" for one in order if rates["rate"][one] >= 0]
+        if cells:
+            found[pack.results.cells["scenario"].iloc[0]] = cells
+    assert documented == found
+
+
 def _rows(text: str) -> list[list[str]]:
     """Return the cells of a table, without its header."""
     lines = [line for line in text.splitlines() if line.startswith("| ") or line.startswith("|  ")]
