@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import pandas as pd
+from markupsafe import escape
 from scipy.stats import binom
 
 from ..foundations.statistics import Interval
@@ -92,6 +94,28 @@ class Advice:
     def warnings(self) -> tuple[str, ...]:
         """Return what must be said along with the answer."""
         return tuple(_warnings(self))
+
+    def __str__(self) -> str:
+        titles = {
+            "Recommended" if self.recommended else "Not reachable": self.reasons,
+            "Warnings": self.warnings,
+        }
+        parts = [f"{self.question.summary}."]
+        for title, texts in titles.items():
+            parts += [f"\n{title}", *(f"- {text}" for text in texts)] if texts else []
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the settings, and the words around them."""
+        words = f"<pre style='white-space: pre-wrap'>{escape(self)}</pre>"
+        shown = [row for row in self.rows if not row.searched]
+        if not shown:
+            return words
+        cells = [
+            ["\u2192" if row is self.recommended else "", *(f(row) for f in self.columns.values())]
+            for row in shown
+        ]
+        return str(pd.DataFrame(cells, columns=["", *self.columns]).to_html(index=False)) + words
 
     def document(self) -> dict[str, Any]:
         """Return the answer as one JSON document; what is infinite or absent is null."""

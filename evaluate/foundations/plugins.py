@@ -45,6 +45,9 @@ INSTALLED = ("site-packages", "dist-packages")
 """Folders of other people's code, of which no module is a user's own."""
 
 
+SESSION = "session-"
+"""What names of values begin with that the user has in hand."""
+
 _TRUSTED: set[str] = set()
 _HELD: dict[str, Callable[[], object]] = {}
 
@@ -116,13 +119,18 @@ def load_attribute(spec: str) -> Any:  # noqa: ANN401
     source, _, name = spec.rpartition(":")
     if not source or not name:
         raise ValueError(f"expected package.module:name or path/to/file.py:name, got {spec!r}")
+    if spec in _HELD:
+        return _HELD[spec]()
+    if spec.startswith(SESSION):
+        raise UserError(
+            f"{name} was defined in a notebook or a script that is not running here. Run that "
+            "again, or write it into a file and name it as file.py:name"
+        )
     if not is_trusted(spec):
         raise UntrustedCodeError(
             f"{spec} is code that a file names, not you. It is executed only with --trust-code: "
             "read it first (in Python: leakfrontier.evaluate.foundations.plugins.trust)"
         )
-    if spec in _HELD:
-        return _HELD[spec]()
     module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
     if not hasattr(module, name):
         own = (key for key, value in vars(module).items() if _defined_in(module, value))

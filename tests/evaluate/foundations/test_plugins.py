@@ -183,7 +183,7 @@ def test_who_may_speak_for_the_user() -> None:
     }
     assert speaking == {
         "evaluate/foundations/plugins.py",  # defines it
-        "evaluate/commands/options.py",  # command lines
+        "evaluate/users/objects.py",  # command lines, and objects in Python
         "evaluate/run/config.py",  # configuration files; those of others with --trust-code
         "evaluate/outside/capture.py",  # Python, where updates are captured
         "evaluate/outside/flower.py",  # likewise
@@ -200,6 +200,7 @@ def test_who_may_speak_for_the_user() -> None:
     assert calling == {
         "evaluate/commands/list.py": {"load_config"},  # our presets, which name no code
         "evaluate/commands/run.py": {"load_config"},
+        "evaluate/door/evaluation.py": {"load_config"},  # Python
         "evaluate/share/pack.py": {"received_config"},
         "evaluate/share/verification.py": {"received_config"},
     }
