@@ -32,7 +32,8 @@ from leakfrontier.evaluate.run.run import run_trials
 from leakfrontier.evaluate.share.leaderboard import THREATS, Setting, make_settings
 from leakfrontier.evaluate.share.pack import read_pack
 from leakfrontier.evaluate.users.methods import Method
-from leakfrontier.evaluate.world.scenario import Scenario, label, load_world
+from leakfrontier.evaluate.users.names import label
+from leakfrontier.evaluate.world.scenario import Scenario, load_world
 from leakfrontier.reports.frontier_figure import point_names
 from leakfrontier.reports.leaderboard import place_text
 

@@ -10,7 +10,8 @@ import pandas as pd
 
 from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.question import Row
-from leakfrontier.evaluate.advise.tables import bounded, number, sigma
+from leakfrontier.evaluate.advise.tables import bounded, sigma
+from leakfrontier.evaluate.conclude.labels import number
 
 from .charts import AXIS, COLOURS, OUTLINE, SOFT, WIDTH, Figure, styled
 from .html import render, write

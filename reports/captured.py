@@ -13,6 +13,7 @@ import yaml
 
 from leakfrontier.evaluate.conclude.labels import rows, short_names
 from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.foundations.rows import MEDIA
 from leakfrontier.evaluate.run.store import Store
 
 from .gallery import Tile, Token
@@ -22,7 +23,6 @@ from .tables import attack_name, collapsed_error
 GALLERY_NAME = "gallery.html"
 FOLDER = "reconstructions"
 _KEY = ["cell", "observation", "victim"]
-_SUFFIX = {"image/png": "png", "audio/wav": "wav", "tokens": "json"}
 
 
 @dataclass(frozen=True)
@@ -141,4 +141,4 @@ def _write_files(folder: Path, results: Results) -> None:
         capture = names[row.cell][row.observation].replace("/", "-") or "capture"
         knows = "" if row.knows_defense else "-ignorant"
         stem = f"{capture}-{row.adversary_name}{knows}-{row.cell[:6]}-{row.victim}"
-        write(folder / FOLDER / f"{stem}.{_SUFFIX[row.media]}", row.guess)
+        write(folder / FOLDER / f"{stem}.{MEDIA[row.media].extension}", row.guess)

@@ -17,13 +17,14 @@ from typing import Any
 
 from scipy.stats import binom
 
-from ..foundations.statistics import Interval
+from ..conclude.labels import number
+from ..foundations.statistics import Interval, finite
 from ..privacy.accounting import delta_warning
 from .clipping import ClippingPoint
 from .levers import Lever
 from .observation_points import ObservationPoint, observation_points
-from .question import Question, Row, counted, finite
-from .tables import CLIPPING_COLUMNS, COLUMNS, LEVER_COLUMNS, bounded, number, sigma
+from .question import Question, Row, counted
+from .tables import CLIPPING_COLUMNS, COLUMNS, LEVER_COLUMNS, bounded, sigma
 
 REASONABLE_EPSILON = 10.0
 """Epsilon up to which a guarantee is commonly called reasonable [1]."""

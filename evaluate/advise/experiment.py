@@ -37,7 +37,8 @@ from ..run.config import RunConfig
 from ..run.probe import check_scenario
 from ..run.run import plan, run_trials
 from ..users.methods import Method
-from ..world.scenario import Scenario, World, label, load_world
+from ..users.names import label
+from ..world.scenario import Scenario, World, load_world
 from ..world.victims import candidate_count
 from .clipping import gradient_norms
 from .measurements import Key, Trained, attacked, trained

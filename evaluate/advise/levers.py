@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..foundations.statistics import Interval
-from .question import DIGITS, Question, Row, noise_near, rounded_up
+from ..foundations.statistics import Interval, rounded_up
+from .question import DIGITS, Question, Row, noise_near
 
 MOST_LEVERS = 5
 """The most changes that are looked at."""

@@ -13,15 +13,17 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.progress import Progress
 
+from ..conclude.labels import number
 from ..engines.engine import LOCAL, Engine
 from ..foundations.errors import UserError, given_by_user
+from ..foundations.statistics import rounded_up
 from ..foundations.terminal import terminal
 from ..world.scenario import Scenario, load_world
 from .advice import Advice, proven_reasons
 from .experiment import Effort, Experiment, Setting, fitting
 from .levers import MOST_LEVERS, Lever, changes, pull
-from .question import DIGITS, Question, Row, proven, rounded_up
-from .tables import bounded, number
+from .question import DIGITS, Question, Row, proven
+from .tables import bounded
 from .what_if import over_norms, pulled
 
 PROVEN_LADDER = tuple(2 ** (step / 2) for step in range(-2, 5))

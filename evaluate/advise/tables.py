@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
+from ..conclude.labels import number
+from ..foundations.statistics import rounded_up
 from .clipping import ClippingPoint
 from .levers import Lever
-from .question import DIGITS, Row, rounded_up
-
-
-def number(value: float) -> str:
-    """Return an epsilon in three digits, rounded up."""
-    return "inf" if value == math.inf else f"{rounded_up(value, 3):g}"
+from .question import DIGITS, Row
 
 
 def sigma(value: float) -> str:

@@ -17,7 +17,8 @@ from rich.table import Table
 from ..advise.advice import Advice
 from ..advise.question import Question
 from ..advise.recommendation import advise as answer
-from ..advise.tables import bounded, number, sigma
+from ..advise.tables import bounded, sigma
+from ..conclude.labels import number
 from ..engines.engine import Engine
 from ..foundations.errors import UserError, given_by_user
 from ..foundations.terminal import terminal

@@ -7,9 +7,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from functools import cache
 from typing import Annotated
 
+import click
 import torch
 import typer
 from rich.console import Console
@@ -19,11 +20,12 @@ from rich.table import Table
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import ADJACENCIES, Plan
 
-from ..advise.question import finite
-from ..advise.tables import number
+from ..conclude.labels import number
 from ..foundations.errors import UserError, given_by_user
 from ..foundations.seeds import generator
+from ..foundations.statistics import finite
 from ..foundations.terminal import terminal
+from ..privacy.audit import AUDITS
 from ..privacy.audit import audit as run_audits
 from ..privacy.finding import Audit, most_damning
 from ..privacy.promise import NoClaim, claim_under
@@ -31,19 +33,6 @@ from .options import AsJson, Data, DefenseText, defense_from, loaded, scenario_f
 
 AUDITED_EXAMPLES = 1_000
 """Most real examples in an audited training run."""
-
-
-class AuditMethod(StrEnum):
-    """Audits, by the names of the command line."""
-
-    residual_noise = "residual-noise"
-    sampling = "sampling"
-    neighbours = "neighbours"
-    clipping = "clipping"
-    local_steps = "local-steps"
-    rare_steps = "rare-steps"
-    step_canaries = "step-canaries"
-    one_run = "one-run"
 
 
 def audit(
@@ -54,7 +43,11 @@ def audit(
     ] = 0.05,
     delta: Annotated[float, typer.Option(help="Delta at which epsilon is claimed.")] = 1e-5,
     method: Annotated[
-        list[AuditMethod] | None, typer.Option(help="May be repeated; all by default.")
+        list[str] | None,
+        typer.Option(
+            click_type=click.Choice([name.replace(" ", "-") for name in AUDITS]),
+            help="May be repeated; all by default.",
+        ),
     ] = None,
     runs: Annotated[int, typer.Option(min=1, help="Repetitions, with other seeds.")] = 1,
     dataset: Annotated[str, typer.Option(help="A dataset by name, or a folder.")] = "digits",
@@ -75,14 +68,15 @@ def audit(
     with given_by_user():
         plan = _plan(steps, sample_rate, delta)
     examples = world.train.at(slice(AUDITED_EXAMPLES))
-    names = [one.value.replace("-", " ") for one in method or AuditMethod]
+    names = [one.replace("-", " ") for one in method or AUDITS]
+    models = cache(lambda run: world.model(audited, run))
     reports = []
     for name in names:
         start, findings = time.perf_counter(), []
         for run in range(seed, seed + runs):
             found = run_audits(
                 defense=audited,
-                model=world.model(audited, run),
+                model=models(run),
                 loss=world.modality.loss,
                 data=examples,
                 plan=plan,

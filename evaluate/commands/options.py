@@ -23,8 +23,9 @@ from ..foundations.errors import UserError, given_by_user
 from ..foundations.plugins import trust
 from ..run.probe import check_defense
 from ..users.methods import LOADING, Method, check_loading, own_code
+from ..users.names import label
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import Scenario, World, label, load_world
+from ..world.scenario import Scenario, World, load_world
 
 Data = Annotated[
     Path | None,

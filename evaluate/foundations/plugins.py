@@ -30,8 +30,12 @@ from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from .errors import PLUGIN, UserError
+from .rows import digest
 
 T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+"""Where the folders of the package `leakfrontier` are."""
 
 _ADVICE = {
     "cannot inherit non-frozen dataclass from a frozen one": ". An adversary is frozen:\n"
@@ -302,6 +306,13 @@ def _imports(content: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
 def digest_of(file: Path) -> str:
     """Return a hash of a file's content."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def package_digest() -> str:
+    """Return a hash of the package's source, but for that of the reports."""
+    parts = ("defenses", "adversaries", "evaluate")
+    files = sorted(file for part in parts for file in (ROOT / part).rglob("*.py"))
+    return digest([(file.relative_to(ROOT).as_posix(), digest_of(file)) for file in files])
 
 
 def _defined_in(module: ModuleType, value: object) -> bool:

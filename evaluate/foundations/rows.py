@@ -18,6 +18,25 @@ AttackOutcome = Literal["scored", "not applicable", "refused", "unscored"]
 Media = Literal["image/png", "audio/wav", "tokens"]
 
 
+class Medium(NamedTuple):
+    """What there is to know of one of `Media`.
+
+    Attributes:
+        extension: How names of files end.
+        examples: What readers call examples that are shown so.
+    """
+
+    extension: str
+    examples: str
+
+
+MEDIA: dict[Media, Medium] = {
+    "image/png": Medium("png", "images"),
+    "audio/wav": Medium("wav", "sound"),
+    "tokens": Medium("json", "texts"),
+}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One unit of work: train under a defense, or attack it.

@@ -46,7 +46,8 @@ from ..run.cells import ReplayTrial, attack_labels, labels_of, reconstruct, unde
 from ..run.identity import ATTACK, factories, source
 from ..run.scoring import Attempt, Scoring
 from ..users.methods import Method, build_adversary
-from ..world.scenario import Scenario, World, label
+from ..users.names import label
+from ..world.scenario import Scenario, World
 from ..world.victims import candidates
 from .capture import CaptureError, Description
 from .captured import Capture, load_capture

@@ -23,7 +23,7 @@ from ..run.cells import undefended
 from ..run.run import run_trials, warn
 from ..run.soundness import mode_notes
 from ..users.methods import Method, adversary_grid, build_adversary, placed
-from ..world.scenario import label
+from ..users.names import label
 from ..world.victims import candidate_count
 from .capture import Description
 from .capture_cells import NOT_STATED, CaptureTrial, scenario_of, world_of

@@ -23,9 +23,6 @@ from ..foundations.rows import Cell
 from ..users.methods import build_adversary
 from .cells import AttackTrial, TrainTrial, Trial, undefended
 
-THREATS = list(Threat)
-"""From the weakest server to the strongest."""
-
 Victim = tuple[int, int, bool]
 """An upload, one of its victims, and whether it was identified."""
 
@@ -141,7 +138,7 @@ def _stage(trial: AttackTrial) -> _Stage:
     adversary = build_adversary(trial.adversary)
     if undefended(trial.defense) or not _counts(adversary):
         return _FIRST
-    return THREATS.index(adversary.threat), adversary.cost, not trial.knows_defense
+    return [*Threat].index(adversary.threat), adversary.cost, not trial.knows_defense
 
 
 def _training(trial: TrainTrial | AttackTrial) -> tuple[str, str, int]:

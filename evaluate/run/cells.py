@@ -41,7 +41,8 @@ from ..privacy.claims import claim_of, guarantee_row, proven_bound
 from ..users.contract import Checked
 from ..users.copies import CLIENTS, copied
 from ..users.methods import Method, build_adversary, build_defense, build_protocol
-from ..world.scenario import Scenario, World, adversary_label, family, label, load_world, options
+from ..users.names import adversary_label, family, label, options
+from ..world.scenario import Scenario, World, load_world
 from ..world.victims import candidates, cohort, other_cohort, other_examples, victims
 from .identity import ATTACK, REPLAY, TRAINING, factories, source
 from .scoring import Attempt, Scoring

@@ -27,10 +27,12 @@ from ..users.methods import (
     check_loading,
     placed_name,
 )
+from ..users.names import adversary_label, family, label
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import SCENARIOS, Scenario, adversary_label, configured, family, label
+from ..world.scenario import SCENARIOS, Scenario, configured
 
 PRESETS = ("quick", "quick-text", "standard", "full")
+"""Configurations that come with the package, the default first."""
 
 
 class ConfigError(UserError):

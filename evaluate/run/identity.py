@@ -21,12 +21,9 @@ from typing import NamedTuple
 from leakfrontier.defenses import Chain
 
 from ..foundations.errors import PLUGIN
-from ..foundations.plugins import digest_of, load_attribute, local_files, while_unedited
+from ..foundations.plugins import ROOT, digest_of, load_attribute, local_files, while_unedited
 from ..users.methods import Method
 from .meaning import meaning
-
-ROOT = Path(__file__).parents[2]
-"""Where the folders of the package `leakfrontier` are."""
 
 PACKAGE = "leakfrontier"
 LISTS = ("__init__.py", "panel.py")

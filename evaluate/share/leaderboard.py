@@ -15,6 +15,8 @@ from typing import Any
 
 import pandas as pd
 
+from leakfrontier.adversaries.base import THREATS
+
 from ..conclude.analysis import column, victim_matrix
 from ..conclude.checks import Check, conclusion, failed_checks, overall
 from ..conclude.dominance import Arm, Dominance, Gap, compare, judge
@@ -22,14 +24,9 @@ from ..conclude.frontier import Frontier, final_counts
 from ..conclude.labels import limit_text
 from ..conclude.results import Results
 from ..foundations.errors import UserError
-from ..foundations.rows import digest
+from ..foundations.rows import MEDIA, digest
 from ..foundations.statistics import advantage
 from .pack import Pack
-
-THREATS = ("passive", "parameters", "architecture")
-"""The servers that defenses are ranked against, of those in `analysis.SERVERS`."""
-
-MODALITIES = {"image/png": "images", "audio/wav": "sound", "tokens": "texts"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Setting:
     Attributes:
         name: The scenario's name.
         checkpoint: The attacked round.
-        modality: What is attacked: one of `MODALITIES`.
+        modality: What is attacked: `Medium.examples`.
         evaluations: One per pack.
         table: `standings`.
     """
@@ -275,8 +272,8 @@ def _panel(pack: Pack) -> str:
 
 
 def _modality(evaluations: Iterable[Evaluation]) -> str:
-    media = {str(one) for e in evaluations for one in e.results.renderings["media"].unique()}
-    return MODALITIES.get(min(media, default=""), "unknown")
+    shown = {one for e in evaluations for one in e.results.renderings["media"].unique()}
+    return MEDIA[min(shown)].examples if shown else "unknown"
 
 
 _ENDS = ("", "_low", "_high")

@@ -44,7 +44,7 @@ from ..foundations.foreign import (
     parse_json,
 )
 from ..foundations.plugins import file_of, local_files
-from ..foundations.rows import TABLES, Column, Outcome, columns
+from ..foundations.rows import MEDIA, TABLES, Column, Outcome, columns
 from ..run.cells import AttackTrial, Trial
 from ..run.config import RunConfig, received_config
 from ..run.environment import environment
@@ -64,7 +64,6 @@ MANY_UPLOADS = 1000
 META, CELLS = "pack.json", "cells.csv"
 
 _ROWS = {name: row_type for name, row_type in TABLES.items() if name != "renderings"}
-_EXTENSIONS = {"image/png": "png", "audio/wav": "wav", "tokens": "json"}
 _TABLES: dict[str, tuple[str, ...]] = {
     "rates": (
         *("scenario", "checkpoint", "defense", "adversary", "knows_defense"),
@@ -334,7 +333,7 @@ def _gallery(results: Results, numbers: Mapping[str, int]) -> dict[str, bytes]:
     for row in rows(shown):
         for name, paths in files.items():
             body: bytes = getattr(row, name)
-            path = f"gallery/{sha256(body)[:16]}.{_EXTENSIONS[str(row.media)]}"
+            path = f"gallery/{sha256(body)[:16]}.{MEDIA[row.media].extension}"
             entries[path] = body
             paths.append(path)
     table = shown[["observation", "victim", "media"]].assign(**files)

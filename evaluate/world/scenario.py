@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,11 +13,11 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import nn
 
 from leakfrontier.adversaries import (
-    Adversary,
     ContinuousSpace,
     InputSpace,
     Protocol,
     PublicData,
+    Threat,
     TokenSpace,
 )
 from leakfrontier.defenses import Batch, Defense
@@ -47,6 +47,7 @@ from ..users.methods import (
     folder_of,
     placed,
 )
+from ..users.names import family, label
 
 
 class Training(Strict):
@@ -137,7 +138,7 @@ class Scenario(Strict, Traveller):
     """Whether adversaries are told the labels."""
     public_data: bool = True
     """Whether adversaries have auxiliary data: the test split."""
-    threat: Literal["passive", "parameters", "architecture"] = "architecture"
+    threat: Threat = Threat.ARCHITECTURE
     """What a server may do at most: read uploads, send crafted parameters, or a crafted
     architecture. An attack that does more is not applicable."""
     candidates: Whole = Field(default=100, ge=2, le=MOST)
@@ -303,40 +304,6 @@ def configured(defenses: Iterable[Method]) -> tuple[Method, ...]:
     for method in expanded:
         build_defense(method)
     return expanded
-
-
-def label(method: Method) -> str:
-    """Return a method's name with its options, as reports print it."""
-    if method.links:
-        return " then ".join(label(link) for link in method.links)
-    name = method.name.rpartition(":")[2]
-    options = ", ".join(f"{key}={value}" for key, value in method.options.items())
-    return f"{name}({options})" if options else name
-
-
-def family(defense: Method) -> str:
-    """Return what configurations of a defense have in common: its name, or its links' names."""
-    if defense.links:
-        return " then ".join(family(link) for link in defense.links)
-    return label(Method(name=defense.name))
-
-
-def options(method: Method) -> dict[str, Any]:
-    """Return a method's options as data; those of a chain's links by their place and name."""
-    if not method.links:
-        return dict(method.options)
-    return {
-        f"{number} {family(link)} {name}": value
-        for number, link in enumerate(method.links, 1)
-        for name, value in options(link).items()
-    }
-
-
-def adversary_label(method: Method, adversary: Adversary) -> str:
-    """Return an adversary's name with the options that differ from its defaults."""
-    defaults = {field.name: field.default for field in fields(adversary)}
-    chosen = {name: value for name, value in vars(adversary).items() if value != defaults.get(name)}
-    return label(Method(name=method.name, options=chosen))
 
 
 @dataclass(frozen=True)

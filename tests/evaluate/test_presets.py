@@ -12,7 +12,8 @@ from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
 from leakfrontier.evaluate.run.config import PRESETS, ConfigError, load_config
 from leakfrontier.evaluate.run.run import plan
 from leakfrontier.evaluate.users.methods import Method, build_defense
-from leakfrontier.evaluate.world.scenario import SCENARIOS, Scenario, Training, family, load_world
+from leakfrontier.evaluate.users.names import family
+from leakfrontier.evaluate.world.scenario import SCENARIOS, Scenario, Training, load_world
 from leakfrontier.evaluate.world.victims import other_cohort, other_examples
 
 standard = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "standard.py"))

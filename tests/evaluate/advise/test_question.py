@@ -7,14 +7,12 @@ import pytest
 from leakfrontier.evaluate.advise.question import (
     Question,
     Row,
-    finite,
     noise_near,
     proven,
-    rounded_up,
 )
 from leakfrontier.evaluate.advise.tables import sigma
 from leakfrontier.evaluate.foundations.errors import UserError
-from leakfrontier.evaluate.foundations.statistics import Interval
+from leakfrontier.evaluate.foundations.statistics import Interval, finite, rounded_up
 from leakfrontier.evaluate.privacy.accounting import ACCOUNTANTS, NOISE_RANGE, epsilon
 from leakfrontier.evaluate.privacy.bounds import reconstruction
 

@@ -4,7 +4,8 @@ import pytest
 
 from leakfrontier.evaluate.advise.clipping import Clipped, ClippingPoint
 from leakfrontier.evaluate.advise.question import Row
-from leakfrontier.evaluate.advise.tables import CLIPPING_COLUMNS, COLUMNS, bounded, number, sigma
+from leakfrontier.evaluate.advise.tables import CLIPPING_COLUMNS, COLUMNS, bounded, sigma
+from leakfrontier.evaluate.conclude.labels import number
 from leakfrontier.evaluate.foundations.statistics import Interval
 
 

@@ -20,7 +20,8 @@ from leakfrontier.evaluate.users.methods import (
     build_defense,
     build_protocol,
 )
-from leakfrontier.evaluate.world.scenario import Scenario, Training, label
+from leakfrontier.evaluate.users.names import label
+from leakfrontier.evaluate.world.scenario import Scenario, Training
 
 UserFile = Callable[..., Path]
 
