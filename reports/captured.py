@@ -26,7 +26,7 @@ _KEY = ["cell", "observation", "victim"]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class ShownAttempt:
     """What one attack made of one capture.
 
     Attributes:
@@ -43,12 +43,12 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Upload:
+class ShownUpload:
     """What attacks made of one capture."""
 
     name: str
     setting: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[ShownAttempt, ...]
 
 
 def write_gallery(folder: Path) -> Path:
@@ -91,7 +91,7 @@ def _by_capture(results: Results) -> dict[str, tuple[int, pd.DataFrame]]:
     return found
 
 
-def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> Upload:
+def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> ShownUpload:
     names = short_names(results.cells, "adversary")
     shown = attacks.merge(
         results.renderings[[*_KEY, "media", "truth", "guess"]], on=_KEY, how="left"
@@ -105,7 +105,7 @@ def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> 
         measured = scores[scores["cell"] == key].groupby("metric")["value"].median()
         drawn = group.dropna(subset="guess")
         attempts.append(
-            Attempt(
+            ShownAttempt(
                 attack_name(names[first.adversary], first),
                 _remark(first, measured),
                 tuple(_tile(row.media, row.guess) for row in rows(drawn)),
@@ -113,7 +113,7 @@ def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> 
             )
         )
     first = next(rows(attacks))
-    return Upload(name, f"{first.scenario}, defense: {first.defense}", tuple(attempts))
+    return ShownUpload(name, f"{first.scenario}, defense: {first.defense}", tuple(attempts))
 
 
 def _remark(row: Any, measured: pd.Series[float]) -> str:  # noqa: ANN401 - a row of a table

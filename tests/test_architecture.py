@@ -214,6 +214,25 @@ def test_every_module_has_a_test_module_of_its_name(tmp_path: Path) -> None:
     assert untested(tmp_path) == {"adversaries/text/mine.py"}
 
 
+def classes_of_one_name(root: Path) -> dict[str, list[str]]:
+    """Return the public classes that several modules define, by name."""
+    found: dict[str, list[str]] = {}
+    for module in modules(root):
+        for node in ast.parse((root / module).read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module.as_posix())
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_one_name_stands_for_one_class(tmp_path: Path) -> None:
+    assert classes_of_one_name(ROOT) == {}
+    root = copied(tmp_path)
+    file = "reports/html.py"
+    (root / file).write_text((root / file).read_text() + "\n\nclass Scenario:\n    pass\n")
+    places = ["evaluate/world/scenario.py", file]
+    assert classes_of_one_name(root) == {"Scenario": places}
+
+
 def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:
     for name, adversary in PANEL.members.items():
         assert ADVERSARIES[name] is type(adversary)

@@ -340,7 +340,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
+class AdviceRow:
     """One setting: what is proven of it, and what was measured.
 
     Attributes:
@@ -401,10 +401,10 @@ def counted(number: int, what: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def proven(question: Question, noise_multiplier: float) -> Row:
+def proven(question: Question, noise_multiplier: float) -> AdviceRow:
     """Return what is proven of a noise multiplier."""
     schedule = question.schedule(noise_multiplier)
-    return Row(
+    return AdviceRow(
         noise_multiplier,
         epsilons(schedule, question.used_delta)
         if noise_multiplier

@@ -21,7 +21,7 @@ from ..foundations.rows import Outcome
 from ..foundations.terminal import terminal
 from ..users.methods import Method, build_adversary
 from ..world.scenario import Scenario
-from .cascade import Schedule, Step, Victim
+from .cascade import ReadyCell, Schedule, Victim
 from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial, undefended
 from .config import ConfigError, RunConfig, load_config
 from .probe import probe
@@ -175,7 +175,7 @@ class _Agenda:
         self._progress.advance(trial.cell, outcome.status, done.seconds)
         self._admit(self._schedule.after(trial, _victims(outcome)))
 
-    def _admit(self, steps: Iterable[Step]) -> None:
+    def _admit(self, steps: Iterable[ReadyCell]) -> None:
         """Take cells up; those that are in the store may make others possible at once."""
         possible, narrowed = deque(steps), []
         while possible:

@@ -76,7 +76,6 @@ _TABLES: dict[str, tuple[str, ...]] = {
     ),
     "checks": ("name", "verdict", "text"),
 }
-Table = Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def write_pack(
     labels: Sequence[Mapping[str, Any]],
     outcomes: Mapping[str, Outcome],
     config: Mapping[str, Any],
-    sources: Table,
+    sources: Mapping[str, bytes],
 ) -> bytes:
     """Return a pack.
 

@@ -35,7 +35,7 @@ from ..foundations.rows import TABLES, Outcome
 from ..foundations.seeds import SEED_BITS, narrow_seeds
 from ..foundations.statistics import sign_test
 from ..foundations.terminal import terminal
-from ..run.cascade import Schedule, Step
+from ..run.cascade import ReadyCell, Schedule
 from ..run.cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial
 from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
@@ -54,7 +54,7 @@ _LEAST_P, _POINTS, _EPSILON = 0.01, 0.03, 0.01
 _BITS = ("system", "architecture", "processor", "instructions")
 _SAME = ("uploads_differ", "random", "draws", "straight_through", "one_by_one")
 
-Verdict = Literal["equal", "within tolerance", "different", "failed"]
+RerunVerdict = Literal["equal", "within tolerance", "different", "failed"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Rerun:
     """
 
     what: str
-    verdict: Verdict
+    verdict: RerunVerdict
     reason: str = ""
 
 
@@ -275,7 +275,7 @@ def _not_a_cascade(pack: Pack, planned: Sequence[Trial], config: RunConfig) -> l
         ]
         for key, own in attacks.groupby("cell")
     }
-    waiting: list[Step] = schedule.start()
+    waiting: list[ReadyCell] = schedule.start()
     while waiting:
         step = waiting.pop()
         number = numbers[step.planned.key]

@@ -5,8 +5,8 @@ import dp_accounting
 import pytest
 
 from leakfrontier.evaluate.advise.question import (
+    AdviceRow,
     Question,
-    Row,
     noise_near,
     proven,
 )
@@ -249,7 +249,7 @@ def test_noise_is_rounded_up_to_what_is_printed(value: float, rounded: float) ->
 
 
 def test_a_row_is_json_without_what_json_cannot_hold() -> None:
-    row = Row(
+    row = AdviceRow(
         0.0, {"pld": math.inf}, 1.0, 1.0, 1.0, 4, accuracy=Interval(0.5, -math.inf, math.inf, 3)
     )
     document = row.document()
