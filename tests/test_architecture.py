@@ -9,11 +9,18 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from leakfrontier.adversaries import ADVERSARIES, PANEL, Adversary
+from leakfrontier.adversaries.base import THREATS
 from leakfrontier.defenses import DEFENSES, Defense
+from leakfrontier.evaluate.commands.list import TIMES
+from leakfrontier.evaluate.conclude.analysis import SERVERS
+from leakfrontier.evaluate.foundations.rows import MEDIA, Media
+from leakfrontier.evaluate.run.config import PRESETS
+from leakfrontier.reports import gallery
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("defenses", "adversaries", "evaluate", "reports")
@@ -231,6 +238,13 @@ def test_one_name_stands_for_one_class(tmp_path: Path) -> None:
     (root / file).write_text((root / file).read_text() + "\n\nclass Scenario:\n    pass\n")
     places = ["evaluate/world/scenario.py", file]
     assert classes_of_one_name(root) == {"Scenario": places}
+
+
+def test_what_has_one_entry_per_threat_medium_or_preset_has_them_all() -> None:
+    assert tuple(SERVERS)[: len(THREATS)] == THREATS
+    assert {*MEDIA} == {*gallery._VICTIMS} == {*get_args(Media)}
+    files = (ROOT / "evaluate/run/presets").glob("*.yaml")
+    assert {*TIMES} == {*PRESETS} == {file.stem for file in files}
 
 
 def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:

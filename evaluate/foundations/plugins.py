@@ -160,7 +160,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    digest = hashlib.sha256(f"{path} {content_of(path)}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{path} {digest_with_imports(path)}".encode()).hexdigest()
     return f"{PLUGIN}{digest[:16]}"
 
 
@@ -245,7 +245,7 @@ def _is_beside(plugin: str, name: str) -> bool:
     return elsewhere is None or elsewhere.origin is None
 
 
-def content_of(file: Path) -> str:
+def digest_with_imports(file: Path) -> str:
     """Return a hash of a user's file and of those of its folder that it imports."""
     parts = sorted((str(found.relative_to(file.parent)), found) for found in local_files(file))
     digest = hashlib.sha256()
@@ -303,7 +303,7 @@ def _imports(content: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
 
 
 @while_unedited
-def digest_of(file: Path) -> str:
+def file_digest(file: Path) -> str:
     """Return a hash of a file's content."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -312,7 +312,7 @@ def package_digest() -> str:
     """Return a hash of the package's source, but for that of the reports."""
     parts = ("defenses", "adversaries", "evaluate")
     files = sorted(file for part in parts for file in (ROOT / part).rglob("*.py"))
-    return digest([(file.relative_to(ROOT).as_posix(), digest_of(file)) for file in files])
+    return digest([(file.relative_to(ROOT).as_posix(), file_digest(file)) for file in files])
 
 
 def _defined_in(module: ModuleType, value: object) -> bool:

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from leakfrontier.adversaries import InputSpace
 from leakfrontier.defenses import Batch
 
-from ..data.data import DATASETS, bundle_of, data_files, fingerprint, load_dataset
+from ..data.data import DATASETS, bundle_of, data_digest, data_files, load_dataset
 from ..data.dataset import Dataset
 from ..engines.parcels import Files, Traveller
 from ..foundations.devices import Device, current_device
@@ -26,7 +26,7 @@ from ..foundations.rows import Cell, Outcome, Score
 from ..foundations.seeds import generator
 from ..foundations.statistics import Interval
 from ..modality import metrics
-from ..run.identity import source
+from ..run.code_digests import source_digest
 
 PaperSetting = Mapping[str, Any]
 """What distinguishes a row, in the paper's notation: plain JSON values."""
@@ -211,10 +211,10 @@ class TableTrial(Traveller):
         names = ("table", "problem", "method", "seed", "index")
         config = {name: getattr(self, name) for name in names}
         data = find_data(self.dataset, self.data)[0]
-        config["data"] = data if data in DATASETS else fingerprint(data)
+        config["data"] = data if data in DATASETS else data_digest(data)
         labels = {"table": self.table, "setting": self.setting, "trial": self.index}
         function = self.function.func if isinstance(self.function, partial) else self.function
-        return Cell("table", config, labels, source([PATH], function))
+        return Cell("table", config, labels, source_digest([PATH], function))
 
     @property
     def draws(self) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..conclude.results import Results
-from ..data.data import forget_fingerprints
+from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Done, Engine, Failure
 from ..engines.progress import Progress
 from ..foundations.devices import resolved
@@ -64,7 +64,7 @@ def run(
         retry_failed: Whether cells that ended in an error are run again.
         console: Where progress is shown; by default the terminal.
     """
-    forget_fingerprints()
+    forget_digests()
     console = terminal() if console is None else console
     if engine is LOCAL:  # other machines may have what this one lacks
         for scenario in config.scenarios:
@@ -133,7 +133,7 @@ def run_trials(
         retry_failed: As for `run`.
         console: As for `run`.
     """
-    forget_fingerprints()
+    forget_digests()
     store = Store(out, create=True)
     cells = [trial.cell for trial in trials]
     workers = workers or engine.slots()

@@ -236,7 +236,7 @@ def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
     places = results.attacks[["scenario", "checkpoint"]].drop_duplicates()
     configs = pack.meta["config"].get("scenarios", ())
     names = dict.fromkeys(results.cells["scenario"])
-    identities = dict(zip(names, map(_identity, configs), strict=False))
+    digests = dict(zip(names, map(_scenario_digest, configs), strict=False))
     for scenario, checkpoint in places.itertuples(index=False):
         part = results.part(scenario, int(checkpoint))
         (frontier,) = part.frontiers()
@@ -251,11 +251,11 @@ def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
             orders[server] = compare(
                 victims[placed["defense"]], tests, None if control.empty else str(control.iloc[0])
             )
-        key = (identities.get(scenario, scenario), int(checkpoint))
+        key = (digests.get(scenario, scenario), int(checkpoint))
         yield key, Evaluation(pack.name, part, frontier, part.checks(), orders)
 
 
-def _identity(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
+def _scenario_digest(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
     """Return what a scenario is, whatever it is called, wherever it runs, whoever takes part."""
     if isinstance(config, dict):
         own = ("title", "device", "defenses")

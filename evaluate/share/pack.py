@@ -52,7 +52,7 @@ from ..run.run import plan
 from ..run.store import received_results
 from ..users.methods import own_code
 from .archive import PackError, sha256, unzipped, zipped
-from .packed_rows import exact, from_csv, outcomes_of, to_csv
+from .packed_rows import from_csv, outcomes_of, rows_digest, to_csv
 
 FORMAT = 1
 VICTIMS = 4
@@ -203,7 +203,7 @@ def write_pack(
     cells = results.cells[["cell", "kind", "status", "error", "note", "seconds", "busy"]].copy()
     for name in ("error", "note"):  # tracebacks name folders of this machine
         cells[name] = [str(text or "").partition("\n")[0] for text in cells[name].fillna("")]
-    cells["digest"] = [exact(outcomes.get(key, Outcome())) for key in cells["cell"]]
+    cells["digest"] = [rows_digest(outcomes.get(key, Outcome())) for key in cells["cell"]]
     cells["labels"] = [json.dumps(one) for one in labels]
     numbers = {key: number for number, key in enumerate(cells["cell"])}
     entries = {CELLS: to_csv(cells), **sources}

@@ -29,7 +29,7 @@ from leakfrontier.adversaries import PANEL
 
 from ..conclude.analysis import FINISHED
 from ..conclude.labels import rows
-from ..data.data import forget_fingerprints
+from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Engine, Failure
 from ..foundations.rows import TABLES, Outcome
 from ..foundations.seeds import SEED_BITS, narrow_seeds
@@ -41,7 +41,7 @@ from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
 from .archive import PackError
 from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
-from .packed_rows import exact, frame_of
+from .packed_rows import frame_of, rows_digest
 
 TOLERANCE = (
     "the same uploads scored, refused and not applicable; no significant difference in who is "
@@ -152,7 +152,7 @@ def verify(
             f"{pack.name} brings along or names code, which would be executed: read "
             f"{', '.join(sorted(code))}, and give --trust-code if you trust it"
         )
-    forget_fingerprints()
+    forget_digests()
     console = terminal(quiet=True) if console is None else console
     with TemporaryDirectory() as place:
         config = _config(pack, Path(place), data, trust_code)
@@ -354,7 +354,7 @@ def _compare(pack: Pack, number: int, trial: Trial, outcome: Outcome) -> Rerun:
         table for table, frame in own.items() if not _equal(found[table], frame)
     ] + _other_pictures(found["renderings"], outcome)
     what = _what(trial)
-    if not unequal and exact(outcome) == cell["digest"]:
+    if not unequal and rows_digest(outcome) == cell["digest"]:
         return Rerun(what, "equal")
     if same_code and same_place:
         return Rerun(what, "different", ", ".join(unequal) or "beyond the digits of the pack")

@@ -23,7 +23,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense
 
 from ..client.client import Client, ThreatModel
-from ..data.data import data_files, fingerprint, is_named, load_dataset
+from ..data.data import data_digest, data_files, is_named, load_dataset
 from ..data.text import HUB, Reading
 from ..data.tokenizers import TOKENIZERS
 from ..engines.parcels import Files, Traveller
@@ -32,8 +32,7 @@ from ..foundations.seeds import generator
 from ..modality.modality import Modality
 from ..models.language_models import pretrained_of, tokenizer_of
 from ..models.models import Mode, build_model
-from ..models.pretrained import Task, is_path, missing, model_files
-from ..models.pretrained import fingerprint as model_fingerprint
+from ..models.pretrained import Task, is_path, missing, model_digest, model_files
 from ..users.copies import copied
 from ..users.methods import (
     MOST,
@@ -262,13 +261,13 @@ class Scenario(Strict, Traveller):
         if not self.training.defense_lr:
             del config["training"]["defense_lr"]
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
-            config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
+            config |= {"dataset": self.data_name, "content": data_digest(self.dataset)}
         return {**config, "model": self.model_identity()}
 
     def model_identity(self) -> dict[str, Any]:
         """Return the model; of one that is read from files, their content and no folder."""
         config, source = self.model.config(), pretrained_of(self.model)
-        content = model_fingerprint(source) if source else ""
+        content = model_digest(source) if source else ""
         if content and "id" in self.model.options:
             config["options"] = {**self.model.options, "id": Path(str(source)).name}
         return {**config, "content": content} if content else config

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from leakfrontier.adversaries import Threat
 from leakfrontier.evaluate.foundations.seeds import narrow_seeds
 from leakfrontier.evaluate.foundations.statistics import clopper_pearson
 from leakfrontier.evaluate.privacy.claims import training_plan
@@ -45,7 +46,9 @@ def test_the_standard_preset_varies_what_a_paper_should_report() -> None:
     assert {one.batch_size for one in scenarios} == {1, 8}
     assert {one.protocol.name for one in scenarios} == {"FedSGD", "FedAvg"}
     assert {bool(round) for one in scenarios for round in one.checkpoints} == {False, True}
-    assert {one.threat for one in scenarios} == {"architecture"}  # and all that comes before it
+    assert {one.threat for one in scenarios} == {
+        Threat.ARCHITECTURE
+    }  # and all that comes before it
     for scenario in scenarios:
         families = {family(one) for one in STANDARD.defenses_of(scenario)}
         assert families == {"none", "DPSGD", "TopK", "Quantization", "ATS", "SecureAggregation"}
