@@ -242,10 +242,9 @@ def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
         (frontier,) = part.frontiers()
         points = frontier.points
         tests = final_counts(part, scenario)
-        orders = {}
-        for server in THREATS:
-            rate = "success" if server == "passive" else column(server, "rate")
-            placed = points.dropna(subset=["accuracy", rate])
+        orders = {"passive": frontier.order}
+        for server in THREATS[1:]:
+            placed = points.dropna(subset=["accuracy", column(server, "rate")])
             control = placed.loc[placed["control"], "defense"]
             victims = victim_matrix(part, scenario, int(checkpoint), server)
             orders[server] = compare(

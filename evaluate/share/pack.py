@@ -140,6 +140,13 @@ class Pack:
 
     def rows(self, table: str) -> pd.DataFrame:
         """Return a table's rows by the keys of their cells."""
+        return self._rows[table]
+
+    @cached_property
+    def _rows(self) -> dict[str, pd.DataFrame]:
+        return {table: self._parsed(table) for table in TABLES}
+
+    def _parsed(self, table: str) -> pd.DataFrame:
         types = {"number": Column(int), **columns(TABLES[table])}
         frame = from_csv(self.entries[f"rows/{table}.csv"], types)
         if table == "renderings":

@@ -154,6 +154,8 @@ def test_stronger_servers_have_places_of_their_own(tmp_path: Path) -> None:
             setting.table[setting.table["server"] == server].set_index("defense")
             for server in ("passive", "parameters", "architecture")
         )
+        (evaluation,) = setting.evaluations
+        assert evaluation.orders["passive"] is evaluation.frontier.order  # and not found again
         assert (crafted["success"] == 1).all()  # that attack never fails
         assert crafted["place"].isna().all()
         assert architecture["success"].isna().all()
