@@ -147,6 +147,8 @@ def _load_file(path: Path) -> ModuleType:
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)  # others would find the files as well
     module = module_from_spec(_spec(name, path, package=True))
     sys.modules[name] = module  # dataclasses look their own module up while it is executed
     try:
@@ -200,7 +202,7 @@ class _Finder(MetaPathFinder):
         return None
 
 
-sys.meta_path.insert(0, _Finder())  # others would find the files as well
+_FINDER = _Finder()
 
 
 def _spec(name: str, file: Path, *, package: bool) -> ModuleSpec:

@@ -2,6 +2,7 @@ import dataclasses
 import math
 import pickle
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -203,3 +204,12 @@ def test_who_may_speak_for_the_user() -> None:
         "evaluate/share/pack.py": {"received_config"},
         "evaluate/share/verification.py": {"received_config"},
     }
+
+
+def test_importing_the_package_hooks_no_imports() -> None:
+    script = (
+        "import sys, leakfrontier.evaluate.run.run\n"
+        "own = [one for one in sys.meta_path if type(one).__module__.startswith('leakfrontier')]\n"
+        "assert not own, own\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
