@@ -355,8 +355,6 @@ def collapsed_error(error: str) -> str:
 def note_table(cells: pd.DataFrame, before: Sequence[str] = ()) -> ShownTable:
     """Return what was warned of before and while cells ran."""
     first = tuple((collapsed_error(note), "(before all)", "") for note in before)
-    if "note" not in cells:  # results of an older format
-        return ShownTable(("Note", "Adversary", "Cells"), first)
     noted = cells[cells["note"].fillna("") != ""].pipe(_with_adversary)
     groups = noted.groupby(["note", "adversary"], sort=False)
     lines = tuple(
