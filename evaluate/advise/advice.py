@@ -19,13 +19,14 @@ import pandas as pd
 from markupsafe import escape
 from scipy.stats import binom
 
-from ..foundations.statistics import Interval
+from ..conclude.labels import number
+from ..foundations.statistics import Interval, finite
 from ..privacy.accounting import delta_warning
 from .clipping import ClippingPoint
 from .levers import Lever
 from .observation_points import ObservationPoint, observation_points
-from .question import Question, Row, counted, finite
-from .tables import CLIPPING_COLUMNS, COLUMNS, LEVER_COLUMNS, bounded, number, sigma
+from .question import AdviceRow, Question, counted
+from .tables import CLIPPING_COLUMNS, COLUMNS, LEVER_COLUMNS, bounded, sigma
 
 REASONABLE_EPSILON = 10.0
 """Epsilon up to which a guarantee is commonly called reasonable [1]."""
@@ -53,8 +54,8 @@ class Advice:
 
     question: Question
     setting: str | None
-    rows: tuple[Row, ...]
-    recommended: Row | None
+    rows: tuple[AdviceRow, ...]
+    recommended: AdviceRow | None
     reasons: tuple[str, ...]
     panel: str | None = None
     proxy: int | None = None
@@ -70,7 +71,7 @@ class Advice:
         return tuple(observation_points(self.question, self.recommended))
 
     @property
-    def columns(self) -> dict[str, Callable[[Row], str]]:
+    def columns(self) -> dict[str, Callable[[AdviceRow], str]]:
         """Return those of `COLUMNS` that have anything to show."""
         shown = _shown(COLUMNS, self.rows)
         if len({row.rounds for row in self.rows}) < 2:
@@ -153,7 +154,7 @@ def _shown(
     return {name: cell for name, cell in columns.items() if any(cell(row) for row in rows)}
 
 
-def proven_reasons(question: Question, row: Row) -> Iterator[str]:
+def proven_reasons(question: Question, row: AdviceRow) -> Iterator[str]:
     """Yield why a noise multiplier keeps the target, by the proofs alone."""
     noise = f"Noise multiplier {sigma(row.noise_multiplier)}"
     by = ", ".join(f"{name.upper()} {number(value)}" for name, value in row.epsilon.items())
@@ -247,7 +248,7 @@ def _warnings(advice: Advice) -> Iterator[str]:
     yield from _measured_warnings(advice)
 
 
-def _of_local_epochs(question: Question, row: Row | None) -> str:
+def _of_local_epochs(question: Question, row: AdviceRow | None) -> str:
     """Return what the noise is worth if a round is a local epoch."""
     longer = replace(question, local_epochs=1)
     text = (

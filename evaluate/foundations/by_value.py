@@ -25,7 +25,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from .plugins import INSTALLED, SESSION, content_of, hold
+from .plugins import INSTALLED, SESSION, digest_with_imports, hold
 
 _IGNORED = frozenset(
     [
@@ -258,7 +258,7 @@ def _module(name: str) -> Iterator[str]:
     path = Path(file).resolve()
     library = Path(inspect.__file__).resolve().parent
     if not {*INSTALLED} & {*path.parts} and library not in path.parents:
-        yield content_of(path)
+        yield digest_with_imports(path)
 
 
 def _meaning(function: FunctionType) -> str:

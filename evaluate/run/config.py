@@ -28,8 +28,9 @@ from ..users.methods import (
     defense_grid,
     placed_name,
 )
+from ..users.names import adversary_label, family, label
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import SCENARIOS, Scenario, adversary_label, family, label
+from ..world.scenario import SCENARIOS, Scenario
 
 _WORDS = {
     "bool_parsing": "must be true or false",
@@ -53,6 +54,7 @@ _WORDS = {
 """What is wrong with a value, by pydantic's name for it: its own words change with its version."""
 
 PRESETS = ("quick", "quick-text", "standard", "full")
+"""Configurations that come with the package, the default first."""
 
 
 class ConfigError(UserError):

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from leakfrontier.adversaries import DLG, FedAvg, ImageSpace
 from leakfrontier.defenses import DPSGD, Chain, Defense, TopK, Update
 from leakfrontier.evaluate.foundations.plugins import load_attribute
-from leakfrontier.evaluate.run.identity import factories, source
+from leakfrontier.evaluate.run.code_digests import factories, source_digest
 from leakfrontier.evaluate.users.methods import (
     Method,
     build_adversary,
@@ -160,7 +160,7 @@ def test_a_configuration_may_hold_objects() -> None:
 
 
 def test_what_a_class_of_a_session_may_use_of_ours_counts() -> None:
-    own = source([], build_defense(method(Rounded(0.5))))
-    assert own == source([], build_defense(method(Rounded(0.6))))  # options are in the key
-    assert own != source([], TopK(ratio=0.2))
-    assert own != source([])
+    own = source_digest([], build_defense(method(Rounded(0.5))))
+    assert own == source_digest([], build_defense(method(Rounded(0.6))))  # options are in the key
+    assert own != source_digest([], TopK(ratio=0.2))
+    assert own != source_digest([])
