@@ -27,6 +27,10 @@ class Threat(Enum):
     ARCHITECTURE = "architecture"  # sends a crafted architecture
 
 
+THREATS = tuple(threat.value for threat in Threat)
+"""Threats by name, from the weakest server to the strongest: each can do what those before can."""
+
+
 class PublicData(NamedTuple):
     """Auxiliary examples of the private data's distribution, disjoint from the victims."""
 

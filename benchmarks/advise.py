@@ -16,7 +16,7 @@ from torch import nn
 from leakfrontier.adversaries import InputSpace
 from leakfrontier.evaluate.advise.advice import Advice
 from leakfrontier.evaluate.advise.experiment import SEED_STRIDE, Effort, Experiment
-from leakfrontier.evaluate.advise.question import Question, Row
+from leakfrontier.evaluate.advise.question import AdviceRow, Question
 from leakfrontier.evaluate.advise.recommendation import advise
 from leakfrontier.evaluate.foundations.statistics import clopper_pearson
 from leakfrontier.evaluate.users.methods import Method
@@ -57,7 +57,7 @@ def promise(out: Path) -> None:
         print(f"  afresh: {kept(advice, afresh)}", flush=True)
 
 
-def kept(advice: Advice, afresh: Sequence[Row]) -> str:
+def kept(advice: Advice, afresh: Sequence[AdviceRow]) -> str:
     """Return what new measurements say of the advice, in words."""
     row, question = advice.recommended, advice.question
     accuracies = [one.accuracy.value for one in afresh if one.accuracy is not None]

@@ -58,7 +58,7 @@ from leakfrontier.evaluate.modality import metrics
 from leakfrontier.evaluate.models.architecture import analyse as analyse_model
 from leakfrontier.evaluate.models.architecture import build, space_of
 from leakfrontier.evaluate.papers.rconv import upload_of
-from leakfrontier.evaluate.papers.table import Setting, find_data
+from leakfrontier.evaluate.papers.table import PaperSetting, find_data
 
 DOCS = Path(__file__).parents[1] / "docs" / "lab"
 IMAGES = 3
@@ -84,7 +84,7 @@ class Point:
 
     family: str
     strength: float
-    problem: Setting
+    problem: PaperSetting
     fit: Fitted
 
 
@@ -214,7 +214,7 @@ def _save(rows: Sequence[Sequence[Tensor]], name: str, scale: int = 2) -> None:
 def pictures() -> None:
     """Draw images above what R-CONV++ makes of them under growing noise."""
     data = load_dataset("fashion-mini")
-    problem: Setting = {"network": "LeNet", "activation": "sigmoid"}
+    problem: PaperSetting = {"network": "LeNet", "activation": "sigmoid"}
     rows: list[list[Tensor]] = [[] for _ in range(6)]
     for seed in range(10):
         upload = upload_of(problem, data, generator("pictures", seed))
@@ -253,7 +253,9 @@ def _portrait() -> Dataset:
     return Dataset("portrait", batch, batch, classes, ImageSpace((3, 512, 512), len(classes)))
 
 
-def _attacked(attack: Adversary, problem: Setting) -> tuple[Tensor, Reconstruction, float, float]:
+def _attacked(
+    attack: Adversary, problem: PaperSetting
+) -> tuple[Tensor, Reconstruction, float, float]:
     """Return a photo, what an attack makes of it, seconds, and the process's largest GiB."""
     torch.set_num_threads(1)
     data, rng = _portrait(), generator("photo", problem["size"])

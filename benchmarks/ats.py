@@ -20,9 +20,10 @@ difficulty: a transformation that adds contrast also sets the look-alikes apart.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import ContinuousSpace, FedSGD, InvertingGradients, Reconstruction
 from leakfrontier.defenses import Batch
 from leakfrontier.defenses.ats import ATS
-from leakfrontier.defenses.ats_search import save_policies, search
+from leakfrontier.defenses.ats_search import search
 from leakfrontier.evaluate.client.client import Client, ThreatModel, make_replay, observe
 from leakfrontier.evaluate.data.data import load_dataset
 from leakfrontier.evaluate.foundations.seeds import generator
@@ -141,7 +142,7 @@ def main() -> None:
         console=console,
     )
     if options.save:
-        save_policies(found, options.save)
+        options.save.write_text(json.dumps([asdict(one) for one in found], indent=2))
     best, random = _choose([one.policy for one in found], options.policies)
     console.print(f"{len(found)} policies accepted; found: {best}; random: {random}", markup=False)
 

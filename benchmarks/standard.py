@@ -21,6 +21,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from leakfrontier.adversaries.base import THREATS
 from leakfrontier.evaluate.conclude.labels import percent
 from leakfrontier.evaluate.conclude.results import Results
 from leakfrontier.evaluate.foundations.seeds import fork, generator
@@ -29,10 +30,11 @@ from leakfrontier.evaluate.privacy.claims import training_plan
 from leakfrontier.evaluate.run.cells import TrainTrial, undefended
 from leakfrontier.evaluate.run.config import RunConfig, load_config
 from leakfrontier.evaluate.run.run import run_trials
-from leakfrontier.evaluate.share.leaderboard import THREATS, Setting, make_settings
+from leakfrontier.evaluate.share.leaderboard import Setting, make_settings
 from leakfrontier.evaluate.share.pack import read_pack
 from leakfrontier.evaluate.users.methods import Method
-from leakfrontier.evaluate.world.scenario import Scenario, label, load_world
+from leakfrontier.evaluate.users.names import label
+from leakfrontier.evaluate.world.scenario import Scenario, load_world
 from leakfrontier.reports.frontier_figure import point_names
 from leakfrontier.reports.leaderboard import place_text
 

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -230,27 +227,6 @@ def draw_policies(count: int, rng: Generator) -> list[str]:
     drawn = torch.randint(-1, len(POOL), (count, LONGEST), generator=rng).tolist()
     texts = ("-".join(str(entry) for entry in entries if entry >= 0) for entries in drawn)
     return list(dict.fromkeys(texts))
-
-
-def save_policies(policies: Sequence[ScoredPolicy], path: Path) -> None:
-    """Write policies to a JSON file."""
-    path.write_bytes(_POLICIES.dump_json(list(policies), indent=2))
-
-
-def load_policies(path: Path) -> list[ScoredPolicy]:
-    """Return the policies of a JSON file."""
-    try:
-        return _POLICIES.validate_json(path.read_bytes())
-    except ValidationError as error:
-        finding = error.errors()[0]
-        place = ".".join(str(part) for part in finding["loc"])
-        raise ValueError(
-            f"{path} does not hold policies as `save_policies` writes them: "
-            f"{place + ': ' if place else ''}{finding['msg']}"
-        ) from error
-
-
-_POLICIES = TypeAdapter(list[ScoredPolicy])
 
 
 def _ranked(accuracies: dict[str, float], privacies: dict[str, Tensor]) -> list[ScoredPolicy]:

@@ -9,12 +9,13 @@ import altair as alt
 import pandas as pd
 
 from leakfrontier.evaluate.advise.advice import Advice
-from leakfrontier.evaluate.advise.question import Row
-from leakfrontier.evaluate.advise.tables import bounded, number, sigma
+from leakfrontier.evaluate.advise.question import AdviceRow
+from leakfrontier.evaluate.advise.tables import bounded, sigma
+from leakfrontier.evaluate.conclude.labels import number
 
 from .charts import AXIS, COLOURS, OUTLINE, SOFT, WIDTH, Figure, styled
 from .html import render, write
-from .tables import Table
+from .tables import ShownTable
 
 PAGE_NAME, DOCUMENT_NAME = "advice.html", "advice.json"
 
@@ -66,27 +67,27 @@ def answer(advice: Advice) -> str:
     return text + (f", accuracy {row.accuracy}." if row.accuracy is not None else ".")
 
 
-def _table(advice: Advice, rows: list[Row]) -> Table:
-    return Table(
+def _table(advice: Advice, rows: list[AdviceRow]) -> ShownTable:
+    return ShownTable(
         tuple(advice.columns),
         tuple(tuple(column(row) for column in advice.columns.values()) for row in rows),
         tuple("recommended" if row is advice.recommended else "" for row in rows),
     )
 
 
-def _levers(advice: Advice) -> list[tuple[str, Table]]:
+def _levers(advice: Advice) -> list[tuple[str, ShownTable]]:
     """Return what else could be changed; the first table is of other runs, if there are any."""
     return [
         (
             "Other runs" if advice.levers and not place else title,
-            Table(tuple(header), tuple(map(tuple, rows))),
+            ShownTable(tuple(header), tuple(map(tuple, rows))),
         )
         for place, (title, (header, rows)) in enumerate(advice.tables.items())
     ]
 
 
-def _observation(advice: Advice) -> Table:
-    return Table(
+def _observation(advice: Advice) -> ShownTable:
+    return ShownTable(
         ("Noise", "The server sees", "sigma", "Epsilon", "Bound, both"),
         tuple(
             (
@@ -152,7 +153,7 @@ def curves_figure(advice: Advice) -> Figure:
     )
 
 
-def _points(row: Row) -> list[dict[str, object]]:
+def _points(row: AdviceRow) -> list[dict[str, object]]:
     """Return a point of each curve; bars only where something was measured."""
     place = {
         "sigma": row.noise_multiplier,

@@ -13,6 +13,7 @@ import yaml
 
 from leakfrontier.evaluate.conclude.labels import rows, short_names
 from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.foundations.rows import MEDIA
 from leakfrontier.evaluate.run.store import Store
 
 from .gallery import Tile, Token
@@ -22,11 +23,10 @@ from .tables import attack_name, collapsed_error
 GALLERY_NAME = "gallery.html"
 FOLDER = "reconstructions"
 _KEY = ["cell", "observation", "victim"]
-_SUFFIX = {"image/png": "png", "audio/wav": "wav", "tokens": "json"}
 
 
 @dataclass(frozen=True)
-class Attempt:
+class ShownAttempt:
     """What one attack made of one capture.
 
     Attributes:
@@ -43,12 +43,12 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Upload:
+class ShownUpload:
     """What attacks made of one capture."""
 
     name: str
     setting: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[ShownAttempt, ...]
 
 
 def write_gallery(folder: Path) -> Path:
@@ -91,7 +91,7 @@ def _by_capture(results: Results) -> dict[str, tuple[int, pd.DataFrame]]:
     return found
 
 
-def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> Upload:
+def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> ShownUpload:
     names = short_names(results.cells, "adversary")
     shown = attacks.merge(
         results.renderings[[*_KEY, "media", "truth", "guess"]], on=_KEY, how="left"
@@ -105,7 +105,7 @@ def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> 
         measured = scores[scores["cell"] == key].groupby("metric")["value"].median()
         drawn = group.dropna(subset="guess")
         attempts.append(
-            Attempt(
+            ShownAttempt(
                 attack_name(names[first.adversary], first),
                 _remark(first, measured),
                 tuple(_tile(row.media, row.guess) for row in rows(drawn)),
@@ -113,7 +113,7 @@ def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> 
             )
         )
     first = next(rows(attacks))
-    return Upload(name, f"{first.scenario}, defense: {first.defense}", tuple(attempts))
+    return ShownUpload(name, f"{first.scenario}, defense: {first.defense}", tuple(attempts))
 
 
 def _remark(row: Any, measured: pd.Series[float]) -> str:  # noqa: ANN401 - a row of a table
@@ -141,4 +141,4 @@ def _write_files(folder: Path, results: Results) -> None:
         capture = names[row.cell][row.observation].replace("/", "-") or "capture"
         knows = "" if row.knows_defense else "-ignorant"
         stem = f"{capture}-{row.adversary_name}{knows}-{row.cell[:6]}-{row.victim}"
-        write(folder / FOLDER / f"{stem}.{_SUFFIX[row.media]}", row.guess)
+        write(folder / FOLDER / f"{stem}.{MEDIA[row.media].extension}", row.guess)

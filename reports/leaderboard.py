@@ -11,9 +11,10 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from leakfrontier.adversaries.base import THREATS
 from leakfrontier.evaluate.conclude.analysis import SERVERS
 from leakfrontier.evaluate.conclude.labels import epsilon_text
-from leakfrontier.evaluate.share.leaderboard import THREATS, Setting, make_settings
+from leakfrontier.evaluate.share.leaderboard import Setting, make_settings
 from leakfrontier.evaluate.share.pack import Pack
 
 from .charts import Figure, styled

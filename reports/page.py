@@ -27,7 +27,7 @@ from .gallery import Gallery, make_gallery
 from .heatmap import heatmap_figure
 from .html import javascript, render, write
 from .tables import (
-    Table,
+    ShownTable,
     accuracy_note,
     baseline_table,
     failure_table,
@@ -52,19 +52,19 @@ _TRUST = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingSection:
     """What the page shows of one scenario and attacked round."""
 
     title: str
     frontier: Frontier
-    headline: Table
+    headline: ShownTable
     accuracy_note: str
     stronger: list[str]
-    baseline: Table
+    baseline: ShownTable
     baseline_missing: str
-    guarantees: Table
-    families: Table
-    rates: Table
+    guarantees: ShownTable
+    families: ShownTable
+    rates: ShownTable
     heatmap: Figure | None
     strength: Figure | None
     psnr: Figure | None
@@ -72,7 +72,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class ScenarioSection:
     """What the page shows of one scenario."""
 
     name: str
@@ -80,7 +80,7 @@ class Scenario:
     shared: str
     frontier: Figure | None
     accuracy: Figure | None
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingSection, ...]
 
 
 def write_report(folder: Path, results: Results | None = None) -> Path:
@@ -143,7 +143,7 @@ def _stacked(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(tables) if tables else pd.DataFrame()
 
 
-def _scenarios(results: Results) -> list[Scenario]:
+def _scenarios(results: Results) -> list[ScenarioSection]:
     frontiers, curve = results.frontiers(), results.utility_curve()
     names = dict.fromkeys([*(f.scenario for f in frontiers), *curve["scenario"]])
     scenarios = []
@@ -152,7 +152,7 @@ def _scenarios(results: Results) -> list[Scenario]:
         here.sort(key=lambda frontier: frontier.checkpoint)
         points = _stacked([frontier.points for frontier in here])
         scenarios.append(
-            Scenario(
+            ScenarioSection(
                 name=name,
                 answer=answer(name, points),
                 shared=_shared(points),
@@ -164,13 +164,13 @@ def _scenarios(results: Results) -> list[Scenario]:
     return scenarios
 
 
-def _setting(results: Results, frontier: Frontier) -> Setting:
+def _setting(results: Results, frontier: Frontier) -> SettingSection:
     place = (frontier.scenario, frontier.checkpoint)
     tables = (results.rates(), results.worst_case(), results.attacks, results.scores)
     rates, worst, attacks, scores = (at(table, *place) for table in tables)
     claims = results.claims()
     metrics = [name for name in scores["metric"].unique() if name not in _ONLY_IN_FILES]
-    return Setting(
+    return SettingSection(
         title=f"{frontier.scenario}, model of round {frontier.checkpoint}",
         frontier=frontier,
         headline=headline_table(frontier.points),
@@ -195,7 +195,7 @@ def _baseline_missing(frontier: Frontier) -> str:
     return f"This run has no DP-SGD to compare with, which was attacked and trained: {ADVICE}."
 
 
-def _figures(scenarios: Iterable[Scenario]) -> list[Figure]:
+def _figures(scenarios: Iterable[ScenarioSection]) -> list[Figure]:
     found: list[Figure | None] = []
     for scenario in scenarios:
         found += [scenario.frontier, scenario.accuracy]
@@ -234,7 +234,7 @@ def _shared(points: pd.DataFrame) -> str:
     return "; ".join(f"{family} {options}" for family, options in shared.items())
 
 
-def _headline(scenarios: Sequence[Scenario]) -> str:
+def _headline(scenarios: Sequence[ScenarioSection]) -> str:
     """Return the answer; of several scenarios, how many defenses are worth anything in all."""
     if not scenarios:
         return "No cell of this run has finished: there is nothing to report yet."
@@ -253,7 +253,7 @@ def _headline(scenarios: Sequence[Scenario]) -> str:
     )
 
 
-def _render(results: Results, scenarios: list[Scenario]) -> str:
+def _render(results: Results, scenarios: list[ScenarioSection]) -> str:
     checks, rates = results.checks(), results.rates()
     verdict = overall(checks)
     candidates = results.attacks["candidates"].dropna().unique()

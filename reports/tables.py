@@ -43,7 +43,7 @@ _METRICS = {
 
 
 @dataclass(frozen=True)
-class Table:
+class ShownTable:
     """Text cells under a header, or `Markup`.
 
     Attributes:
@@ -58,7 +58,7 @@ class Table:
     marks: tuple[str, ...] = ()
     common: tuple[tuple[str, str], ...] = ()
 
-    def collapsed(self) -> Table:
+    def collapsed(self) -> ShownTable:
         """Return what differs between rows as a table, and the rest as `common`."""
         columns = list(zip(*self.rows, strict=True))
         same = [
@@ -98,7 +98,7 @@ def stronger_servers(points: pd.DataFrame) -> list[str]:
     return [name for name in STRONGER if (points[f"{name}_text"] != "n/a").any()]
 
 
-def headline_table(points: pd.DataFrame) -> Table:
+def headline_table(points: pd.DataFrame) -> ShownTable:
     """Return the frontier's points; the worst cases of stronger servers only if they attacked."""
     stronger = stronger_servers(points)
     of_tokens = predicts_tokens(points)
@@ -130,7 +130,7 @@ def headline_table(points: pd.DataFrame) -> Table:
     marks = tuple(
         "control" if row.control else "pareto" if row.pareto else "" for row in rows(points)
     )
-    return Table(header, lines, marks)
+    return ShownTable(header, lines, marks)
 
 
 def _beside_blind(row: Any, server: str) -> str:  # noqa: ANN401 - a named tuple of pandas
@@ -156,7 +156,7 @@ def accuracy_note(points: pd.DataFrame) -> str:
     return f"Intervals of accuracy contain: {found}." if found else ""
 
 
-def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
+def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> ShownTable:
     """Return what is claimed and audited, beside the strongest single attack and its bound.
 
     Without any success no attack is the strongest: the limit and the bound are then those of one
@@ -204,7 +204,7 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> Table:
                 str(row.finding),
             )
         )
-    return Table(header, tuple(lines))
+    return ShownTable(header, tuple(lines))
 
 
 def _at_least(epsilon: float) -> str:
@@ -215,7 +215,7 @@ def _number(value: float, digits: int = 3) -> str:
     return "n/a" if pd.isna(value) else f"{value:.{digits}g}"
 
 
-def baseline_table(pairs: pd.DataFrame, points: pd.DataFrame) -> Table:
+def baseline_table(pairs: pd.DataFrame, points: pd.DataFrame) -> ShownTable:
     """Return every heuristic beside DP-SGD of equal utility.
 
     Args:
@@ -246,10 +246,10 @@ def baseline_table(pairs: pd.DataFrame, points: pd.DataFrame) -> Table:
                 *((str(pair.candidates_verdict) or "n/a",) if given else ()),
             )
         )
-    return Table(header, tuple(lines))
+    return ShownTable(header, tuple(lines))
 
 
-def family_table(families: pd.DataFrame) -> Table:
+def family_table(families: pd.DataFrame) -> ShownTable:
     """Return the hypervolumes."""
     lines = tuple(
         (
@@ -259,10 +259,10 @@ def family_table(families: pd.DataFrame) -> Table:
         )
         for row in rows(families)
     )
-    return Table(("Family", "Configurations", "Hypervolume [95 %]"), lines)
+    return ShownTable(("Family", "Configurations", "Hypervolume [95 %]"), lines)
 
 
-def rate_table(rates: pd.DataFrame, metrics: Sequence[str]) -> Table:
+def rate_table(rates: pd.DataFrame, metrics: Sequence[str]) -> ShownTable:
     """Return all rates of one scenario and checkpoint, beside their controls.
 
     Args:
@@ -304,7 +304,9 @@ def rate_table(rates: pd.DataFrame, metrics: Sequence[str]) -> Table:
         )
         for row, medians in zip(rows(rates), rates[[*metrics]].to_dict("records"), strict=True)
     )
-    return Table(header, lines, tuple("baseline" if flag else "" for flag in rates["baseline"]))
+    return ShownTable(
+        header, lines, tuple("baseline" if flag else "" for flag in rates["baseline"])
+    )
 
 
 def _score(metric: str, value: float) -> str:
@@ -329,7 +331,7 @@ def _with_adversary(cells: pd.DataFrame) -> pd.DataFrame:
     return cells.assign(adversary=cells["adversary"].fillna(kinds))
 
 
-def failure_table(cells: pd.DataFrame) -> Table:
+def failure_table(cells: pd.DataFrame) -> ShownTable:
     """Return the cells without a result."""
     failed = cells[~cells["status"].isin(FINISHED)].pipe(_with_adversary)
     groups = failed.groupby(["status", "scenario", "defense", "adversary", "error"], sort=False)
@@ -337,7 +339,7 @@ def failure_table(cells: pd.DataFrame) -> Table:
         (*map(str, place), collapsed_error(str(error)), str(len(group)))
         for (*place, error), group in groups
     )
-    return Table(("Status", "Scenario", "Defense", "Adversary", "Error", "Cells"), lines)
+    return ShownTable(("Status", "Scenario", "Defense", "Adversary", "Error", "Cells"), lines)
 
 
 def collapsed_error(error: str) -> str:
@@ -350,31 +352,29 @@ def collapsed_error(error: str) -> str:
     )
 
 
-def note_table(cells: pd.DataFrame, before: Sequence[str] = ()) -> Table:
+def note_table(cells: pd.DataFrame, before: Sequence[str] = ()) -> ShownTable:
     """Return what was warned of before and while cells ran."""
     first = tuple((collapsed_error(note), "(before all)", "") for note in before)
-    if "note" not in cells:  # results of an older format
-        return Table(("Note", "Adversary", "Cells"), first)
     noted = cells[cells["note"].fillna("") != ""].pipe(_with_adversary)
     groups = noted.groupby(["note", "adversary"], sort=False)
     lines = tuple(
         (collapsed_error(str(note)), str(adversary), str(len(group)))
         for (note, adversary), group in groups
     )
-    return Table(("Note", "Adversary", "Cells"), first + lines)
+    return ShownTable(("Note", "Adversary", "Cells"), first + lines)
 
 
-def not_applicable_table(rates: pd.DataFrame) -> Table:
+def not_applicable_table(rates: pd.DataFrame) -> ShownTable:
     """Return the attacks that could not run, and why."""
     return _reasons(rates, "not_applicable", "reason")
 
 
-def refused_table(rates: pd.DataFrame) -> Table:
+def refused_table(rates: pd.DataFrame) -> ShownTable:
     """Return the attacks whose models the clients refused, and why."""
     return _reasons(rates, "refused", "refusal")
 
 
-def _reasons(rates: pd.DataFrame, count: str, reason: str) -> Table:
+def _reasons(rates: pd.DataFrame, count: str, reason: str) -> ShownTable:
     """Return the attacks that some uploads are counted for, with the defenses and the reason."""
     names, defenses = short_names(rates, "adversary"), short_names(rates, "defense")
     groups = rates[rates[count] > 0].groupby(
@@ -390,10 +390,10 @@ def _reasons(rates: pd.DataFrame, count: str, reason: str) -> Table:
             "all" if everywhere else ", ".join(defenses[one] for one in group["defense"].unique())
         )
         lines.append((str(scenario), str(checkpoint), names[str(adversary)], where, str(text)))
-    return Table(("Scenario", "Round", "Attack", "Defenses", "Reason"), tuple(lines))
+    return ShownTable(("Scenario", "Round", "Attack", "Defenses", "Reason"), tuple(lines))
 
 
-def not_needed_table(rates: pd.DataFrame) -> Table:
+def not_needed_table(rates: pd.DataFrame) -> ShownTable:
     """Return what a cascade spared the attacks, as there was nothing left to find."""
     names, defenses = short_names(rates, "adversary"), short_names(rates, "defense")
     lines = tuple(
@@ -407,4 +407,4 @@ def not_needed_table(rates: pd.DataFrame) -> Table:
         )
         for row in rows(rates[rates["not_needed"] > 0])
     )
-    return Table(("Scenario", "Round", "Defense", "Attack", "Found", "Not needed"), lines)
+    return ShownTable(("Scenario", "Round", "Defense", "Attack", "Found", "Not needed"), lines)

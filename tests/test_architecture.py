@@ -9,11 +9,18 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from leakfrontier.adversaries import ADVERSARIES, PANEL, Adversary
+from leakfrontier.adversaries.base import THREATS
 from leakfrontier.defenses import DEFENSES, Defense
+from leakfrontier.evaluate.commands.list import TIMES
+from leakfrontier.evaluate.conclude.analysis import SERVERS
+from leakfrontier.evaluate.foundations.rows import MEDIA, Media
+from leakfrontier.evaluate.run.config import PRESETS
+from leakfrontier.reports import gallery
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("defenses", "adversaries", "evaluate", "reports")
@@ -212,6 +219,32 @@ def test_every_module_has_a_test_module_of_its_name(tmp_path: Path) -> None:
     place.mkdir(parents=True)
     (place / "mine.py").touch()
     assert untested(tmp_path) == {"adversaries/text/mine.py"}
+
+
+def classes_of_one_name(root: Path) -> dict[str, list[str]]:
+    """Return the public classes that several modules define, by name."""
+    found: dict[str, list[str]] = {}
+    for module in modules(root):
+        for node in ast.parse((root / module).read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module.as_posix())
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_one_name_stands_for_one_class(tmp_path: Path) -> None:
+    assert classes_of_one_name(ROOT) == {}
+    root = copied(tmp_path)
+    file = "reports/html.py"
+    (root / file).write_text((root / file).read_text() + "\n\nclass Scenario:\n    pass\n")
+    places = ["evaluate/world/scenario.py", file]
+    assert classes_of_one_name(root) == {"Scenario": places}
+
+
+def test_what_has_one_entry_per_threat_medium_or_preset_has_them_all() -> None:
+    assert tuple(SERVERS)[: len(THREATS)] == THREATS
+    assert {*MEDIA} == {*gallery._VICTIMS} == {*get_args(Media)}
+    files = (ROOT / "evaluate/run/presets").glob("*.yaml")
+    assert {*TIMES} == {*PRESETS} == {file.stem for file in files}
 
 
 def test_the_panel_names_registered_adversaries_and_cannot_be_edited() -> None:

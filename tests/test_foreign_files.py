@@ -263,7 +263,7 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "pack: scenarios as text": (
         VERIFY,
         meta("config", "scenarios", value="all"),
-        "scenarios: Input should be a list",
+        "scenarios: must be a list",
     ),
     "pack: a scenario as a list": (
         VERIFY,

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -297,54 +296,3 @@ def _norms(batch: Tensor) -> Tensor:
 
 def _like(column: Tensor, batch: Tensor) -> Tensor:
     return column.view(-1, *[1] * (batch.ndim - 1))
-
-
-class Relaxation(NamedTuple):
-    """f(g) = mu g + e for a standard normal g [1, Eq. 5 and 6].
-
-    Attributes:
-        mu: E[f(g) g].
-        sigma: Standard deviation of e: E[e^2]^(1/2).
-        eta: E[e^2 g^2]^(1/2).
-    """
-
-    mu: float
-    sigma: float
-    eta: float
-
-
-def relaxation(activation: Callable[[Tensor], Tensor]) -> Relaxation:
-    """Return the linear part of an activation and what it leaves, by quadrature."""
-    normal = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
-    density = torch.exp(-normal.square() / 2) / math.sqrt(2 * math.pi)
-
-    def mean(values: Tensor) -> float:
-        return float(torch.trapezoid(values * density, normal))
-
-    mu = mean(activation(normal) * normal)
-    error = activation(normal) - mu * normal
-    return Relaxation(mu, mean(error**2) ** 0.5, mean((error * normal) ** 2) ** 0.5)
-
-
-def error_bound(
-    relaxed: Relaxation, *, sparsity: int, unknowns: int, equations: int, constant: float = 1.0
-) -> float:
-    """Return the bound of [1, Theorem 1] on the error of the generalized Lasso.
-
-    It is C (sigma d + eta) / (mu M^(1/2)), with the effective dimension d = (s log(2N/s))^(1/2)
-    of s-sparse vectors, for coefficients of norm 1 and Gaussian rows [2, Theorem 1.4]; that
-    theorem bounds the distance to mu times the coefficients, hence the division. It holds with
-    high probability, up to the constant C, which it does not name.
-
-    Args:
-        relaxed: Of the activation.
-        sparsity: Coefficients that are not zero, s.
-        unknowns: Coefficients, N.
-        equations: Rows, M.
-        constant: C.
-    """
-    if not 1 <= sparsity <= unknowns:
-        raise ValueError(f"sparsity must be from 1 to {unknowns}, got {sparsity}")
-    dimension = math.sqrt(sparsity * math.log(2 * unknowns / sparsity))
-    deviation = relaxed.sigma * dimension + relaxed.eta
-    return constant * deviation / (abs(relaxed.mu) * math.sqrt(equations))

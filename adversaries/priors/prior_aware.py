@@ -77,7 +77,7 @@ def fits(observation: Observation, inputs: Tensor, targets: Tensor, fit: Fit) ->
         return torch.cat([vectorised(one)(*part) for part in parts])
 
 
-def cosine(observation: Observation) -> Fit:
+def cosine_fit(observation: Observation) -> Fit:
     """Return the cosine with the observed update, minus one."""
     names = list(observation.update)
 
@@ -101,7 +101,7 @@ def _best_fit(observation: Observation) -> Fit:
     """Return the log-likelihood per entry of the update; without one, the cosine."""
     density = likelihood(observation)
     if density is None:
-        return cosine(observation)
+        return cosine_fit(observation)
     return lambda replayed: density(replayed) / _entries(observation)
 
 

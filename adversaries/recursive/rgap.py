@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -11,7 +10,6 @@ from torch import Generator, Tensor
 
 from ..base import Adversary, Observation, Reconstruction
 from ..spaces import InputSpace, NotApplicable
-from .constraints import count
 from .layer_chain import Layer, chain
 from .layer_system import Gradients, Known, Use
 from .recursion import back, explained, gradients_of, invert, on_cpu
@@ -33,8 +31,7 @@ class RGAP(Adversary):
 
     Each layer's input is the least squares of both kinds of constraints, where each block counts
     as much as the other (`balance="blocks"`), or by how well rows are known (`"rows"`). Outputs
-    are inverted at every layer, which a ReLU rules out. `rank_analysis` tells beforehand where
-    constraints are missing.
+    are inverted at every layer, which a ReLU rules out.
 
     Attributes:
         balance: How the two kinds of constraints are weighed.
@@ -167,16 +164,3 @@ def _refined(
         best = int(errors.argmin())
         low, high = (float(scales[min(max(best + step, 0), 40)]) for step in (-1, 1))
     return float(scales[best]), float(errors[best])
-
-
-def rank_analysis(layers: Sequence[Layer]) -> dict[str, int]:
-    """Return, for each convolution, the largest rank of its constraints less its unknowns.
-
-    A negative number is a bottleneck: the layer's input cannot be recovered [1, section 4].
-    """
-    return {
-        layer.name: counts.rank - counts.unknowns
-        for layer in layers
-        if not layer.is_linear
-        for counts in [count(layer)]
-    }

@@ -282,3 +282,10 @@ def _counted(endings: Sequence[Ending], batch_size: int) -> list[Ending]:
 
 def _square(rows: Tensor) -> Tensor:
     return rows.square().sum(1, keepdim=True)
+
+
+def sentence_of(view: Transformer, ending: Ending) -> tuple[int, ...]:
+    """Return the tokens of a sentence: under a next-token loss, the label is its last."""
+    if view.space.task == "next-token":
+        return (*ending.prefix, ending.label)
+    return ending.prefix

@@ -14,10 +14,10 @@ from torch.nn.functional import normalize
 
 from ..base import Adversary, Observation, Reconstruction
 from ..spaces import NotApplicable
-from .dager import Limit, Probe, Sentence, echoes, grow, sentence_of, verified, without_echoes
 from .diverse_beams import Candidate, Search, search
 from .gradient_atoms import pursue, sentence_atoms
-from .sentence_ends import Ending, find_endings
+from .sentence_ends import Ending, find_endings, sentence_of
+from .sentence_growth import Limit, Probe, Sentence, echoes, grow, verified, without_echoes
 from .subspace import Subspace, row_space
 from .token_pool import TokenPool, find_tokens, vocabulary_energy
 from .transformer import Transformer, block_spaces, find_transformer, is_causal

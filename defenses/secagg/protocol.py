@@ -65,7 +65,7 @@ class TooFewClients(ValueError):
     """Fewer clients are left than the threshold; the round is given up, its masks stay on."""
 
 
-class Refused(ValueError):
+class UnsafeRequest(ValueError):
     """A client was asked for something that could unmask a vector of its own or of a peer."""
 
 
@@ -124,7 +124,7 @@ class _PeerShares(NamedTuple):
     of_mask_seed: Share
 
 
-class Client:
+class Participant:
     """One client in one round; secrets are never used for a second round.
 
     Attributes:
@@ -174,7 +174,7 @@ class Client:
         holders = sorted({*peers, self.index})
         check_enough(len(holders), self.threshold, f"share the keys of client {self.index}")
         if not 2 * self.threshold > len(holders):
-            raise Refused(
+            raise UnsafeRequest(
                 f"a threshold of {self.threshold} must be above half of the {len(holders)} holders "
                 "of shares: a server that tells them different lists of survivors could get both "
                 "secrets of a client"
@@ -203,7 +203,7 @@ class Client:
         """Return the vector under its self mask and its pairwise masks, to be uploaded."""
         check_enough(len(self._shares), self.threshold, f"hide the vector of client {self.index}")
         if self._has_masked:
-            raise Refused(
+            raise UnsafeRequest(
                 f"client {self.index} masks one vector a round: two under the same masks would "
                 "reveal their difference"
             )
@@ -224,10 +224,12 @@ class Client:
         survivors, lost = (self._shares.keys() & part for part in request)
         check_enough(len(survivors), self.threshold, "unmask the sum")
         if survivors & lost:
-            raise Refused(f"clients {sorted(survivors & lost)} cannot be both survivors and lost")
+            raise UnsafeRequest(
+                f"clients {sorted(survivors & lost)} cannot be both survivors and lost"
+            )
         both = survivors & self._gave_mask_seed | lost & self._gave_self_seed
         if both:
-            raise Refused(
+            raise UnsafeRequest(
                 f"client {self.index} has revealed its share of the other secret of clients "
                 f"{sorted(both)}, and never reveals both"
             )
@@ -378,7 +380,7 @@ def aggregate(
     """
     server = Server(graph, threshold)
     digests = digests or [b""] * len(graph)
-    clients = {u: Client(u, threshold, randbytes, digest) for u, digest in enumerate(digests)}
+    clients = {u: Participant(u, threshold, randbytes, digest) for u, digest in enumerate(digests)}
     keys = server.relay_keys({u: client.public_keys for u, client in clients.items()})
     inboxes = server.relay_shares({u: clients[u].share(peers) for u, peers in keys.items()})
     for u, inbox in inboxes.items():

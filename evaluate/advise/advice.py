@@ -15,15 +15,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import pandas as pd
+from markupsafe import escape
 from scipy.stats import binom
 
-from ..foundations.statistics import Interval
+from ..conclude.labels import number
+from ..foundations.statistics import Interval, finite
 from ..privacy.accounting import delta_warning
 from .clipping import ClippingPoint
 from .levers import Lever
 from .observation_points import ObservationPoint, observation_points
-from .question import Question, Row, counted, finite
-from .tables import CLIPPING_COLUMNS, COLUMNS, LEVER_COLUMNS, bounded, number, sigma
+from .question import AdviceRow, Question, counted
+from .tables import CLIPPING_COLUMNS, COLUMNS, LEVER_COLUMNS, bounded, sigma
 
 REASONABLE_EPSILON = 10.0
 """Epsilon up to which a guarantee is commonly called reasonable [1]."""
@@ -51,8 +54,8 @@ class Advice:
 
     question: Question
     setting: str | None
-    rows: tuple[Row, ...]
-    recommended: Row | None
+    rows: tuple[AdviceRow, ...]
+    recommended: AdviceRow | None
     reasons: tuple[str, ...]
     panel: str | None = None
     proxy: int | None = None
@@ -68,7 +71,7 @@ class Advice:
         return tuple(observation_points(self.question, self.recommended))
 
     @property
-    def columns(self) -> dict[str, Callable[[Row], str]]:
+    def columns(self) -> dict[str, Callable[[AdviceRow], str]]:
         """Return those of `COLUMNS` that have anything to show."""
         shown = _shown(COLUMNS, self.rows)
         if len({row.rounds for row in self.rows}) < 2:
@@ -92,6 +95,28 @@ class Advice:
     def warnings(self) -> tuple[str, ...]:
         """Return what must be said along with the answer."""
         return tuple(_warnings(self))
+
+    def __str__(self) -> str:
+        titles = {
+            "Recommended" if self.recommended else "Not reachable": self.reasons,
+            "Warnings": self.warnings,
+        }
+        parts = [f"{self.question.summary}."]
+        for title, texts in titles.items():
+            parts += [f"\n{title}", *(f"- {text}" for text in texts)] if texts else []
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the settings, and the words around them."""
+        words = f"<pre style='white-space: pre-wrap'>{escape(self)}</pre>"
+        shown = [row for row in self.rows if not row.searched]
+        if not shown:
+            return words
+        cells = [
+            ["\u2192" if row is self.recommended else "", *(f(row) for f in self.columns.values())]
+            for row in shown
+        ]
+        return str(pd.DataFrame(cells, columns=["", *self.columns]).to_html(index=False)) + words
 
     def document(self) -> dict[str, Any]:
         """Return the answer as one JSON document; what is infinite or absent is null."""
@@ -129,7 +154,7 @@ def _shown(
     return {name: cell for name, cell in columns.items() if any(cell(row) for row in rows)}
 
 
-def proven_reasons(question: Question, row: Row) -> Iterator[str]:
+def proven_reasons(question: Question, row: AdviceRow) -> Iterator[str]:
     """Yield why a noise multiplier keeps the target, by the proofs alone."""
     noise = f"Noise multiplier {sigma(row.noise_multiplier)}"
     by = ", ".join(f"{name.upper()} {number(value)}" for name, value in row.epsilon.items())
@@ -223,7 +248,7 @@ def _warnings(advice: Advice) -> Iterator[str]:
     yield from _measured_warnings(advice)
 
 
-def _of_local_epochs(question: Question, row: Row | None) -> str:
+def _of_local_epochs(question: Question, row: AdviceRow | None) -> str:
     """Return what the noise is worth if a round is a local epoch."""
     longer = replace(question, local_epochs=1)
     text = (

@@ -37,17 +37,18 @@ from ..run.config import RunConfig
 from ..run.probe import check_scenario
 from ..run.run import plan, run_trials
 from ..users.methods import Method
-from ..world.scenario import Scenario, World, label, load_world
+from ..users.names import label
+from ..world.scenario import Scenario, World, load_world
 from ..world.victims import candidate_count
 from .clipping import gradient_norms
 from .measurements import Key, Trained, attacked, trained
-from .question import Question, Row, proven
+from .question import AdviceRow, Question, proven
 
 SEED_STRIDE = 1000
 """Distance of the seeds of two repetitions, more than any of them uses."""
 
 
-class Setting(NamedTuple):
+class TrainingChoice(NamedTuple):
     """What a training run can choose; without noise nothing is clipped either."""
 
     noise_multiplier: float
@@ -104,10 +105,10 @@ class Experiment:
     engine: Engine = LOCAL
     console: Console | None = None
 
-    def settings(self, noise_multiplier: float) -> list[Setting]:
+    def settings(self, noise_multiplier: float) -> list[TrainingChoice]:
         """Return every pair of a clipping norm and a step size at one noise multiplier."""
         pairs = product(self.norms, self.effort.step_sizes)
-        return [Setting(noise_multiplier, *pair) for pair in pairs]
+        return [TrainingChoice(noise_multiplier, *pair) for pair in pairs]
 
     @cached_property
     def norms(self) -> list[float]:
@@ -116,7 +117,7 @@ class Experiment:
         usual = float(gradient_norms(self.world, initial, self.clipped_examples).median())
         return [_rounded(factor * usual) for factor in self.effort.norm_factors]
 
-    def search(self, noise_multiplier: float) -> tuple[Setting, list[Row]]:
+    def search(self, noise_multiplier: float) -> tuple[TrainingChoice, list[AdviceRow]]:
         """Return the best setting at one noise multiplier, and the rows of all."""
         for note in check_scenario(self.scenario):
             self._say(f"[yellow]warning[/yellow] {escape(note)}")
@@ -134,7 +135,9 @@ class Experiment:
         ]
         return _best(finalists), rows
 
-    def retune(self, best: Setting, noise: Sequence[float]) -> tuple[list[Setting], list[Row]]:
+    def retune(
+        self, best: TrainingChoice, noise: Sequence[float]
+    ) -> tuple[list[TrainingChoice], list[AdviceRow]]:
         """Return the best setting at each of some noise multipliers, and the rows of all.
 
         The clipping norm stays. Of step sizes whose accuracies are within a standard error of
@@ -142,7 +145,7 @@ class Experiment:
         """
         sizes = sorted({*self.effort.step_sizes, best.step_size})
         levels = [
-            [Setting(sigma, best.max_norm, size) for size in sizes]
+            [TrainingChoice(sigma, best.max_norm, size) for size in sizes]
             for sigma in noise
             if sigma != best.noise_multiplier
         ]
@@ -158,14 +161,16 @@ class Experiment:
         return [chosen[sigma] for sigma in noise], rows
 
     def train(
-        self, settings: Sequence[Setting], seeds: range, rounds: int | None = None
-    ) -> dict[Setting, Trained]:
+        self, settings: Sequence[TrainingChoice], seeds: range, rounds: int | None = None
+    ) -> dict[TrainingChoice, Trained]:
         """Train every setting with every seed, by default for all rounds."""
         trials = {one: self.trials(one, seeds, rounds) for one in settings}
         what = f"{len(settings)} settings, {rounds or self.question.rounds} rounds"
         return self.train_all(trials, what)
 
-    def measure(self, settings: Sequence[Setting], *, repetition: int | None = None) -> list[Row]:
+    def measure(
+        self, settings: Sequence[TrainingChoice], *, repetition: int | None = None
+    ) -> list[AdviceRow]:
         """Train and attack settings with seeds that no search uses, and return their rows.
 
         The attacker knows the defense: to publish it must not weaken a guarantee.
@@ -198,7 +203,7 @@ class Experiment:
         every = [trial for several in trials.values() for trial in several]
         if not every:
             return {}
-        config = self.config([Setting(0.0, 1.0, every[0].scenario.training.lr)])
+        config = self.config([TrainingChoice(0.0, 1.0, every[0].scenario.training.lr)])
         return trained(self._run(every, config), trials)
 
     def _run(self, trials: Sequence[Trial], config: RunConfig) -> Results:
@@ -215,7 +220,7 @@ class Experiment:
             console=self.console,
         )
 
-    def config(self, settings: Sequence[Setting]) -> RunConfig:
+    def config(self, settings: Sequence[TrainingChoice]) -> RunConfig:
         """Return the run of settings that differ in their noise; with the first's step size."""
         return RunConfig(
             scenarios=(self.scenario_for(settings[0]),),
@@ -226,7 +231,9 @@ class Experiment:
             individual=True,
         )
 
-    def row(self, setting: Setting, trained: Trained, *, searched: bool = False) -> Row:
+    def row(
+        self, setting: TrainingChoice, trained: Trained, *, searched: bool = False
+    ) -> AdviceRow:
         """Return what is proven and what was measured of a setting."""
         return replace(
             proven(self.question, setting.noise_multiplier),
@@ -237,14 +244,14 @@ class Experiment:
             searched=searched,
         )
 
-    def setting(self, row: Row) -> Setting:
+    def setting(self, row: AdviceRow) -> TrainingChoice:
         """Return the setting of a measured row."""
         if row.max_norm is None or row.lr is None:
             raise ValueError("row must be a measured one")
-        setting = Setting(row.noise_multiplier, row.max_norm, row.lr)
+        setting = TrainingChoice(row.noise_multiplier, row.max_norm, row.lr)
         return setting._replace(step_size=row.lr * self._scale(setting))
 
-    def defense(self, setting: Setting) -> Method:
+    def defense(self, setting: TrainingChoice) -> Method:
         """Return the defense of a setting, as a configuration names it."""
         sigma, norm, _ = setting
         if not sigma:
@@ -258,7 +265,7 @@ class Experiment:
             options["poisson_sampling"] = False
         return Method(name="DPSGD", options=options)
 
-    def scenario_for(self, setting: Setting, rounds: int | None = None) -> Scenario:
+    def scenario_for(self, setting: TrainingChoice, rounds: int | None = None) -> Scenario:
         """Return the scenario with the question's plan and a setting's learning rate."""
         question, training = self.question, self.scenario.training
         plan = {
@@ -271,7 +278,9 @@ class Experiment:
         change = {"training": training.model_copy(update=plan), "candidates": question.candidates}
         return self.scenario.model_copy(update={**change, "batch_size": 1, "checkpoints": (0,)})
 
-    def trials(self, setting: Setting, seeds: range, rounds: int | None = None) -> list[TrainTrial]:
+    def trials(
+        self, setting: TrainingChoice, seeds: range, rounds: int | None = None
+    ) -> list[TrainTrial]:
         """Return the training runs of a setting, by default for all rounds."""
         scenario, defense = self.scenario_for(setting, rounds), self.defense(setting)
         return [TrainTrial(scenario, defense, seed) for seed in seeds]
@@ -300,7 +309,7 @@ class Experiment:
         """Return how many examples are behind what is clipped."""
         return 1 if self.question.unit == "record" else self.question.batch_size
 
-    def _scale(self, setting: Setting) -> float:
+    def _scale(self, setting: TrainingChoice) -> float:
         """Return how a learning rate depends on the clipping norm, at the same step size."""
         clips = setting.noise_multiplier and self.scenario.training.server == "sgd"
         return setting.max_norm if clips else 1.0
@@ -310,11 +319,11 @@ class Experiment:
             self.console.print(text, highlight=False)
 
 
-def _best(trained: Mapping[Setting, Trained]) -> Setting:
+def _best(trained: Mapping[TrainingChoice, Trained]) -> TrainingChoice:
     return max(trained, key=lambda one: trained[one].accuracy.value)
 
 
-def _around(winner: Setting, grid: Sequence[Setting]) -> list[Setting]:
+def _around(winner: TrainingChoice, grid: Sequence[TrainingChoice]) -> list[TrainingChoice]:
     """Return what a grid leaves out around its best: step sizes between, and norms beyond."""
     norms, sizes = (sorted({one[i] for one in grid}) for i in (1, 2))
     found = [winner._replace(step_size=size) for size in between(winner.step_size, sizes)]

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..foundations.statistics import Interval
-from .question import DIGITS, Question, Row, noise_near, rounded_up
+from ..foundations.statistics import Interval, rounded_up
+from .question import DIGITS, AdviceRow, Question, noise_near
 
 MOST_LEVERS = 5
 """The most changes that are looked at."""
@@ -74,7 +74,7 @@ def changes(question: Question) -> Iterator[tuple[str, Question]]:
         yield f"examples {question.examples} -> {examples}", replace(fixed, examples=examples)
 
 
-def pull(name: str, question: Question, now: Question, row: Row) -> Lever:
+def pull(name: str, question: Question, now: Question, row: AdviceRow) -> Lever:
     """Return what a change buys, by accountants and bounds.
 
     Args:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .question import Question, Row
+from .question import AdviceRow, Question
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ObservationPoint:
     bound: float
 
 
-def observation_points(question: Question, row: Row) -> Iterator[ObservationPoint]:
+def observation_points(question: Question, row: AdviceRow) -> Iterator[ObservationPoint]:
     """Yield who sees what if a row's noise is added on the client, or later."""
     sigma = row.noise_multiplier
     yield ObservationPoint(
@@ -67,7 +67,7 @@ def observation_points(question: Question, row: Row) -> Iterator[ObservationPoin
     )
 
 
-def _distributed(question: Question, row: Row) -> Iterator[ObservationPoint]:
+def _distributed(question: Question, row: AdviceRow) -> Iterator[ObservationPoint]:
     sigma, clients, makers = row.noise_multiplier, question.taking_part, question.noise_makers
     gone = f"{question.dropout:.0%} of them are lost and {question.colluders:.0%} tell their noise"
     if makers:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Context
 from functools import cache, lru_cache
 from typing import Any
 
@@ -22,7 +21,7 @@ from scipy.optimize import brentq
 from leakfrontier.defenses.pld import shuffled_passes
 
 from ..foundations.errors import UserError
-from ..foundations.statistics import Interval
+from ..foundations.statistics import Interval, finite, rounded_up
 from ..privacy.accounting import (
     ACCOUNTANTS,
     NOISE_RANGE,
@@ -352,7 +351,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
+class AdviceRow:
     """One setting: what is proven of it, and what was measured.
 
     Attributes:
@@ -413,10 +412,10 @@ def counted(number: int, what: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def proven(question: Question, noise_multiplier: float) -> Row:
+def proven(question: Question, noise_multiplier: float) -> AdviceRow:
     """Return what is proven of a noise multiplier."""
     schedule = question.schedule(noise_multiplier)
-    return Row(
+    return AdviceRow(
         noise_multiplier,
         epsilons(schedule, question.used_delta)
         if noise_multiplier
@@ -458,15 +457,3 @@ def noise_near(guess: float, target: float, risk: Callable[[float], float]) -> f
     while excess(root) > 0:
         root += TOLERANCE / 2
     return math.exp(root)
-
-
-def rounded_up(value: float, digits: int) -> float:
-    """Return the least number of some digits that is not below a value."""
-    if not 0 < value < math.inf:
-        return value
-    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))
-
-
-def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return a value as JSON can hold it: what is infinite is null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

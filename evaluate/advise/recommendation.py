@@ -13,15 +13,17 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.progress import Progress
 
+from ..conclude.labels import number
 from ..engines.engine import LOCAL, Engine
 from ..foundations.errors import OWN_FOLDER, UserError, given_by_user
+from ..foundations.statistics import rounded_up
 from ..foundations.terminal import terminal
 from ..world.scenario import Scenario, load_world
 from .advice import Advice, proven_reasons
-from .experiment import Effort, Experiment, Setting, fitting
+from .experiment import Effort, Experiment, TrainingChoice, fitting
 from .levers import MOST_LEVERS, Lever, changes, pull
-from .question import DIGITS, Question, Row, proven, rounded_up
-from .tables import bounded, number
+from .question import DIGITS, AdviceRow, Question, proven
+from .tables import bounded
 from .what_if import over_norms, pulled
 
 PROVEN_LADDER = tuple(2 ** (step / 2) for step in range(-2, 5))
@@ -128,7 +130,7 @@ def _proofs(question: Question, console: Console) -> Advice:
         advance()
         recommended = proven(question, sigma)
         near, *far = sorted({*PROVEN_LADDER} - {1.0}, key=lambda one: abs(one - 1))
-        more: list[Callable[[], Row | Lever]] = [
+        more: list[Callable[[], AdviceRow | Lever]] = [
             *(partial(_scaled, question, sigma, factor) for factor in (0.0, near)),
             *levers_of(question, recommended),
             *(partial(_scaled, question, sigma, factor) for factor in far),
@@ -139,7 +141,7 @@ def _proofs(question: Question, console: Console) -> Advice:
             if time.process_time() - start > BUDGET:
                 break
             found.append(one())
-    rows = [recommended, *(one for one in found if isinstance(one, Row))]
+    rows = [recommended, *(one for one in found if isinstance(one, AdviceRow))]
     reasons = [*proven_reasons(question, recommended)]
     if len(found) < len(more):
         reasons.append("Some noise multipliers and changes of the run take long, and are left out.")
@@ -153,7 +155,7 @@ def _proofs(question: Question, console: Console) -> Advice:
     )
 
 
-def _scaled(question: Question, sigma: float, factor: float) -> Row:
+def _scaled(question: Question, sigma: float, factor: float) -> AdviceRow:
     """Return what is proven of a multiple of a noise multiplier."""
     return proven(question, rounded_up(factor * sigma, DIGITS))
 
@@ -167,7 +169,7 @@ def _progress(console: Console) -> Iterator[Callable[[], None]]:
         yield lambda: progress.advance(task)
 
 
-def levers_of(question: Question, row: Row) -> list[Callable[[], Lever]]:
+def levers_of(question: Question, row: AdviceRow) -> list[Callable[[], Lever]]:
     """Return what finds what each change of a run would buy, by accountants and bounds.
 
     Where an accuracy is asked for, the target is the epsilon of the row.
@@ -191,7 +193,9 @@ def _measurements(experiment: Experiment) -> Advice:
     settings, retuned = experiment.retune(best, (0.0, *ladder))
     rows = experiment.measure(settings)
     if question.min_accuracy is None:
-        recommended: Row | None = next(row for row in rows if row.noise_multiplier == tuned_at)
+        recommended: AdviceRow | None = next(
+            row for row in rows if row.noise_multiplier == tuned_at
+        )
     else:
         recommended = most_private(rows[1:], question.min_accuracy)
     data = len(load_world(experiment.scenario).train.targets)
@@ -218,7 +222,7 @@ def _measurements(experiment: Experiment) -> Advice:
     return advice
 
 
-def most_private(rows: Sequence[Row], least: float) -> Row | None:
+def most_private(rows: Sequence[AdviceRow], least: float) -> AdviceRow | None:
     """Return the last of rows, from the least noise on, before accuracy is not shown to suffice.
 
     It suffices where the lower confidence limit does. Rows are looked at in a fixed order until
@@ -232,13 +236,16 @@ def most_private(rows: Sequence[Row], least: float) -> Row | None:
     return chosen
 
 
-def closest(rows: Sequence[Row]) -> Row:
+def closest(rows: Sequence[AdviceRow]) -> AdviceRow:
     """Return the row with noise whose accuracy is the highest for sure."""
     return max(rows[1:], key=lambda row: row.accuracy.low if row.accuracy else 0.0)
 
 
 def _reasons(
-    experiment: Experiment, best: Setting, rows: Sequence[Row], recommended: Row | None
+    experiment: Experiment,
+    best: TrainingChoice,
+    rows: Sequence[AdviceRow],
+    recommended: AdviceRow | None,
 ) -> Iterator[str]:
     question, control = experiment.question, rows[0]
     if recommended is None:
@@ -261,14 +268,14 @@ def _reasons(
     )
 
 
-def _strongest(row: Row) -> str:
+def _strongest(row: AdviceRow) -> str:
     """Return which attack a row's success is of; without any success, none is the strongest."""
     if row.strongest is None:
         return "No attack succeeded; each"
     return f"The strongest attack, {row.strongest},"
 
 
-def _closest(question: Question, rows: Sequence[Row]) -> Iterator[str]:
+def _closest(question: Question, rows: Sequence[AdviceRow]) -> Iterator[str]:
     """Yield why no row keeps an accuracy, and what comes closest."""
     control, row = rows[0], closest(rows)
     yield (

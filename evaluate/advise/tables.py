@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
+from ..conclude.labels import number
+from ..foundations.statistics import rounded_up
 from .clipping import ClippingPoint
 from .levers import Lever
-from .question import DIGITS, Row, rounded_up
-
-
-def number(value: float) -> str:
-    """Return an epsilon in three digits, rounded up."""
-    return "inf" if value == math.inf else f"{rounded_up(value, 3):g}"
+from .question import DIGITS, AdviceRow
 
 
 def sigma(value: float) -> str:
@@ -29,7 +25,7 @@ def _optional(value: object) -> str:
     return "" if value is None else str(value)
 
 
-COLUMNS: dict[str, Callable[[Row], str]] = {
+COLUMNS: dict[str, Callable[[AdviceRow], str]] = {
     "sigma": lambda row: sigma(row.noise_multiplier),
     "C": lambda row: "" if row.max_norm is None else f"{row.max_norm:g}",
     "lr": lambda row: "" if row.lr is None else f"{row.lr:.2g}",

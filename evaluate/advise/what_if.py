@@ -10,11 +10,11 @@ from torch import nn
 
 from ..run.cells import TrainTrial
 from .clipping import ClippingPoint, clipped
-from .experiment import Experiment, Setting, between
+from .experiment import Experiment, TrainingChoice, between
 from .levers import Lever
 
 
-def over_norms(experiment: Experiment, setting: Setting) -> list[ClippingPoint]:
+def over_norms(experiment: Experiment, setting: TrainingChoice) -> list[ClippingPoint]:
     """Return what each clipping norm does, all else being as in a setting.
 
     Accuracies are of the search's seed; gradients are those of public examples, at the initial
@@ -46,7 +46,7 @@ def _models(experiment: Experiment, trial: TrainTrial) -> list[nn.Module]:
     return [first, last]
 
 
-def pulled(experiment: Experiment, levers: Sequence[Lever], setting: Setting) -> list[Lever]:
+def pulled(experiment: Experiment, levers: Sequence[Lever], setting: TrainingChoice) -> list[Lever]:
     """Return levers with the accuracy that each brings at its own noise, where data allows.
 
     The step size is searched for again around the setting's; what is reported is of the seeds
@@ -64,7 +64,7 @@ def pulled(experiment: Experiment, levers: Sequence[Lever], setting: Setting) ->
     for name, lever in possible.items():
         changed = replace(experiment, question=lever.question)
         for size in sizes:
-            own = Setting(lever.noise_multiplier, setting.max_norm, size)
+            own = TrainingChoice(lever.noise_multiplier, setting.max_norm, size)
             tried[name, size] = changed.trials(own, experiment.searched)
     found = experiment.train_all(tried, f"{len(possible)} changes with {len(sizes)} step sizes")
     fresh = {}

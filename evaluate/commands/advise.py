@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..advise.advice import Advice
-from ..advise.tables import bounded, number, sigma
+from ..advise.tables import bounded, sigma
+from ..conclude.labels import number
 from ..door.advising import advise as answer
 from ..foundations.terminal import terminal
 from .options import (

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..advise.tables import number
+from ..conclude.labels import number
 from ..door.auditing import AuditReport
 from ..door.auditing import audit as run_audit
 from ..foundations.terminal import terminal

@@ -24,7 +24,8 @@ from ..papers.tables import TABLES
 from ..run.config import PRESETS, RunConfig, load_config, preset_purpose
 from ..run.run import plan
 from ..users.methods import PROTOCOLS, Method, Strict
-from ..world.scenario import SCENARIOS, Scenario, Training, label
+from ..users.names import label
+from ..world.scenario import SCENARIOS, Scenario, Training
 
 KEYS: dict[str, type[Strict]] = {
     "a run's file": RunConfig,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import NoReturn, ParamSpec
 
 import typer
@@ -68,7 +68,7 @@ app.command("list")(list_)
 def main() -> None:
     """Run the command line; a mistake of the user's is explained without a traceback."""
     try:
-        app()
+        _command_line()()
     except UserError as error:
         _explain(str(error))
     except Exception as error:
@@ -79,6 +79,12 @@ def main() -> None:
             _explain(str(error))
         error.add_note(f"This looks like a mistake of ours: please report it at {ISSUES}")
         raise
+
+
+@cache
+def _command_line() -> Callable[[], object]:
+    """Return all commands, put together once."""
+    return typer.main.get_command(app)
 
 
 def _explain(message: str) -> NoReturn:

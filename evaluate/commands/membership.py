@@ -24,7 +24,7 @@ from ..foundations.terminal import terminal
 from ..privacy.bounds import Bounds
 from ..privacy.membership import LEAST_FALSE_POSITIVES, RATES, ROC, claimed_bounds
 from ..privacy.membership import membership as play
-from ..world.scenario import label
+from ..users.names import label
 from .options import (
     AsJson,
     Data,

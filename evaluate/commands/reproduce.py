@@ -19,7 +19,7 @@ from ..foundations.statistics import Interval
 from ..foundations.terminal import terminal
 from ..papers.reproduce import QUICK_TRIALS, Result, default_folder, document, trial_rows
 from ..papers.reproduce import reproduce as reproduce_table
-from ..papers.table import Metric, Setting
+from ..papers.table import Metric, PaperSetting
 from ..papers.table import Table as PaperTable
 from ..papers.tables import TABLES
 from .options import (
@@ -34,7 +34,7 @@ from .options import (
     print_path,
 )
 
-_Column = tuple[str, Callable[[Setting], str]]
+_Column = tuple[str, Callable[[PaperSetting], str]]
 """A column's header, and what it has of a row's setting."""
 
 

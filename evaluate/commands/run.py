@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated
 
+import click
 import typer
 from pandas import isna
 from rich.console import Console
@@ -17,7 +17,7 @@ from ..conclude.labels import final_round, rows
 from ..conclude.results import Results
 from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
-from ..run.config import load_config
+from ..run.config import PRESETS, load_config
 from ..run.run import run as run_config
 from .options import (
     Address,
@@ -35,21 +35,15 @@ TEXT_COLUMNS = 50
 """Room for two columns of rates and the lines between all of them; names get the rest."""
 
 
-class Preset(StrEnum):
-    """Configurations that come with the package."""
-
-    quick = "quick"
-    quick_text = "quick-text"
-    standard = "standard"
-    full = "full"
-
-
 def run(
     config: Annotated[
         Path | None, typer.Argument(help="Configuration file (YAML); the quick preset by default.")
     ] = None,
     preset: Annotated[
-        Preset | None, typer.Option(help="Configuration by name; quick by default.")
+        str | None,
+        typer.Option(
+            click_type=click.Choice(PRESETS), help="Configuration by name; quick by default."
+        ),
     ] = None,
     defense: Annotated[
         list[str] | None,
@@ -84,7 +78,7 @@ def run(
 
     if config is not None and preset is not None:
         raise UserError("give a configuration file or --preset, not both")
-    source = config or (preset or Preset.quick).value
+    source = config or preset or PRESETS[0]
     loaded = load_config(
         source, extra_defenses=[method_from(text, "--defense") for text in defense or ()]
     )

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from leakfrontier.adversaries.base import THREATS
+
 from ..foundations.statistics import (
     LEAST_SEEDS,
     Floats,
@@ -35,12 +37,11 @@ SERVERS: dict[str, str] = {
     "architecture": "a server that may send a crafted architecture",
     "candidates": "a passive server that is given candidates",
 }
-"""For whom the worst case is stated. The first three are threats: each includes those before."""
+"""For whom the worst case is stated: `THREATS`, and one that is no threat of its own."""
 
 FINISHED = ("ok", "not needed")
 """Status of cells that leave nothing to be done."""
 
-_THREATS = ("passive", "parameters", "architecture")
 _VICTIM = ["seed", "observation", "victim"]
 _LIMITS = ["rate", "low", "high", "text"]
 _OTHER_LIMITS = ["counterfactual", "counterfactual_low"]
@@ -345,7 +346,7 @@ def _with_derived(results: Analysed) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
-    """Return proven bounds; NaN for one below chance, which older results hold without a guess."""
+    """Return proven bounds; NaN for one below chance, as the standard packs hold."""
     bound = _floats(attacks["bound"])
     return bound.where(bound * _floats(attacks["candidates"]) > 1 - _ROUNDING)
 
@@ -447,7 +448,7 @@ def _counted(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
     """Return which attacks are in the worst case of a server."""
     if server == "candidates":
         return ~attacks["baseline"] & (attacks["threat"] == "passive")
-    threats = _THREATS[: _THREATS.index(server) + 1]
+    threats = THREATS[: THREATS.index(server) + 1]
     return ~attacks["baseline"] & ~attacks["candidates_granted"] & attacks["threat"].isin(threats)
 
 

@@ -58,6 +58,7 @@ class Frontier:
             relative accuracy x (1 - advantage), where 1 is perfect.
         answers: Single numbers that users ask for, as sentences.
         baseline: `equal_utility`: every heuristic beside DP-SGD.
+        order: Which defense is better than which, for a passive server.
     """
 
     scenario: str
@@ -66,6 +67,7 @@ class Frontier:
     families: pd.DataFrame
     answers: tuple[str, ...]
     baseline: pd.DataFrame
+    order: Dominance
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: every defense, and what it is worth."""
@@ -156,7 +158,8 @@ def _frontier(
         _text(row, verdicts[row["defense"]], names) for _, row in points.iterrows()
     ]
     baseline = equal_utility(points, order, victims, given_candidates)
-    return Frontier(scenario, checkpoint, points, families, tuple(_answers(points)), baseline)
+    answers = tuple(_answers(points))
+    return Frontier(scenario, checkpoint, points, families, answers, baseline, order)
 
 
 def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:

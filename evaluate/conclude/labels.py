@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any, Literal
 
 import pandas as pd
 
-from ..foundations.statistics import clopper_pearson
+from ..foundations.statistics import clopper_pearson, rounded_up
 
 ARM = ["scenario", "checkpoint", "defense"]
 """What is attacked."""
@@ -25,8 +26,6 @@ ADVERSARY = ["adversary_name", "adversary_options", "threat", *FLAGS]
 """What describes an adversary, besides its label."""
 
 _KIND = {"defense": "family", "adversary": "adversary_name"}
-
-Options = Mapping[str, Any]
 
 
 def labelled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -187,6 +186,11 @@ def epsilon_text(value: float) -> str:
     if pd.isna(value):
         return "none"
     return f"{value:.3g}" if value < 1000 else "> 1000"
+
+
+def number(value: float) -> str:
+    """Return an epsilon in three digits, rounded up."""
+    return "inf" if value == inf else f"{rounded_up(value, 3):g}"
 
 
 def final_round(rounds: pd.Series[Any]) -> str:

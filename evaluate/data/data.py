@@ -20,7 +20,7 @@ from leakfrontier.adversaries import ContinuousSpace, ImageSpace, WaveSpace
 from leakfrontier.defenses import Batch, torchvision_ops  # noqa: F401 (or torchvision may fail)
 
 from ..engines.parcels import DOWNLOAD, Bundle, Files
-from ..foundations.plugins import digest_of
+from ..foundations.plugins import file_digest
 from .audio import WAVE_SUFFIXES, read_waves
 from .dataset import Dataset, split
 from .messages import messages
@@ -69,7 +69,7 @@ def load_dataset(
     if name in TEXTS or name.startswith(HUB):
         return _load(name, DOWNLOADS, reading)
     if path.is_dir() or (path.is_file() and path.suffix == ".jsonl"):
-        return _load(str(path.resolve()), DOWNLOADS, reading, fingerprint(name))
+        return _load(str(path.resolve()), DOWNLOADS, reading, data_digest(name))
     if path.is_file():
         raise ValueError(f"{path} must be a folder or a .jsonl file")
     if os.sep in name or "/" in name:
@@ -87,28 +87,28 @@ def is_named(name: str) -> bool:
 
 
 @cache
-def fingerprint(name: str) -> str:
+def data_digest(name: str) -> str:
     """Return a hash of the examples at a path: of their names, relative to it, and their bytes.
 
-    It is taken once: `forget_fingerprints` asks for another look. Of texts on the hub, it is a
+    It is taken once: `forget_digests` asks for another look. Of texts on the hub, it is a
     hash of the texts.
     """
     if name.startswith(HUB):
         return hashlib.sha256(repr(hub_texts(name, "next-token")).encode()).hexdigest()
     path = Path(name).expanduser().resolve()
     if path.is_file():
-        return digest_of(path)
+        return file_digest(path)
     if not path.is_dir():  # as loading it says
         return ""
     digest = hashlib.sha256()
     for found in sorted(_examples(str(path)), key=lambda entry: entry.path):
         status = found.stat()
-        content = _content(found.path, status.st_size, status.st_mtime_ns)
+        content = _digest(found.path, status.st_size, status.st_mtime_ns)
         digest.update(f"{found.path.removeprefix(str(path))}\0".encode() + content)
     return digest.hexdigest()
 
 
-forget_fingerprints = fingerprint.cache_clear
+forget_digests = data_digest.cache_clear
 
 
 def example_files(folder: Path) -> list[Path]:
@@ -131,7 +131,7 @@ def _examples(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 @cache
-def _content(path: str, size: int, modified: int) -> bytes:
+def _digest(path: str, size: int, modified: int) -> bytes:
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).digest()
 
@@ -377,4 +377,4 @@ def bundle_of(dataset: str, name: str) -> Bundle:
     """Return the examples at a path, in a folder of some name."""
     path = Path(dataset).expanduser().resolve()
     files = {f"{name}/{one.relative_to(path)}": one for one in example_files(path)}
-    return Bundle(f"data-{fingerprint(dataset)}", files if path.is_dir() else {name: path})
+    return Bundle(f"data-{data_digest(dataset)}", files if path.is_dir() else {name: path})

@@ -6,8 +6,6 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from ..advise.advice import Advice
 from ..advise.question import Question
 from ..advise.recommendation import advise as answer
@@ -98,13 +96,13 @@ def advise(
             scenario = scenario.model_copy(update={"device": device})
         if examples_per_client is not None:
             if examples is not None:
-                raise UserError("give examples or examples per client, not both")
+                raise UserError("give examples or examples_per_client, not both")
             examples = clients * examples_per_client
         if examples is None and scenario is not None:
             examples = len(load_world(scenario).train.targets)
         if epochs is not None:
             if local_epochs is not None or local_steps not in (None, 1):
-                raise UserError("give rounds with local epochs or local steps, not epochs")
+                raise UserError("give rounds with local_epochs or local_steps, not epochs")
             local_steps = 1  # as many rounds as there are steps
         examples, batch_size, rounds = _sizes(
             examples=examples,
@@ -138,7 +136,7 @@ def advise(
         folder = Path("runs") / "advise"
     if folder is not None:
         writable(folder)
-    console = Console(quiet=True) if quiet else terminal(stderr=True)
+    console = terminal(stderr=True, quiet=quiet)
     try:
         return answer(
             question,
@@ -168,8 +166,8 @@ def _sizes(
     steps = rounds if epochs is None else epochs
     if not measured and None in (examples, batch, steps):
         raise UserError(
-            "give the examples (of all clients or per client), the batch size and the rounds (or "
-            "epochs), or a dataset to measure on"
+            "give examples (or examples_per_client), batch_size and rounds (or epochs), or a "
+            "dataset to measure on"
         )
     total = 0 if examples is None else examples
     if not 1 <= clients <= total:

@@ -18,17 +18,18 @@ from torch import nn
 from leakfrontier.adversaries import NotApplicable
 from leakfrontier.defenses import ADJACENCIES, Defense, Guarantee, Plan
 
-from ..advise.question import finite
 from ..foundations.errors import UserError, given_by_user
 from ..foundations.seeds import generator
+from ..foundations.statistics import finite
 from ..privacy.audit import AUDITS
 from ..privacy.audit import audit as run_audits
 from ..privacy.finding import Audit, most_damning
 from ..privacy.promise import NoClaim, claim_under
 from ..run.probe import check_defense
 from ..users.methods import Method, defense_grid
+from ..users.names import label
 from ..users.objects import given_model, methods_of
-from ..world.scenario import Scenario, World, label, load_world
+from ..world.scenario import Scenario, World, load_world
 
 AUDITED_EXAMPLES = 1_000
 """Most real examples in an audited training run."""

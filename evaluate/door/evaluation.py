@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ..engines.engine import LOCAL, Engine
 from ..foundations.devices import Device
 from ..foundations.errors import given_by_user
@@ -83,7 +81,7 @@ def evaluate(
     if device is not None:
         loaded = loaded.on_device(device)
     folder = Path("runs") / _name(config) if out is None else Path(out)
-    console = Console(quiet=True) if quiet else terminal()
+    console = terminal(quiet=quiet)
     found = run(loaded, folder, workers=workers, engine=engine, console=console)
     return Results.of(found, folder)
 
@@ -145,7 +143,7 @@ def attack(
             device=device,
             workers=workers,
             engine=engine,
-            console=Console(quiet=True) if quiet else terminal(),
+            console=terminal(quiet=quiet),
         )
     return Results.of(found, folder)
 

@@ -8,7 +8,6 @@ is given to another. No disk is shared: files travel through Ray's object store 
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import pickle
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..foundations.errors import OWN_FOLDER, UserError
+from ..foundations.plugins import package_digest
 from .engine import Done, Failure, check_limits, cores, execute
 from .parcels import open_parcel, pack
 
@@ -40,7 +40,6 @@ START_LIMIT = 300.0
 POLL = 5.0
 """Seconds between looks at the cluster while nothing ends."""
 
-PACKAGE = Path(__file__).parents[2]
 
 Answer = tuple[bytes, dict[str, bytes]]
 """What a host returns: the pickled result and seconds, and the files that the task has left."""
@@ -307,12 +306,3 @@ def call(message: tuple[bytes, bytes, Mapping[str, str]]) -> Any:  # noqa: ANN40
     """Apply a function to a task, both pickled, where its files are elsewhere."""
     function, task, places = message
     return pickle.loads(function)(open_parcel(task, places))
-
-
-def package_digest() -> str:
-    """Return a hash of the package's source."""
-    digest = hashlib.sha256()
-    for folder in ("defenses", "adversaries", "evaluate"):
-        for path in sorted((PACKAGE / folder).rglob("*.py")):
-            digest.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()

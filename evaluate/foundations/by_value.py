@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import io
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,10 +25,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from .plugins import INSTALLED, content_of, hold
-
-SESSION = "session-"
-"""What names of values in hand begin with."""
+from .plugins import INSTALLED, SESSION, digest_with_imports, hold
 
 _IGNORED = frozenset(
     [
@@ -54,7 +52,9 @@ def present(value: object, name: str) -> str:
         ValueError: If it cannot be sent to another process.
     """
     try:
-        spec, content = f"{SESSION}{digest(value)[:16]}:{name}", _dumped(value)
+        walk = _Digest()
+        spec = f"{SESSION}{walk.of(value)[:16]}:{name}"
+        content = _dumped(value, walk.modules)
     except Exception as error:  # whatever its parts raise
         raise ValueError(
             f"{name} cannot be sent to the processes that attack it: {error}. Keep open files, "
@@ -65,19 +65,34 @@ def present(value: object, name: str) -> str:
     return spec
 
 
-def _dumped(value: object) -> bytes:
-    """Return a value, pickled with the code of all modules that workers cannot import."""
-    kind = value if isinstance(value, type | FunctionType) else type(value)
-    classes = kind.__mro__ if isinstance(kind, type) else (kind,)
-    names = {one.__module__ for one in classes if not is_importable(one)} - {"__main__"}
+def _dumped(value: object, names: Iterable[str]) -> bytes:
+    """Return a value, pickled with the code of modules that workers cannot import."""
     modules = [sys.modules[name] for name in names if name in sys.modules]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(value))
+        buffer = io.BytesIO()
+        _Pickler(buffer).dump(value)
+        return buffer.getvalue()
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
+    """Pickles cached properties, too, which hold a lock before Python 3.12."""
+
+    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - as pickle declares it
+        """Return how to make a value anew."""
+        if isinstance(value, cached_property):
+            return _cached, (value.func, value.attrname)
+        return super().reducer_override(value)
+
+
+def _cached(function: Any, name: str) -> Any:  # noqa: ANN401 - of any class
+    made = cached_property(function)
+    made.__set_name__(object, name)
+    return made
 
 
 def pickled(specs: Iterable[str] | None = None) -> dict[str, bytes]:
@@ -127,9 +142,14 @@ def digest(value: object) -> str:
 
 
 class _Digest:
-    """Walks through a value; what refers to itself is named by where it was met first."""
+    """Walks through a value; what refers to itself is named by where it was met first.
+
+    Attributes:
+        modules: Those of the classes and functions on the way that workers cannot import.
+    """
 
     def __init__(self) -> None:
+        self.modules: set[str] = set()
         self._met: dict[int, int] = {}
         self._kept: list[object] = []  # an id is taken again once its object is gone
 
@@ -153,10 +173,9 @@ class _Digest:
         elif isinstance(value, type | FunctionType) and is_importable(value):
             yield value.__qualname__
             yield from _module(value.__module__)
-        elif isinstance(value, type):
-            yield from self._class(value)
-        elif isinstance(value, FunctionType):
-            yield from self._function(value)
+        elif isinstance(value, type | FunctionType):
+            self.modules |= {value.__module__} - {"__main__"}
+            yield from self._class(value) if isinstance(value, type) else self._function(value)
         elif (parts := _wrapped(value)) is not None:
             yield from (type(value).__name__, *map(self.of, parts))
         elif isinstance(value, Mapping):
@@ -239,11 +258,13 @@ def _module(name: str) -> Iterator[str]:
     path = Path(file).resolve()
     library = Path(inspect.__file__).resolve().parent
     if not {*INSTALLED} & {*path.parts} and library not in path.parents:
-        yield content_of(path)
+        yield digest_with_imports(path)
 
 
 def _meaning(function: FunctionType) -> str:
     """Return a function's syntax tree without docstrings; its bytecode where there is no source."""
+    if function.__name__ == "<lambda>":  # its source is a line, which may hold several
+        return repr(_bytecode(function.__code__))
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, ValueError):

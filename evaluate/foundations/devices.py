@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-DEVICES: tuple[Device, ...] = get_args(Device)
 
 _CURRENT: ContextVar[torch.device | None] = ContextVar("device", default=None)
 

@@ -14,6 +14,8 @@ from typing import Any, get_args
 
 import pandas as pd
 
+from leakfrontier.adversaries.base import THREATS
+
 from .rows import Column, GuaranteeRow, Kind, Status, columns
 
 DEPTH = 64
@@ -198,7 +200,6 @@ _META: dict[str, tuple[_Test, str]] = {
 }
 _STATUS = (*get_args(Status), "missing")
 _KEYS = ("observation", "victim", "metric", "round")
-_THREATS = ("passive", "parameters", "architecture")
 _CELLS: dict[str, tuple[_Test, str]] = {
     **dict.fromkeys(("cell", "error", "note"), _KINDS[str]),
     **dict.fromkeys(("seconds", "busy"), _KINDS[float]),
@@ -215,7 +216,7 @@ _LABELS: dict[str, tuple[_Test, str]] = {
         (_or_nothing(_is_flag), "true or false"),
     ),
     "strength": (_or_nothing(_is_number), "a number or null"),
-    "threat": (lambda value: value in _THREATS, "one of passive, parameters, architecture"),
+    "threat": (lambda value: value in THREATS, f"one of {', '.join(THREATS)}"),
     "captures": _TEXTS,
 }
 _TRAINED = ("scenario", "defense", "family", "defense_options")

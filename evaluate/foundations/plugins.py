@@ -30,8 +30,12 @@ from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from .errors import PLUGIN, UserError
+from .rows import digest
 
 T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+"""Where the folders of the package `leakfrontier` are."""
 
 _ADVICE = {
     "cannot inherit non-frozen dataclass from a frozen one": ". An adversary is frozen:\n"
@@ -44,6 +48,9 @@ _ADVICE = {
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of other people's code, of which no module is a user's own."""
 
+
+SESSION = "session-"
+"""What names of values begin with that the user has in hand."""
 
 _TRUSTED: set[str] = set()
 _HELD: dict[str, Callable[[], object]] = {}
@@ -116,13 +123,18 @@ def load_attribute(spec: str) -> Any:  # noqa: ANN401
     source, _, name = spec.rpartition(":")
     if not source or not name:
         raise ValueError(f"expected package.module:name or path/to/file.py:name, got {spec!r}")
+    if spec in _HELD:
+        return _HELD[spec]()
+    if spec.startswith(SESSION):
+        raise UserError(
+            f"{name} was defined in a notebook or a script that is not running here. Run that "
+            "again, or write it into a file and name it as file.py:name"
+        )
     if not is_trusted(spec):
         raise UntrustedCodeError(
             f"{spec} is code that a file names, not you. It is executed only with --trust-code: "
             "read it first (in Python: leakfrontier.evaluate.foundations.plugins.trust)"
         )
-    if spec in _HELD:
-        return _HELD[spec]()
     module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
     if not hasattr(module, name):
         own = (key for key, value in vars(module).items() if _defined_in(module, value))
@@ -152,6 +164,8 @@ def _load_file(path: Path) -> ModuleType:
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)  # others would find the files as well
     module = module_from_spec(_spec(name, path, package=True))
     sys.modules[name] = module  # dataclasses look their own module up while it is executed
     try:
@@ -165,7 +179,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    digest = hashlib.sha256(f"{path} {content_of(path)}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{path} {digest_with_imports(path)}".encode()).hexdigest()
     return f"{PLUGIN}{digest[:16]}"
 
 
@@ -205,7 +219,7 @@ class _Finder(MetaPathFinder):
         return None
 
 
-sys.meta_path.insert(0, _Finder())  # others would find the files as well
+_FINDER = _Finder()
 
 
 def _spec(name: str, file: Path, *, package: bool) -> ModuleSpec:
@@ -250,7 +264,7 @@ def _is_beside(plugin: str, name: str) -> bool:
     return elsewhere is None or elsewhere.origin is None
 
 
-def content_of(file: Path) -> str:
+def digest_with_imports(file: Path) -> str:
     """Return a hash of a user's file and of those of its folder that it imports."""
     parts = sorted((str(found.relative_to(file.parent)), found) for found in local_files(file))
     digest = hashlib.sha256()
@@ -308,9 +322,16 @@ def _imports(content: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
 
 
 @while_unedited
-def digest_of(file: Path) -> str:
+def file_digest(file: Path) -> str:
     """Return a hash of a file's content."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def package_digest() -> str:
+    """Return a hash of the package's source, but for that of the reports."""
+    parts = ("defenses", "adversaries", "evaluate")
+    files = sorted(file for part in parts for file in (ROOT / part).rglob("*.py"))
+    return digest([(file.relative_to(ROOT).as_posix(), file_digest(file)) for file in files])
 
 
 def _defined_in(module: ModuleType, value: object) -> bool:

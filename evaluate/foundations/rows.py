@@ -18,6 +18,25 @@ AttackOutcome = Literal["scored", "not applicable", "refused", "unscored"]
 Media = Literal["image/png", "audio/wav", "tokens"]
 
 
+class Medium(NamedTuple):
+    """What there is to know of one of `Media`.
+
+    Attributes:
+        extension: How names of files end.
+        examples: What readers call examples that are shown so.
+    """
+
+    extension: str
+    examples: str
+
+
+MEDIA: dict[Media, Medium] = {
+    "image/png": Medium("png", "images"),
+    "audio/wav": Medium("wav", "sound"),
+    "tokens": Medium("json", "texts"),
+}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One unit of work: train under a defense, or attack it.
@@ -28,23 +47,23 @@ class Cell:
             table.
         config: All that the outcome depends on, as plain JSON values.
         labels: How reports name it: the columns that are joined to its rows.
-        source: A hash of the code that it runs, so that an edited attack is another one.
+        code_digest: A hash of the code that it runs, so that an edited attack is another one.
     """
 
     kind: Kind
     config: Mapping[str, Any]
     labels: Mapping[str, Any] = field(compare=False)
-    source: str = ""
+    code_digest: str = ""
 
     @cached_property
-    def identity(self) -> str:
+    def config_digest(self) -> str:
         """Return a hash of what is run, whatever its code."""
         return digest({"kind": self.kind, "config": self.config, "version": _VERSION})
 
     @cached_property
     def key(self) -> str:
         """Return a hash of what is run and of its code: outcomes are kept by it."""
-        return digest({"identity": self.identity, "source": self.source})
+        return digest({"identity": self.config_digest, "source": self.code_digest})
 
 
 @dataclass(frozen=True)

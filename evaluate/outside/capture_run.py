@@ -14,7 +14,7 @@ from rich.console import Console
 from leakfrontier.adversaries import PANEL, Threat
 
 from ..conclude.results import Results
-from ..data.data import forget_fingerprints
+from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Engine
 from ..foundations.devices import Device, resolved
 from ..foundations.errors import given_by_user
@@ -23,7 +23,7 @@ from ..run.cells import undefended
 from ..run.run import run_trials, warn
 from ..run.soundness import mode_notes
 from ..users.methods import Method, adversary_grid, build_adversary, placed
-from ..world.scenario import label
+from ..users.names import label
 from ..world.victims import candidate_count
 from .capture import Description
 from .capture_cells import NOT_STATED, CaptureTrial, scenario_of, world_of
@@ -69,7 +69,7 @@ def attack_captures(
         retry_failed: Whether cells that ended in an error are run again.
         console: Where progress is shown.
     """
-    forget_fingerprints()
+    forget_digests()
     if engine is LOCAL:
         with given_by_user():
             resolved(device)

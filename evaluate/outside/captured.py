@@ -22,7 +22,7 @@ from leakfrontier.defenses import Batch, Update, trainable
 
 from ..data.data import DATASETS
 from ..foundations.foreign import parse_json
-from ..foundations.plugins import digest_of, trust
+from ..foundations.plugins import file_digest, trust
 from ..run.config import explain
 from ..users.methods import Method, own_code, placed_name
 from .capture import (
@@ -72,7 +72,7 @@ class Capture:
     @property
     def weights(self) -> str:
         """Return a hash of the weights."""
-        return digest_of(self.folder / WEIGHTS)
+        return file_digest(self.folder / WEIGHTS)
 
     @property
     def victims(self) -> str:
@@ -82,13 +82,13 @@ class Capture:
         """
         if self.truth is None:
             return f"{self.folder.resolve()}"
-        return self.weights + digest_of(self.folder / TRUTH)
+        return self.weights + file_digest(self.folder / TRUTH)
 
     @property
     def content(self) -> str:
         """Return a hash of all that it holds."""
         names = [DESCRIPTION, WEIGHTS, UPDATE, *([TRUTH] if self.truth is not None else [])]
-        return "".join(digest_of(self.folder / name) for name in names)
+        return "".join(file_digest(self.folder / name) for name in names)
 
 
 def find_captures(folder: Path) -> list[Path]:

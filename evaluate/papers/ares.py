@@ -21,7 +21,7 @@ from ..foundations.statistics import mean_interval, rate
 from ..models import networks
 from ..models.models import build_model
 from .servers import METRICS, Setup, attack_of, attacked, crafted_upload, psnrs, scores, shrunk
-from .table import Metric, Row, Scores, Setting, Table, TrialFunction
+from .table import Metric, PaperSetting, Row, Scores, Table, TrialFunction
 
 BINS = 1024
 """Rows of the CNN's linear layer."""
@@ -37,7 +37,7 @@ NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def ares_trial(
-    problem: Setting, method: Setting, data: Dataset, rng: Generator, *, largest: int = 64
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator, *, largest: int = 64
 ) -> Scores:
     """Attack one round.
 
@@ -61,7 +61,9 @@ def ares_trial(
     return found
 
 
-def rate_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def rate_trial(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
+) -> Scores:
     """Count the examples that are alone in a bin, beside what is expected."""
     attack, examples = attack_of(method), problem["batch"]
     upload = crafted_upload(attack, _setup(problem, data.space, rng), data, rng)
@@ -105,7 +107,7 @@ def median_entry(upload: Upload) -> float:
     return float(clean[clean > 0].median())
 
 
-def _setup(problem: Setting, space: InputSpace, rng: Generator) -> Setup:
+def _setup(problem: PaperSetting, space: InputSpace, rng: Generator) -> Setup:
     network = problem.get("network", "3 each" if "clients" in problem else "CNN")
     name, options = NETWORKS[network]
     # Scale-MIA trains an encoder for the network: always the same one, hence once in a process.
@@ -124,7 +126,7 @@ def _normalisation(space: InputSpace) -> tuple[tuple[float, ...], tuple[float, .
     return getattr(space, "mean", (0.0,)), getattr(space, "std", (1.0,))
 
 
-def _defense(problem: Setting) -> Defense:
+def _defense(problem: PaperSetting) -> Defense:
     """Return what clients defend themselves by: quantization, sparsification, noise and so on."""
     if "bits" in problem:
         return Quantization(problem["bits"])
@@ -139,7 +141,7 @@ def _defense(problem: Setting) -> Defense:
     return Defense()
 
 
-def _protocol(problem: Setting) -> Protocol:
+def _protocol(problem: PaperSetting) -> Protocol:
     """Return FedAvg with `E` epochs, each a batch of 8, or else one gradient."""
     return FedAvg(epochs=problem["E"], batch_size=8, lr=0.01) if "E" in problem else FedSGD()
 
@@ -188,9 +190,9 @@ def _table(
     )
 
 
-def _as_published(method: Setting) -> Setting:
+def _as_published(method: PaperSetting) -> PaperSetting:
     """Return the attack with the bins of its paper."""
-    published: dict[str, Setting] = {
+    published: dict[str, PaperSetting] = {
         "ARES": {"bins": "paper"},
         "RtF": {"calibrated": False},
     }
@@ -198,7 +200,7 @@ def _as_published(method: Setting) -> Setting:
 
 
 def _rows(
-    problems: Iterable[Setting], means: Mapping[str, Iterable[float | None]], trials: int = 3
+    problems: Iterable[PaperSetting], means: Mapping[str, Iterable[float | None]], trials: int = 3
 ) -> Iterable[Row]:
     """Yield a row per problem and attack, from the means that the paper has of each attack."""
     for problem, of_attacks in zip(problems, zip(*means.values(), strict=True), strict=True):
@@ -208,7 +210,7 @@ def _rows(
 
 
 def _unpublished(
-    problems: Iterable[Setting], attacks: Sequence[str], trials: int = 2
+    problems: Iterable[PaperSetting], attacks: Sequence[str], trials: int = 2
 ) -> Iterable[Row]:
     """Yield a row per problem and attack."""
     for problem in problems:

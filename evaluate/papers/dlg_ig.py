@@ -28,7 +28,7 @@ from ..foundations.seeds import fork, generator
 from ..foundations.statistics import mean_interval, rate
 from ..models import networks
 from ..models.models import build_model
-from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
+from .table import Metric, PaperSetting, Row, Scores, Table, draw_batch, matched_psnr
 
 ATTACKS: dict[str, Matching] = {
     "DLG": DLG(),
@@ -44,7 +44,9 @@ _CIFAR10 = "cifar10"
 _REDUCED = {"images": 1, "iterations": 3000}  # half a minute of one core for a batch
 
 
-def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def image_trial(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
+) -> Scores:
     """Attack the gradients of single images by one network, in one stack.
 
     Args:
@@ -73,7 +75,7 @@ def image_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator
 
 
 def image_uploads(
-    problem: Setting, data: Dataset, rng: Generator, *, images: int = _TOGETHER
+    problem: PaperSetting, data: Dataset, rng: Generator, *, images: int = _TOGETHER
 ) -> list[Upload]:
     """Return the gradients of some images; the network sees pixels as they are in `dlg`."""
     known = "activation" not in problem

@@ -11,13 +11,15 @@ from ..data.dataset import Dataset
 from ..foundations.seeds import fork
 from ..models.models import build_model
 from .servers import METRICS, Setup, attacked, crafted_upload
-from .table import Row, Scores, Setting, Table
+from .table import PaperSetting, Row, Scores, Table
 
 CLIENTS, EXAMPLES = 10, 64
 LOCAL = FedAvg(epochs=1, batch_size=8, lr=1e-4)
 
 
-def loki_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def loki_trial(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
+) -> Scores:
     """Attack the sum of the updates of several clients.
 
     Args:
@@ -33,7 +35,7 @@ def loki_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator)
     return attacked(attack, crafted_upload(attack, setup, data, rng), own)[0]
 
 
-def _as_published(method: Setting) -> Setting:
+def _as_published(method: PaperSetting) -> PaperSetting:
     """Return the attack with the readout of its paper."""
     return {**method, "readout": "minmax"}
 

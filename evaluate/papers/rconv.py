@@ -22,7 +22,7 @@ from ..foundations.seeds import fork
 from ..foundations.statistics import Interval, mean_interval, rate
 from ..modality import metrics
 from ..models.models import build_model
-from .table import Metric, Row, Scores, Setting, Table, draw_batch
+from .table import Metric, PaperSetting, Row, Scores, Table, draw_batch
 
 PEAK = 48.1308
 """dB between a PSNR with peak 255, as the paper has it on images in [0, 1], and with peak 1."""
@@ -50,7 +50,7 @@ def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def upload_of(
-    problem: Setting, data: Dataset, rng: Generator, defense: Defense | None = None
+    problem: PaperSetting, data: Dataset, rng: Generator, defense: Defense | None = None
 ) -> Upload:
     """Return the gradient of random test images by an untrained network.
 
@@ -76,7 +76,7 @@ def upload_of(
     return observe(client, shares, ThreatModel(), fork(rng))[0]
 
 
-def _examples(problem: Setting, data: Dataset, rng: Generator) -> Batch:
+def _examples(problem: PaperSetting, data: Dataset, rng: Generator) -> Batch:
     if "size" in problem:
         images, targets = draw_batch(data.test, 1, rng)
         size = (problem["size"], problem["size"])
@@ -92,7 +92,9 @@ def _examples(problem: Setting, data: Dataset, rng: Generator) -> Batch:
     return draw_batch(data.test, problem.get("batch", 1), rng)
 
 
-def single_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def single_trial(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
+) -> Scores:
     """Attack the gradient of one image."""
     upload = upload_of(problem, data, rng)
     attack: Adversary = RGAP() if method["attack"] == "R-GAP" else RCONV()
@@ -113,7 +115,9 @@ def single_trial(problem: Setting, method: Setting, data: Dataset, rng: Generato
     }
 
 
-def batch_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def batch_trial(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
+) -> Scores:
     """Attack the gradient of a batch, and count the images that were recovered."""
     upload = upload_of({"network": "LeNet-ex", **problem}, data, rng)
     attack = RCONV(separation=method["separation"])

@@ -12,13 +12,13 @@ from ..data.dataset import Dataset
 from ..foundations.seeds import fork
 from ..models.models import build_model
 from .servers import METRICS, Setup, attacked, crafted_upload
-from .table import Row, Scores, Setting, Table
+from .table import PaperSetting, Row, Scores, Table
 
 EXAMPLES = 64
 """Examples of a batch."""
 
 
-def rtf_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def rtf_trial(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator) -> Scores:
     """Attack a batch behind an imprint module.
 
     Args:
@@ -34,15 +34,15 @@ def rtf_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) 
     return attacked(attack, upload, own)[0]
 
 
-def _ours(method: Setting) -> Setting:
+def _ours(method: PaperSetting) -> PaperSetting:
     return {**method, "mode": 0} if method["query"] == "fourier" else method
 
 
-def _as_published(method: Setting) -> Setting:
+def _as_published(method: PaperSetting) -> PaperSetting:
     return {**_ours(method), "calibrated": False}
 
 
-_SEVERAL: Mapping[str, Setting] = {"4 random": {"query": "random", "queries": 4}}
+_SEVERAL: Mapping[str, PaperSetting] = {"4 random": {"query": "random", "queries": 4}}
 _CODE: Mapping[tuple[int, str], tuple[float, int]] = {  # mean PSNR, examples that are exact
     (1024, "average"): (117.4, 57),
     (1024, "random"): (130.4, 63),

@@ -38,7 +38,7 @@ from ..data.dataset import Dataset
 from ..foundations.seeds import fork
 from ..foundations.statistics import mean_interval, rate
 from ..modality import metrics
-from .table import Metric, Scores, Setting, draw_batch
+from .table import Metric, PaperSetting, Scores, draw_batch
 
 ATTACKS: dict[str, Adversary] = {
     "ARES": ARES(),
@@ -87,7 +87,7 @@ class Setup:
     public: bool = True
 
 
-def attack_of(method: Setting) -> Adversary:
+def attack_of(method: PaperSetting) -> Adversary:
     """Return the attack of a row, with the options that its method has."""
     options: dict[str, Any] = {key: value for key, value in method.items() if key != "attack"}
     return replace(ATTACKS[method["attack"]], **options)

@@ -38,7 +38,7 @@ from ..foundations.statistics import mean_interval
 from ..models import networks
 from ..models.models import build_model
 from .sme_paths import LocalSteps, local_steps
-from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
+from .table import Metric, PaperSetting, Row, Scores, Table, draw_batch, matched_psnr
 
 FEMNIST = "emnist-letters"
 """What stands in for FEMNIST."""
@@ -57,7 +57,7 @@ _DLFA_CIFAR100 = {
 }
 
 
-def sme_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def sme_trial(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator) -> Scores:
     """Attack one client's weights.
 
     Args:
@@ -79,7 +79,9 @@ def sme_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) 
     }
 
 
-def path_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def path_trial(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
+) -> Scores:
     """Look at one client's local training, without an attack."""
     start = time.process_time()
     steps = path(problem, data, rng)
@@ -91,7 +93,9 @@ def path_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator)
     }
 
 
-def cost_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def cost_trial(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
+) -> Scores:
     """Measure a few iterations of an attack, for the time of a whole one and its memory."""
     upload, own = sme_upload(problem, data, rng), fork(rng)
     few, more = 2, 5
@@ -107,19 +111,19 @@ def cost_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator)
     return {"time": [seconds], "memory": [memory / 1e9], "seconds": [seconds]}
 
 
-def path(problem: Setting, data: Dataset, rng: Generator) -> LocalSteps:
+def path(problem: PaperSetting, data: Dataset, rng: Generator) -> LocalSteps:
     """Return how a client with random examples moves."""
     return local_steps(*_client(problem, data, rng), rng)
 
 
-def sme_upload(problem: Setting, data: Dataset, rng: Generator) -> Upload:
+def sme_upload(problem: PaperSetting, data: Dataset, rng: Generator) -> Upload:
     """Return what a client with random examples releases."""
     client, batch = _client(problem, data, rng)
     (upload,) = observe(client, [batch], ThreatModel(knows_targets=True), rng)
     return upload
 
 
-def build_attack(problem: Setting, name: str, iterations: int | None = None) -> Matching:
+def build_attack(problem: PaperSetting, name: str, iterations: int | None = None) -> Matching:
     """Return one of the paper's three attacks, with its settings for the dataset."""
     options: dict[str, float] = {} if iterations is None else {"iterations": iterations}
     if name == "DLFA":
@@ -144,7 +148,7 @@ def peak_memory(run: Callable[[], object]) -> int:
     return int(sizes.cumsum(dim=0).max())
 
 
-def _client(problem: Setting, data: Dataset, rng: Generator) -> tuple[Client, Batch]:
+def _client(problem: PaperSetting, data: Dataset, rng: Generator) -> tuple[Client, Batch]:
     """Return a client with the network that it received, and its examples."""
     space = data.space if problem.get("dataset") == "cifar100" else _FEMNIST_SPACE
     network = f"{networks.__name__}:sme_{problem.get('network', 'CNN').lower()}"
@@ -199,7 +203,7 @@ def _trained(network: str, data: Dataset) -> Mapping[int, nn.Module]:
     return found
 
 
-def _protocol(problem: Setting) -> FedAvg:
+def _protocol(problem: PaperSetting) -> FedAvg:
     lr = 0.4 if problem.get("network") == "LeNet" else 0.004
     return FedAvg(problem["E"], problem.get("B", 10), lr)
 
@@ -242,7 +246,7 @@ def _table(
     name: str,
     title: str,
     rows: Iterable[Row],
-    trial: Callable[[Setting, Setting, Dataset, Generator], Scores] = sme_trial,
+    trial: Callable[[PaperSetting, PaperSetting, Dataset, Generator], Scores] = sme_trial,
     metrics: Mapping[str, Metric] = _QUALITY,
     quick: int = 3,
     notes: str = "",
@@ -268,7 +272,7 @@ def _table(
 
 
 def _quality_rows(
-    problems: Iterable[Setting], published: Iterable[Sequence[tuple[float, float]]]
+    problems: Iterable[PaperSetting], published: Iterable[Sequence[tuple[float, float]]]
 ) -> Iterable[Row]:
     """Yield a row per problem and attack, from pairs of PSNR and L_sim."""
     for problem, pairs in zip(problems, published, strict=True):

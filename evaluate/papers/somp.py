@@ -25,7 +25,7 @@ from ..foundations.statistics import mean_interval
 from ..modality.modality import Modality
 from ..users.methods import Method, build_adversary
 from ..world.scenario import Scenario, load_world
-from .table import Metric, Row, Scores, Setting, Table, draw_batch
+from .table import Metric, PaperSetting, Row, Scores, Table, draw_batch
 
 MODELS: Mapping[str, Method] = {
     "smollm2": Method(name="smollm2"),
@@ -56,11 +56,13 @@ FIELDS = {
 }
 """The paper's parameters of SOMP by the names of our class's."""
 
-PUBLISHED: Mapping[str, Setting] = {"DAGER": {"rank_cutoff": 20}}
+PUBLISHED: Mapping[str, PaperSetting] = {"DAGER": {"rank_cutoff": 20}}
 """Options of attacks that are those of their authors' code, and not our defaults."""
 
 
-def text_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def text_trial(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
+) -> Scores:
     """Attack one batch of texts.
 
     Args:
@@ -87,7 +89,7 @@ def text_trial(problem: Setting, method: Setting, data: Dataset, rng: Generator)
 
 
 def text_upload(
-    problem: Setting, model: str, data: Dataset, rng: Generator
+    problem: PaperSetting, model: str, data: Dataset, rng: Generator
 ) -> tuple[Upload, Modality]:
     """Return what a client of a language model releases for a random batch, and its modality."""
     scenario = Scenario(
@@ -107,13 +109,13 @@ def text_upload(
     return upload, world.modality
 
 
-def _protocol(problem: Setting) -> Protocol:
+def _protocol(problem: PaperSetting) -> Protocol:
     if "E" not in problem:
         return FedSGD()
     return FedAvg(epochs=problem["E"], batch_size=problem["B_mini"], lr=problem["eta"])
 
 
-def _relative_noise(problem: Setting, upload: Upload) -> float:
+def _relative_noise(problem: PaperSetting, upload: Upload) -> float:
     """Return the noise's deviation over the root mean square of the gradient without it."""
     if not problem.get("sigma"):
         return 0.0
@@ -124,11 +126,11 @@ def _relative_noise(problem: Setting, upload: Upload) -> float:
 
 def procedures(
     attack: str | None = None, **options: object
-) -> dict[str, Callable[[Setting], Setting]]:
+) -> dict[str, Callable[[PaperSetting], PaperSetting]]:
     """Return the procedures of a table: one for each model, with an attack if rows name none."""
     default = {**options} if attack is None else {"attack": attack, **options}
 
-    def on(model: str, method: Setting) -> Setting:
+    def on(model: str, method: PaperSetting) -> PaperSetting:
         known = default | {FIELDS.get(name, name): value for name, value in method.items()}
         return {**PUBLISHED.get(str(known["attack"]), {}), **known, "model": model}
 

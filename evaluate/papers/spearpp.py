@@ -20,7 +20,7 @@ from ..data.dataset import Dataset
 from ..foundations.seeds import fork
 from ..foundations.statistics import mean_interval, rate
 from ..models.models import build_model
-from .table import Metric, Row, Scores, Setting, Table, draw_batch, matched_psnr
+from .table import Metric, PaperSetting, Row, Scores, Table, draw_batch, matched_psnr
 
 PAPER_STARTS = 20_000
 """Starts of SPEAR++ by the paper's own procedure, which takes 1,000,000 there."""
@@ -30,7 +30,7 @@ _OPTIMIZERS = {"RAdam": "scalar-adam", "PGD": "pgd"}
 
 
 def spearpp_trial(
-    problem: Setting, method: Setting, data: Dataset, rng: Generator, *, success: float
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator, *, success: float
 ) -> Scores:
     """Attack one batch with SPEAR++.
 
@@ -57,7 +57,7 @@ def spearpp_trial(
     }
 
 
-def spearpp_upload(problem: Setting, data: Dataset, rng: Generator) -> Upload:
+def spearpp_upload(problem: PaperSetting, data: Dataset, rng: Generator) -> Upload:
     """Return what an untrained perceptron's client releases for a random batch."""
     space = data.space
     model = build_model("mlp", space, rng, width=problem["m"])
@@ -68,7 +68,7 @@ def spearpp_upload(problem: Setting, data: Dataset, rng: Generator) -> Upload:
     return upload
 
 
-def _defense(problem: Setting) -> Defense:
+def _defense(problem: PaperSetting) -> Defense:
     if "sigma" not in problem:
         return Defense()
     # sigma is that of the mean gradient, so that it compares with the gradient's entries.
@@ -76,18 +76,18 @@ def _defense(problem: Setting) -> Defense:
     return DPSGD(multiplier, max_grad_norm=problem["C"], poisson_sampling=False)
 
 
-def _protocol(problem: Setting) -> Protocol:
+def _protocol(problem: PaperSetting) -> Protocol:
     if "E" not in problem:
         return FedSGD()
     return FedAvg(epochs=problem["E"], batch_size=problem["b_mini"], lr=0.01)
 
 
-def _best(method: Setting) -> Setting:
+def _best(method: PaperSetting) -> PaperSetting:
     """Return our own defaults, whatever the paper tried."""
     return {}
 
 
-def _as_published(method: Setting) -> Setting:
+def _as_published(method: PaperSetting) -> PaperSetting:
     """Return the paper's procedure: descent from uniformly random starts."""
     return {
         "loss": _LOSSES[method.get("loss", "l1")],
@@ -99,7 +99,7 @@ def _as_published(method: Setting) -> Setting:
     }
 
 
-def _spearpp_row(problem: Setting, psnr: float, accuracy: int, method: Setting) -> Row:
+def _spearpp_row(problem: PaperSetting, psnr: float, accuracy: int, method: PaperSetting) -> Row:
     paper = {"psnr": psnr, "accuracy": accuracy / 100}
     return Row(problem, paper, method, trials=5 if problem["m"] > 1000 else 20)
 

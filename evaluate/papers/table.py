@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from leakfrontier.adversaries import InputSpace
 from leakfrontier.defenses import Batch
 
-from ..data.data import DATASETS, bundle_of, data_files, fingerprint, load_dataset
+from ..data.data import DATASETS, bundle_of, data_digest, data_files, load_dataset
 from ..data.dataset import Dataset
 from ..engines.parcels import Files, Traveller
 from ..foundations.devices import Device, current_device
@@ -26,15 +26,15 @@ from ..foundations.rows import Cell, Outcome, Score
 from ..foundations.seeds import generator
 from ..foundations.statistics import Interval
 from ..modality import metrics
-from ..run.identity import source
+from ..run.code_digests import source_digest
 
-Setting = Mapping[str, Any]
+PaperSetting = Mapping[str, Any]
 """What distinguishes a row, in the paper's notation: plain JSON values."""
 
 Scores = Mapping[str, Sequence[float]]
 """What one trial measured: by metric, a value per batch or one per victim; and `seconds`."""
 
-TrialFunction = Callable[[Setting, Setting, Dataset, Generator], Scores]
+TrialFunction = Callable[[PaperSetting, PaperSetting, Dataset, Generator], Scores]
 """From a problem, a method, data and a source of randomness to scores: one trial.
 
 A function at the top level of a module, or a `partial` of one: workers import it.
@@ -101,13 +101,13 @@ class Row:
         trials: Batches attacked by default.
     """
 
-    problem: Setting
+    problem: PaperSetting
     paper: Mapping[str, float]
-    method: Setting = field(default_factory=dict)
+    method: PaperSetting = field(default_factory=dict)
     trials: int = 20
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> PaperSetting:
         """Return what distinguishes the row in the paper."""
         return {**self.method, **self.problem}
 
@@ -140,9 +140,9 @@ class Table:
     metrics: Mapping[str, Metric]
     rows: Sequence[Row]
     trial: TrialFunction
-    procedures: Mapping[str, Callable[[Setting], Setting]]
+    procedures: Mapping[str, Callable[[PaperSetting], PaperSetting]]
     quick: int = 1
-    reduced: Setting = field(default_factory=dict)
+    reduced: PaperSetting = field(default_factory=dict)
     notes: str = ""
 
     def dataset(self, row: Row) -> str:
@@ -185,8 +185,8 @@ class TableTrial(Traveller):
     table: str
     function: TrialFunction
     dataset: str
-    problem: Setting
-    method: Setting
+    problem: PaperSetting
+    method: PaperSetting
     seed: int
     index: int
     data: Path | None = None
@@ -211,10 +211,10 @@ class TableTrial(Traveller):
         names = ("table", "problem", "method", "seed", "index")
         config = {name: getattr(self, name) for name in names}
         data = find_data(self.dataset, self.data)[0]
-        config["data"] = data if data in DATASETS else fingerprint(data)
+        config["data"] = data if data in DATASETS else data_digest(data)
         labels = {"table": self.table, "setting": self.setting, "trial": self.index}
         function = self.function.func if isinstance(self.function, partial) else self.function
-        return Cell("table", config, labels, source([PATH], function))
+        return Cell("table", config, labels, source_digest([PATH], function))
 
     @property
     def draws(self) -> tuple[object, ...]:

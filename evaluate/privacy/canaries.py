@@ -34,7 +34,7 @@ CAUTION = 4.5
 """Standard errors by which an estimated sensitivity is taken smaller than it seems."""
 
 
-class Probe(nn.Module):
+class CanaryModel(nn.Module):
     """A model, beside a linear layer that nothing but canaries excites.
 
     An example is packed as its own values, a code and a weight. The code is all zeros, or has one
@@ -94,14 +94,16 @@ class Subject:
         self.data, self.plan, self.rng = data, plan, rng
         self.defense = claiming(defense, plan.delta)
         self.promise = promised(self.defense, plan)
-        self.probe = Probe(model, loss, data.inputs[0], canaries=1)
+        self.probe = CanaryModel(model, loss, data.inputs[0], canaries=1)
         self._draws = False
 
     def beside(self, canaries: int) -> Subject:
         """Return the same beside another number of canaries, and a copy of the model."""
         _ = self.contribution  # is the same for all
         other = copy.copy(self)
-        other.probe = Probe(self.probe.model, self.probe.inner_loss, self.data.inputs[0], canaries)
+        other.probe = CanaryModel(
+            self.probe.model, self.probe.inner_loss, self.data.inputs[0], canaries
+        )
         return other
 
     def under(self, plan: Plan) -> Subject:

@@ -31,7 +31,7 @@ from scipy.stats import rankdata
 from torch import Generator, Tensor
 
 from leakfrontier.adversaries import NotApplicable, Observation
-from leakfrontier.adversaries.priors.prior_aware import cosine, fits, likelihood
+from leakfrontier.adversaries.priors.prior_aware import cosine_fit, fits, likelihood
 from leakfrontier.defenses import Batch, Defense, Plan
 
 from ..client.client import Client, ThreatModel, make_replay, observe
@@ -190,7 +190,7 @@ def gradient_cosine(observation: Observation, examples: Batch, rng: Generator) -
     inputs, targets = (
         part.unsqueeze(1).repeat_interleave(observation.batch_size, 1) for part in examples
     )
-    return 1 + fits(observation, inputs, targets, cosine(observation))
+    return 1 + fits(observation, inputs, targets, cosine_fit(observation))
 
 
 def likelihood_ratio(observation: Observation, examples: Batch, rng: Generator) -> Tensor:

@@ -13,7 +13,7 @@ from leakfrontier.defenses import Update, trainable
 from ..foundations.statistics import Floats
 from .canaries import Subject, flat
 from .finding import SIGNIFICANCE, Audit
-from .noise_tests import Noise, innovations, quiet_uploads, shape, shared_entries, size
+from .noise_tests import MeasuredNoise, innovations, quiet_uploads, shape, shared_entries, size
 from .promise import judged
 
 LOCAL_STEPS = 8
@@ -43,7 +43,7 @@ def local_steps(subject: Subject, runs: int = 1) -> Audit:
     uploads = [subject.upload(client, batch, subject.probe.loss, protocol) for _ in range(repeats)]
     scale = protocol.lr * math.sqrt(LOCAL_STEPS) if subject.per_record else 1.0
     rows = _rows(uploads, scale * subject.promise.noise_multiplier * subject.unit_size(2))
-    noise = Noise(helmert(repeats) @ rows, _sizes(uploads))
+    noise = MeasuredNoise(helmert(repeats) @ rows, _sizes(uploads))
     level = SIGNIFICANCE / (2 * runs)
     found = size(noise, level, subject.needs)
     return judged(
@@ -61,7 +61,7 @@ def rare_steps(subject: Subject, runs: int = 1) -> Audit:
     batch, client = subject.nobody(1), subject.client(1)
     uploads = [subject.upload(client, batch, subject.probe.loss) for _ in range(MANY)]
     rows = _rows(uploads, subject.promise.noise_multiplier * subject.unit_size(1))
-    noise = Noise(rows, _sizes(uploads))
+    noise = MeasuredNoise(rows, _sizes(uploads))
     level = SIGNIFICANCE / (5 * runs)
     found = size(noise, level, subject.needs)
     return judged(

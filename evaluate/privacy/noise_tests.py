@@ -42,7 +42,7 @@ BARE = 1e-3
 """Share of the promised noise below which an entry's is taken for rounding."""
 
 
-class Noise:
+class MeasuredNoise:
     """Noise of uploads, in units of what is promised.
 
     Attributes:
@@ -55,7 +55,7 @@ class Noise:
         self.squares: Floats = np.square(rows).sum(axis=0)
         self.sizes, self.starts = np.array(sizes), np.cumsum([0, *sizes[:-1]])
 
-    def scaled(self, share: float) -> Noise:
+    def scaled(self, share: float) -> MeasuredNoise:
         """Return the noise relative to another promise."""
         other = copy.copy(self)
         other.rows, other.squares = share * self.rows, share**2 * self.squares
@@ -121,7 +121,7 @@ class Noise:
             yield from np.split(self.rows, self.starts[1:], axis=1)
 
 
-def size(noise: Noise, level: float, needs: str) -> Symptom:
+def size(noise: MeasuredNoise, level: float, needs: str) -> Symptom:
     """Test whether there is less noise than promised: in all, in a tensor, or at some entries."""
     if not (noise.squares > BARE**2 * len(noise.rows)).any():
         return Symptom(0.0, "repeated uploads have no noise, or the same noise", 0.0, 0.0)
@@ -134,7 +134,7 @@ def size(noise: Noise, level: float, needs: str) -> Symptom:
     return Symptom(p_value, f"the noise is {ratio:.3f} of what {needs}", limit, ratio)
 
 
-def quiet_uploads(noise: Noise) -> Symptom:
+def quiet_uploads(noise: MeasuredNoise) -> Symptom:
     """Test whether some uploads have less noise than others: which of them is not asked."""
     squares, entries = np.square(noise.rows).sum(axis=1), noise.rows.shape[1]
     p_values = stats.chi2.cdf(squares, entries)
@@ -143,7 +143,7 @@ def quiet_uploads(noise: Noise) -> Symptom:
     return Symptom(p_value, f"an upload has only {share:.2g} of the noise that it needs")
 
 
-def innovations(noise: Noise) -> Symptom:
+def innovations(noise: MeasuredNoise) -> Symptom:
     """Test whether every upload has as much new noise as promised, in all and in each tensor."""
     groups = [_innovations(group) for group in noise.groups() if group.shape[1] >= 2]
     p_values, shares = zip(*groups, strict=True) if groups else ((1.0,), (1.0,))
@@ -174,7 +174,7 @@ def _innovations(rows: Floats) -> tuple[float, float]:
     return 2 * min(together, least), float((rest / freedom).min())
 
 
-def shared_entries(noise: Noise) -> Symptom:
+def shared_entries(noise: MeasuredNoise) -> Symptom:
     """Test whether entries share their noise: neighbours, and those that one upload has alike."""
     rows = noise.rows
     orders = [(np.arange(rows.shape[1]), rows), (np.abs(rows[0]).argsort(), rows[1:])]

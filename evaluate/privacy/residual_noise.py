@@ -10,7 +10,7 @@ from scipy.linalg import helmert
 
 from .canaries import Subject, flat
 from .finding import SIGNIFICANCE, Audit
-from .noise_tests import Noise, innovations, shape, shared_entries, size
+from .noise_tests import MeasuredNoise, innovations, shape, shared_entries, size
 from .promise import judged
 
 RESIDUAL_BATCH, REPEATS = 8, 16
@@ -38,7 +38,7 @@ def residual_noise(subject: Subject, runs: int = 1) -> Audit:
         single = rows - flat(subject.replay(batch, inflated)).cpu().numpy() / unit
     else:
         single = (rows[::2] - rows[1::2]) / math.sqrt(2)
-    noise = Noise(helmert(REPEATS) @ rows, [value.numel() for value in uploads[0].values()])
+    noise = MeasuredNoise(helmert(REPEATS) @ rows, [value.numel() for value in uploads[0].values()])
     level = SIGNIFICANCE / (4 * runs)
     found = size(noise, level, subject.needs)
     return judged(

@@ -23,14 +23,11 @@ from ..foundations.rows import Cell
 from ..users.methods import build_adversary
 from .cells import AttackTrial, TrainTrial, Trial, undefended
 
-THREATS = list(Threat)
-"""From the weakest server to the strongest."""
-
 Victim = tuple[int, int, bool]
 """An upload, one of its victims, and whether it was identified."""
 
 
-class Step(NamedTuple):
+class ReadyCell(NamedTuple):
     """A cell that can run now, and the one that it stands for in the plan."""
 
     trial: Trial
@@ -57,16 +54,16 @@ class Schedule:
         for place, found in stages.items():
             self._arms[place] = _Arm([found[stage] for stage in sorted(found)])
 
-    def start(self) -> list[Step]:
+    def start(self) -> list[ReadyCell]:
         """Return the cells that need no other."""
         trained = {_training(trial) for trial in self._free if isinstance(trial, TrainTrial)}
-        steps = [Step(trial, trial.cell) for trial in self._free]
+        steps = [ReadyCell(trial, trial.cell) for trial in self._free]
         for (*training, checkpoint), arm in self._arms.items():
             if checkpoint == 0 or tuple(training) not in trained:
                 steps += arm.next_stage()
         return steps
 
-    def after(self, trial: Trial, victims: Iterable[Victim]) -> list[Step]:
+    def after(self, trial: Trial, victims: Iterable[Victim]) -> list[ReadyCell]:
         """Return the cells that a finished one has made possible.
 
         Args:
@@ -94,14 +91,14 @@ class _Arm:
     seen: set[tuple[int, int]] = field(default_factory=set)
     identified: set[tuple[int, int]] = field(default_factory=set)
 
-    def next_stage(self) -> list[Step]:
+    def next_stage(self) -> list[ReadyCell]:
         if not self.stages:
             return []
         stage = self.stages.pop(0)
         self.running = len(stage)
-        return [Step(self._narrowed(trial), trial.cell) for trial in stage]
+        return [ReadyCell(self._narrowed(trial), trial.cell) for trial in stage]
 
-    def after(self, trial: AttackTrial, victims: Iterable[Victim]) -> list[Step]:
+    def after(self, trial: AttackTrial, victims: Iterable[Victim]) -> list[ReadyCell]:
         self.running -= 1
         if _counts(build_adversary(trial.adversary)):
             for upload, victim, identified in victims:
@@ -141,7 +138,7 @@ def _stage(trial: AttackTrial) -> _Stage:
     adversary = build_adversary(trial.adversary)
     if undefended(trial.defense) or not _counts(adversary):
         return _FIRST
-    return THREATS.index(adversary.threat), adversary.cost, not trial.knows_defense
+    return [*Threat].index(adversary.threat), adversary.cost, not trial.knows_defense
 
 
 def _training(trial: TrainTrial | AttackTrial) -> tuple[str, str, int]:

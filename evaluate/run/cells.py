@@ -41,9 +41,10 @@ from ..privacy.claims import claim_of, guarantee_row, proven_bound
 from ..users.contract import Checked
 from ..users.copies import CLIENTS, copied
 from ..users.methods import Method, build_adversary, build_defense, build_protocol
-from ..world.scenario import Scenario, World, adversary_label, family, label, load_world, options
+from ..users.names import adversary_label, family, label, options
+from ..world.scenario import Scenario, World, load_world
 from ..world.victims import candidates, cohort, other_cohort, other_examples, victims
-from .identity import ATTACK, REPLAY, TRAINING, factories, source
+from .code_digests import ATTACK, REPLAY, TRAINING, factories, source_digest
 from .scoring import Attempt, Scoring
 
 EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
@@ -85,7 +86,7 @@ class TrainTrial:
             "other_cohort": other_cohort(self.scenario, self.defense),
             "other_examples": other_examples(self.scenario),
         }
-        code = source(TRAINING, build_defense(self.defense), *factories(self.scenario.model))
+        code = source_digest(TRAINING, build_defense(self.defense), *factories(self.scenario.model))
         return Cell("train", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
@@ -140,7 +141,7 @@ class TrainTrial:
         claim = claim_of(defense)
         if claim is None or not rounds:  # a client that refused every model has sent nothing
             return ()
-        rng = generator("audit", self.cell.identity)
+        rng = generator("audit", self.cell.config_digest)
         return (guarantee_row(claim, world, world.model(defense, self.seed), rounds, rng),)
 
     def checkpoint(self, folder: Path, after: int) -> Path:
@@ -164,7 +165,7 @@ class ReplayTrial:
     def cell(self) -> Cell:
         """Return the cell, by which the outcome is stored."""
         config = {"scenario": _untrained(self.scenario), "defense": self.defense.config()}
-        code = source(REPLAY, build_defense(self.defense), *factories(self.scenario.model))
+        code = source_digest(REPLAY, build_defense(self.defense), *factories(self.scenario.model))
         labels = {**labels_of(self.scenario, self.defense), "seed": EXAMINED_SEED}
         return Cell("replay", config, labels, code)
 
@@ -252,7 +253,7 @@ class AttackTrial(Traveller):
         }
         path = {*ATTACK, *(TRAINING if self.checkpoint else ())}
         made_by = factories(self.scenario.model)
-        code = source(path, build_defense(self.defense), adversary, *made_by)
+        code = source_digest(path, build_defense(self.defense), adversary, *made_by)
         return Cell("attack", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:

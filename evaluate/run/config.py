@@ -28,10 +28,33 @@ from ..users.methods import (
     defense_grid,
     placed_name,
 )
+from ..users.names import adversary_label, family, label
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import SCENARIOS, Scenario, adversary_label, family, label
+from ..world.scenario import SCENARIOS, Scenario
+
+_WORDS = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "model_type": "must be a mapping",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list",
+}
+"""What is wrong with a value, by pydantic's name for it: its own words change with its version."""
 
 PRESETS = ("quick", "quick-text", "standard", "full")
+"""Configurations that come with the package, the default first."""
 
 
 class ConfigError(UserError):
@@ -273,5 +296,12 @@ def explain(error: ValidationError) -> str:
 def _message(finding: ErrorDetails) -> str:
     if finding["type"] == "value_error":
         return str(finding["ctx"]["error"])
-    message = finding["msg"].replace("valid tuple", "list")
-    return message if finding["type"] == "missing" else f"{message}, got {finding['input']!r}"
+    if finding["type"] == "missing":
+        return "must be given"
+    limits = {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in finding.get("ctx", {}).items()
+    }
+    words = _WORDS.get(finding["type"])
+    message = finding["msg"] if words is None else words.format(**limits)
+    return f"{message}, got {finding['input']!r}"

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 
 from ..engines.engine import cores
-from ..foundations.plugins import digest_of
-from ..foundations.rows import digest
+from ..foundations.plugins import package_digest
 from ..foundations.seeds import SEED_BITS
-from .identity import ROOT
 
 PACKAGES = (
     *("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas"),
@@ -24,14 +22,9 @@ PACKAGES = (
 
 def environment() -> dict[str, Any]:
     """Return what rows depend on besides the configuration: versions, code and machine."""
-    files = sorted(
-        file
-        for part in ("defenses", "adversaries", "evaluate")
-        for file in (ROOT / part).rglob("*.py")
-    )
     return {
         "versions": {"python": platform.python_version(), **versions()},
-        "code": digest([(str(file.relative_to(ROOT)), digest_of(file)) for file in files]),
+        "code": package_digest(),
         "seed_bits": SEED_BITS,
         "machine": {
             "system": platform.system(),

@@ -29,7 +29,8 @@ from ..foundations.plugins import file_of
 from ..foundations.seeds import generator
 from ..users.contract import Checked, check_guarantee
 from ..users.methods import Method, build_adversary, own_code
-from ..world.scenario import Scenario, World, label, load_world
+from ..users.names import label
+from ..world.scenario import Scenario, World, load_world
 from ..world.victims import candidate_count, check_sizes
 from . import soundness
 from .cells import AttackTrial

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..conclude.results import Results
-from ..data.data import forget_fingerprints
+from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Done, Engine, Failure
 from ..engines.progress import Progress
 from ..foundations.devices import resolved
@@ -21,7 +21,7 @@ from ..foundations.rows import Outcome
 from ..foundations.terminal import terminal
 from ..users.methods import Method, build_adversary
 from ..world.scenario import Scenario
-from .cascade import Schedule, Step, Victim
+from .cascade import ReadyCell, Schedule, Victim
 from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial, undefended
 from .config import ConfigError, RunConfig, load_config
 from .probe import probe
@@ -64,7 +64,7 @@ def run(
         retry_failed: Whether cells that ended in an error are run again.
         console: Where progress is shown; by default the terminal.
     """
-    forget_fingerprints()
+    forget_digests()
     console = terminal() if console is None else console
     if engine is LOCAL:  # other machines may have what this one lacks
         for scenario in config.scenarios:
@@ -133,7 +133,7 @@ def run_trials(
         retry_failed: As for `run`.
         console: As for `run`.
     """
-    forget_fingerprints()
+    forget_digests()
     store = Store(out, create=True)
     cells = [trial.cell for trial in trials]
     workers = workers or engine.slots()
@@ -175,7 +175,7 @@ class _Agenda:
         self._progress.advance(trial.cell, outcome.status, done.seconds)
         self._admit(self._schedule.after(trial, _victims(outcome)))
 
-    def _admit(self, steps: Iterable[Step]) -> None:
+    def _admit(self, steps: Iterable[ReadyCell]) -> None:
         """Take cells up; those that are in the store may make others possible at once."""
         possible, narrowed = deque(steps), []
         while possible:

@@ -23,7 +23,8 @@ from ..client.math_attention import math_attention
 from ..data.data import load_dataset
 from ..models.models import Mode, dropping, some_inputs, training_differs
 from ..users.methods import own_code
-from ..world.scenario import World, label
+from ..users.names import label
+from ..world.scenario import World
 
 EXAMPLES = 2
 """Private examples that a model is tried on."""

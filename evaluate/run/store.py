@@ -202,7 +202,7 @@ class Store:
             }
             for table, row_type in TABLES.items():
                 check_rows(frames[table], row_type)
-        return Results(meta["config"], meta["panel"], cells, **frames, notes=meta.get("notes", ()))
+        return Results(meta["config"], meta["panel"], cells, **frames, notes=meta["notes"])
 
     @staticmethod
     def _labels(database: sqlite3.Connection) -> pd.DataFrame:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pandas as pd
 
+from leakfrontier.adversaries.base import THREATS
+
 from ..conclude.analysis import column, victim_matrix
 from ..conclude.checks import Check, conclusion, failed_checks, overall
 from ..conclude.dominance import Arm, Dominance, Gap, compare, judge
@@ -22,14 +24,9 @@ from ..conclude.frontier import Frontier, final_counts
 from ..conclude.labels import limit_text
 from ..conclude.results import Results
 from ..foundations.errors import UserError
-from ..foundations.rows import digest
+from ..foundations.rows import MEDIA, digest
 from ..foundations.statistics import advantage
 from .pack import Pack
-
-THREATS = ("passive", "parameters", "architecture")
-"""The servers that defenses are ranked against, of those in `analysis.SERVERS`."""
-
-MODALITIES = {"image/png": "images", "audio/wav": "sound", "tokens": "texts"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Setting:
     Attributes:
         name: The scenario's name.
         checkpoint: The attacked round.
-        modality: What is attacked: one of `MODALITIES`.
+        modality: What is attacked: `Medium.examples`.
         evaluations: One per pack.
         table: `standings`.
     """
@@ -239,26 +236,25 @@ def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
     places = results.attacks[["scenario", "checkpoint"]].drop_duplicates()
     configs = pack.meta["config"].get("scenarios", ())
     names = dict.fromkeys(results.cells["scenario"])
-    identities = dict(zip(names, map(_identity, configs), strict=False))
+    digests = dict(zip(names, map(_scenario_digest, configs), strict=False))
     for scenario, checkpoint in places.itertuples(index=False):
         part = results.part(scenario, int(checkpoint))
         (frontier,) = part.frontiers()
         points = frontier.points
         tests = final_counts(part, scenario)
-        orders = {}
-        for server in THREATS:
-            rate = "success" if server == "passive" else column(server, "rate")
-            placed = points.dropna(subset=["accuracy", rate])
+        orders = {"passive": frontier.order}
+        for server in THREATS[1:]:
+            placed = points.dropna(subset=["accuracy", column(server, "rate")])
             control = placed.loc[placed["control"], "defense"]
             victims = victim_matrix(part, scenario, int(checkpoint), server)
             orders[server] = compare(
                 victims[placed["defense"]], tests, None if control.empty else str(control.iloc[0])
             )
-        key = (identities.get(scenario, scenario), int(checkpoint))
+        key = (digests.get(scenario, scenario), int(checkpoint))
         yield key, Evaluation(pack.name, part, frontier, part.checks(), orders)
 
 
-def _identity(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
+def _scenario_digest(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
     """Return what a scenario is, whatever it is called, wherever it runs, whoever takes part."""
     if isinstance(config, dict):
         own = ("title", "device", "defenses")
@@ -275,8 +271,8 @@ def _panel(pack: Pack) -> str:
 
 
 def _modality(evaluations: Iterable[Evaluation]) -> str:
-    media = {str(one) for e in evaluations for one in e.results.renderings["media"].unique()}
-    return MODALITIES.get(min(media, default=""), "unknown")
+    shown = {one for e in evaluations for one in e.results.renderings["media"].unique()}
+    return MEDIA[min(shown)].examples if shown else "unknown"
 
 
 _ENDS = ("", "_low", "_high")

@@ -44,7 +44,7 @@ from ..foundations.foreign import (
     parse_json,
 )
 from ..foundations.plugins import file_of, local_files
-from ..foundations.rows import TABLES, Column, Outcome, columns
+from ..foundations.rows import MEDIA, TABLES, Column, Outcome, columns
 from ..run.cells import AttackTrial, Trial
 from ..run.config import RunConfig, received_config
 from ..run.environment import environment
@@ -52,7 +52,7 @@ from ..run.run import plan
 from ..run.store import received_results
 from ..users.methods import own_code
 from .archive import PackError, sha256, unzipped, zipped
-from .packed_rows import exact, from_csv, outcomes_of, to_csv
+from .packed_rows import from_csv, outcomes_of, rows_digest, to_csv
 
 FORMAT = 1
 VICTIMS = 4
@@ -64,7 +64,6 @@ MANY_UPLOADS = 1000
 META, CELLS = "pack.json", "cells.csv"
 
 _ROWS = {name: row_type for name, row_type in TABLES.items() if name != "renderings"}
-_EXTENSIONS = {"image/png": "png", "audio/wav": "wav", "tokens": "json"}
 _TABLES: dict[str, tuple[str, ...]] = {
     "rates": (
         *("scenario", "checkpoint", "defense", "adversary", "knows_defense"),
@@ -77,7 +76,6 @@ _TABLES: dict[str, tuple[str, ...]] = {
     ),
     "checks": ("name", "verdict", "text"),
 }
-Table = Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,13 @@ class Pack:
 
     def rows(self, table: str) -> pd.DataFrame:
         """Return a table's rows by the keys of their cells."""
+        return self._rows[table]
+
+    @cached_property
+    def _rows(self) -> dict[str, pd.DataFrame]:
+        return {table: self._parsed(table) for table in TABLES}
+
+    def _parsed(self, table: str) -> pd.DataFrame:
         types = {"number": Column(int), **columns(TABLES[table])}
         frame = from_csv(self.entries[f"rows/{table}.csv"], types)
         if table == "renderings":
@@ -191,7 +196,7 @@ def write_pack(
     labels: Sequence[Mapping[str, Any]],
     outcomes: Mapping[str, Outcome],
     config: Mapping[str, Any],
-    sources: Table,
+    sources: Mapping[str, bytes],
 ) -> bytes:
     """Return a pack.
 
@@ -205,7 +210,7 @@ def write_pack(
     cells = results.cells[["cell", "kind", "status", "error", "note", "seconds", "busy"]].copy()
     for name in ("error", "note"):  # tracebacks name folders of this machine
         cells[name] = [str(text or "").partition("\n")[0] for text in cells[name].fillna("")]
-    cells["digest"] = [exact(outcomes.get(key, Outcome())) for key in cells["cell"]]
+    cells["digest"] = [rows_digest(outcomes.get(key, Outcome())) for key in cells["cell"]]
     cells["labels"] = [json.dumps(one) for one in labels]
     numbers = {key: number for number, key in enumerate(cells["cell"])}
     entries = {CELLS: to_csv(cells), **sources}
@@ -334,7 +339,7 @@ def _gallery(results: Results, numbers: Mapping[str, int]) -> dict[str, bytes]:
     for row in rows(shown):
         for name, paths in files.items():
             body: bytes = getattr(row, name)
-            path = f"gallery/{sha256(body)[:16]}.{_EXTENSIONS[str(row.media)]}"
+            path = f"gallery/{sha256(body)[:16]}.{MEDIA[row.media].extension}"
             entries[path] = body
             paths.append(path)
     table = shown[["observation", "victim", "media"]].assign(**files)

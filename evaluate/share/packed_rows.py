@@ -71,7 +71,7 @@ def outcomes_of(results: Results) -> dict[str, Outcome]:
     return {key: Outcome(**tables) for key, tables in found.items()}
 
 
-def exact(outcome: Outcome) -> str:
+def rows_digest(outcome: Outcome) -> str:
     """Return a digest of all rows of a cell, in all digits, without the seconds that it took."""
     tables = {}
     for table, row_type in TABLES.items():

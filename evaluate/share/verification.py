@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,20 +29,20 @@ from leakfrontier.adversaries import PANEL
 
 from ..conclude.analysis import FINISHED
 from ..conclude.labels import rows
-from ..data.data import forget_fingerprints
+from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Engine, Failure
 from ..foundations.errors import OWN_FOLDER
 from ..foundations.rows import TABLES, Outcome
 from ..foundations.seeds import SEED_BITS, narrow_seeds
 from ..foundations.statistics import sign_test
 from ..foundations.terminal import terminal
-from ..run.cascade import Schedule, Step
+from ..run.cascade import ReadyCell, Schedule
 from ..run.cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial
 from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
 from .archive import PackError
 from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
-from .packed_rows import exact, frame_of
+from .packed_rows import frame_of, rows_digest
 
 TOLERANCE = (
     "the same uploads scored, refused and not applicable; no significant difference in who is "
@@ -55,7 +55,7 @@ _LEAST_P, _POINTS, _EPSILON = 0.01, 0.03, 0.01
 _BITS = ("system", "architecture", "processor", "instructions")
 _SAME = ("uploads_differ", "random", "draws", "straight_through", "one_by_one")
 
-Verdict = Literal["equal", "within tolerance", "different", "failed"]
+RerunVerdict = Literal["equal", "within tolerance", "different", "failed"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Rerun:
     """
 
     what: str
-    verdict: Verdict
+    verdict: RerunVerdict
     reason: str = ""
 
 
@@ -153,31 +153,39 @@ def verify(
             f"{pack.name} brings along or names code, which would be executed: read "
             f"{', '.join(sorted(code))}, and give --trust-code if you trust it"
         )
-    forget_fingerprints()
+    forget_digests()
     console = terminal(quiet=True) if console is None else console
     with TemporaryDirectory(prefix=OWN_FOLDER) as place:
         config = _config(pack, Path(place), data, trust_code)
         _check_extent(pack, config)
         planned = plan_of(config)
-        problems = [*_not_as_planned(pack, planned), *_not_derived(pack)]
+        here = environment()
+        problems = [*_not_as_planned(pack, planned), *_not_derived(pack, here)]
         if config.panel != pack.comparable:
             problems.append(f"its configuration is of panel {config.panel}, not of {pack.panel}")
         trials = narrowed(planned, pack.results)
         if not problems:
-            problems += _not_a_cascade(pack, planned, config)
+            problems += _not_a_cascade(pack, planned, trials, config)
         done = pack.cells["status"] == "ok"
         pool = [number for number in range(len(trials)) if done[number]] if not problems else []
         chosen = choose(pool, cells, seed)
         slots = workers or engine.slots()
         reruns = _run(
-            pack, trials, chosen, folder=Path(place), workers=slots, engine=engine, console=console
+            pack,
+            trials,
+            chosen,
+            here,
+            folder=Path(place),
+            workers=slots,
+            engine=engine,
+            console=console,
         )
         return Verification(
             cells=len(pool),
             chosen=len(chosen),
             reruns=tuple(reruns),
             problems=tuple(problems),
-            differences=_differences(pack),
+            differences=_differences(pack, here),
             seed=seed,
         )
 
@@ -237,12 +245,12 @@ def _not_as_planned(pack: Pack, trials: Sequence[Trial]) -> Iterator[str]:
             return
 
 
-def _not_derived(pack: Pack) -> Iterator[str]:
+def _not_derived(pack: Pack, here: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tables of a pack that do not follow from its rows.
 
     Other code may call a frontier's verdicts otherwise. Nothing is derived from these words.
     """
-    same_code = pack.meta["code"] == environment()["code"]
+    same_code = pack.meta["code"] == here["code"]
     for name, body in derived(pack.results).items():
         given = pack.entries.get(name, b"")
         words = ["verdict"] if name == "tables/frontier.csv" and not same_code else []
@@ -260,14 +268,15 @@ def _nearly(given: bytes, own: bytes, words: list[str]) -> bool:
     return True
 
 
-def _not_a_cascade(pack: Pack, planned: Sequence[Trial], config: RunConfig) -> list[str]:
+def _not_a_cascade(
+    pack: Pack, planned: Sequence[Trial], ran: Sequence[Trial], config: RunConfig
+) -> list[str]:
     """Return which cell left out uploads that it should have attacked, by the rows of the others.
 
     Of cells that failed nobody knows: those after them are not looked at.
     """
     schedule = Schedule(planned, cascade=not config.individual)
     numbers = {trial.cell.key: number for number, trial in enumerate(planned)}
-    ran = narrowed(planned, pack.results)
     attacks = pack.results.attacks
     victims: dict[str, list[tuple[int, int, bool]]] = {
         str(key): [
@@ -276,7 +285,7 @@ def _not_a_cascade(pack: Pack, planned: Sequence[Trial], config: RunConfig) -> l
         ]
         for key, own in attacks.groupby("cell")
     }
-    waiting: list[Step] = schedule.start()
+    waiting: list[ReadyCell] = schedule.start()
     while waiting:
         step = waiting.pop()
         number = numbers[step.planned.key]
@@ -298,6 +307,7 @@ def _run(
     pack: Pack,
     trials: Sequence[Trial],
     chosen: Sequence[int],
+    here: Mapping[str, Any],
     *,
     folder: Path,
     workers: int,
@@ -323,7 +333,7 @@ def _run(
             if isinstance(done.result, Failure):
                 rerun = Rerun(_what(trial), "failed", done.result.message)
             else:
-                rerun = _compare(pack, number, trial, done.result)
+                rerun = _compare(pack, number, trial, done.result, here)
             colour = "green" if rerun.verdict in ("equal", "within tolerance") else "red"
             reason = f" ({rerun.reason})" if rerun.reason else ""
             console.print(
@@ -340,22 +350,24 @@ def _run_narrowly(task: tuple[Trial, Path]) -> Outcome:
         return run_trial(task)
 
 
-def _compare(pack: Pack, number: int, trial: Trial, outcome: Outcome) -> Rerun:
+def _compare(
+    pack: Pack, number: int, trial: Trial, outcome: Outcome, here: Mapping[str, Any]
+) -> Rerun:
     """Return how the rows of a cell compare with those of a pack.
 
     They must be bit-equal in the same place by the same code: what a pack says of itself is taken
     at its word, and whatever it says differs is part of the verdict.
     """
     cell = pack.cells.iloc[number]
-    same_code = trial.cell.key == cell["cell"] or pack.meta["code"] == environment()["code"]
-    same_place = not _differences(pack)
+    same_code = trial.cell.key == cell["cell"] or pack.meta["code"] == here["code"]
+    same_place = not _differences(pack, here)
     found = {table: _rows(pack, table, str(cell["cell"])) for table in TABLES}
     own = {table: frame_of(outcome, table) for table in TABLES if table != "renderings"}
     unequal = [
         table for table, frame in own.items() if not _equal(found[table], frame)
     ] + _other_pictures(found["renderings"], outcome)
     what = _what(trial)
-    if not unequal and exact(outcome) == cell["digest"]:
+    if not unequal and rows_digest(outcome) == cell["digest"]:
         return Rerun(what, "equal")
     if same_code and same_place:
         return Rerun(what, "different", ", ".join(unequal) or "beyond the digits of the pack")
@@ -425,9 +437,9 @@ def _beyond_tolerance(
         yield "the replay is another"
 
 
-def _differences(pack: Pack) -> tuple[str, ...]:
+def _differences(pack: Pack, here: Mapping[str, Any]) -> tuple[str, ...]:
     """Return in what this place differs from that of the pack, where bits may depend on it."""
-    here, there = environment(), pack.meta
+    there = pack.meta
     pairs = [(name, other, here["versions"].get(name)) for name, other in there["versions"].items()]
     pairs += [(name, there["machine"].get(name), here["machine"][name]) for name in _BITS]
     return tuple(f"{name} {other} (here {own})" for name, other, own in pairs if other != own)

@@ -29,7 +29,13 @@ from leakfrontier.defenses import DEFENSES, Chain, Defense
 from ..engines.engine import Failure, execute
 from ..engines.parcels import Bundle, Files, Traveller
 from ..foundations.errors import UserError
-from ..foundations.plugins import content_of, file_of, is_loaded, load_attribute, local_files
+from ..foundations.plugins import (
+    digest_with_imports,
+    file_of,
+    is_loaded,
+    load_attribute,
+    local_files,
+)
 from .contract import check_class
 
 PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, FedAvg, FedBuff)}
@@ -158,7 +164,7 @@ class Method(Strict, Traveller):
         config: dict[str, Any] = {"name": self.name, "options": self.options}
         file = file_of(self.name)
         if file is not None and file.is_file():  # wherever it is
-            config |= {"name": f"{file.name}:{label}", "source": content_of(file)}
+            config |= {"name": f"{file.name}:{label}", "source": digest_with_imports(file)}
         if self.links:
             config["links"] = [link.config() for link in self.links]
         return config
@@ -168,7 +174,7 @@ class Method(Strict, Traveller):
         file = file_of(self.name)
         if file is not None and file.is_file():
             found = {str(one.relative_to(file.parent)): one for one in local_files(file)}
-            bundle = Bundle(f"code-{content_of(file)}", found)
+            bundle = Bundle(f"code-{digest_with_imports(file)}", found)
             yield self.name.rpartition(":")[0], (bundle, file.name)
 
     def code(self) -> list[str]:

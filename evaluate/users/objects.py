@@ -158,17 +158,17 @@ def _name_of(value: Any) -> str:  # noqa: ANN401 - a class or a function
 
 def _options(method: Any) -> dict[str, Any] | None:  # noqa: ANN401 - a dataclass
     """Return the options that make an equal object; None if options do not say all of it."""
-    given = [one for one in fields(method) if one.init and not _is_default(one, method)]
-    options = {one.name: getattr(method, one.name) for one in given}
     try:
+        given = [one for one in fields(method) if one.init and not _is_default(one, method)]
+        options = {one.name: getattr(method, one.name) for one in given}
         same = type(method)(**json.loads(json.dumps(options, allow_nan=False)))
         return options if vars(same) == vars(method) else None
-    except Exception:  # no JSON, or entries that cannot be compared
+    except Exception:  # no JSON, or parts that cannot be compared
         return None
 
 
 def _is_default(field: Field[Any], method: object) -> bool:
-    value = getattr(method, field.name)
+    default = field.default
     if field.default_factory is not MISSING:
-        return bool(field.default_factory() == value)
-    return field.default is not MISSING and bool(field.default == value)
+        default = field.default_factory()
+    return default is not MISSING and bool(default == getattr(method, field.name))

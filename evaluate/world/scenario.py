@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,17 +12,17 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import nn
 
 from leakfrontier.adversaries import (
-    Adversary,
     ContinuousSpace,
     InputSpace,
     Protocol,
     PublicData,
+    Threat,
     TokenSpace,
 )
 from leakfrontier.defenses import Batch, Defense
 
 from ..client.client import Client, ThreatModel
-from ..data.data import data_files, fingerprint, is_named, load_dataset
+from ..data.data import data_digest, data_files, is_named, load_dataset
 from ..data.text import HUB, Reading
 from ..data.tokenizers import TOKENIZERS
 from ..engines.parcels import Files, Traveller
@@ -31,8 +31,7 @@ from ..foundations.seeds import generator
 from ..modality.modality import Modality
 from ..models.language_models import pretrained_of, tokenizer_of
 from ..models.models import Mode, build_model
-from ..models.pretrained import Task, is_path, missing, model_files
-from ..models.pretrained import fingerprint as model_fingerprint
+from ..models.pretrained import Task, is_path, missing, model_digest, model_files
 from ..users.copies import copied
 from ..users.methods import (
     MOST,
@@ -47,6 +46,7 @@ from ..users.methods import (
     folder_of,
     placed,
 )
+from ..users.names import family, label
 
 
 class Training(Strict):
@@ -137,7 +137,7 @@ class Scenario(Strict, Traveller):
     """Whether adversaries are told the labels."""
     public_data: bool = True
     """Whether adversaries have auxiliary data: the test split."""
-    threat: Literal["passive", "parameters", "architecture"] = "architecture"
+    threat: Threat = Threat.ARCHITECTURE
     """What a server may do at most: read uploads, send crafted parameters, or a crafted
     architecture. An attack that does more is not applicable."""
     candidates: Whole = Field(default=100, ge=2, le=MOST)
@@ -261,13 +261,13 @@ class Scenario(Strict, Traveller):
         if not self.training.defense_lr:
             del config["training"]["defense_lr"]
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
-            config |= {"dataset": self.data_name, "content": fingerprint(self.dataset)}
+            config |= {"dataset": self.data_name, "content": data_digest(self.dataset)}
         return {**config, "model": self.model_identity()}
 
     def model_identity(self) -> dict[str, Any]:
         """Return the model; of one that is read from files, their content and no folder."""
         config, source = self.model.config(), pretrained_of(self.model)
-        content = model_fingerprint(source) if source else ""
+        content = model_digest(source) if source else ""
         if content and "id" in self.model.options:
             config["options"] = {**self.model.options, "id": Path(str(source)).name}
         return {**config, "content": content} if content else config
@@ -295,40 +295,6 @@ def _placed_source(name: str, folder: Path) -> str:
     if not Path(found).exists():
         raise missing(found)
     return found
-
-
-def label(method: Method) -> str:
-    """Return a method's name with its options, as reports print it."""
-    if method.links:
-        return " then ".join(label(link) for link in method.links)
-    name = method.name.rpartition(":")[2]
-    options = ", ".join(f"{key}={value}" for key, value in method.options.items())
-    return f"{name}({options})" if options else name
-
-
-def family(defense: Method) -> str:
-    """Return what configurations of a defense have in common: its name, or its links' names."""
-    if defense.links:
-        return " then ".join(family(link) for link in defense.links)
-    return label(Method(name=defense.name))
-
-
-def options(method: Method) -> dict[str, Any]:
-    """Return a method's options as data; those of a chain's links by their place and name."""
-    if not method.links:
-        return dict(method.options)
-    return {
-        f"{number} {family(link)} {name}": value
-        for number, link in enumerate(method.links, 1)
-        for name, value in options(link).items()
-    }
-
-
-def adversary_label(method: Method, adversary: Adversary) -> str:
-    """Return an adversary's name with the options that differ from its defaults."""
-    defaults = {field.name: field.default for field in fields(adversary)}
-    chosen = {name: value for name, value in vars(adversary).items() if value != defaults.get(name)}
-    return label(Method(name=method.name, options=chosen))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from leakfrontier.defenses import Batch
 from ..data.data import load_dataset
 from ..foundations.seeds import generator
 from ..users.methods import Method, build_defense, build_protocol
-from .scenario import Scenario, World, label
+from ..users.names import label
+from .scenario import Scenario, World
 
 
 def victims(world: World, seed: int, observation: int) -> Tensor:

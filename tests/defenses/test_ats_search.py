@@ -1,7 +1,5 @@
 import io
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +15,7 @@ from leakfrontier.defenses.ats_search import (
     ScoredPolicy,
     accuracy_score,
     draw_policies,
-    load_policies,
     privacy_score,
-    save_policies,
     search,
 )
 
@@ -182,33 +178,6 @@ def test_policies_have_up_to_three_entries_of_the_pool() -> None:
     entries = [[int(entry) for entry in policy.split("-") if policy] for policy in drawn]
     assert {len(one) for one in entries} >= {1, 2, 3}
     assert {entry for one in entries for entry in one} == set(range(50))
-
-
-def test_policies_survive_the_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "policies.json"
-    save_policies(FOUND, path)
-    assert load_policies(path) == FOUND
-    assert json.loads(path.read_text())[0]["policy"] == "3-1-7"
-    ATS(load_policies(path)[0].policy)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "Invalid JSON"),
-        ("[{", "Invalid JSON"),
-        ("{}", "valid list|valid array"),
-        ('[{"policy": "3"}]', r"0\.rank: Field required"),
-        ('[{"policy": "50", "rank": 0, "privacy": 0, "variance": 0, "accuracy": 0}]', "3-1-7"),
-        ('[{"policy": "3", "rank": NaN, "privacy": 0, "variance": 0, "accuracy": 0}]', "finite"),
-        ('[{"policy": 3, "rank": 0, "privacy": 0, "variance": 0, "accuracy": 0}]', "string"),
-    ],
-)
-def test_a_corrupt_file_is_named(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "policies.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=rf"policies\.json does not hold policies .*({message})"):
-        load_policies(path)
 
 
 def test_scores_must_be_finite() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from leakfrontier.adversaries import Threat
 from leakfrontier.evaluate.foundations.seeds import narrow_seeds
 from leakfrontier.evaluate.foundations.statistics import clopper_pearson
 from leakfrontier.evaluate.privacy.claims import training_plan
@@ -12,7 +13,8 @@ from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
 from leakfrontier.evaluate.run.config import PRESETS, ConfigError, load_config
 from leakfrontier.evaluate.run.run import plan
 from leakfrontier.evaluate.users.methods import Method, build_defense
-from leakfrontier.evaluate.world.scenario import SCENARIOS, Scenario, Training, family, load_world
+from leakfrontier.evaluate.users.names import family
+from leakfrontier.evaluate.world.scenario import SCENARIOS, Scenario, Training, load_world
 from leakfrontier.evaluate.world.victims import other_cohort, other_examples
 
 standard = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "standard.py"))
@@ -44,7 +46,9 @@ def test_the_standard_preset_varies_what_a_paper_should_report() -> None:
     assert {one.batch_size for one in scenarios} == {1, 8}
     assert {one.protocol.name for one in scenarios} == {"FedSGD", "FedAvg"}
     assert {bool(round) for one in scenarios for round in one.checkpoints} == {False, True}
-    assert {one.threat for one in scenarios} == {"architecture"}  # and all that comes before it
+    assert {one.threat for one in scenarios} == {
+        Threat.ARCHITECTURE
+    }  # and all that comes before it
     for scenario in scenarios:
         families = {family(one) for one in STANDARD.defenses_of(scenario)}
         assert families == {"none", "DPSGD", "TopK", "Quantization", "ATS", "SecureAggregation"}

@@ -11,19 +11,19 @@ from browser import chart_marks
 from playwright.sync_api import Page
 
 from leakfrontier.evaluate.advise.advice import Advice
-from leakfrontier.evaluate.advise.question import Question, Row
+from leakfrontier.evaluate.advise.question import AdviceRow, Question
 from leakfrontier.evaluate.foundations.statistics import Interval
 from leakfrontier.reports.advice import curves_figure, write_advice
 
 ASKED = Question(2000, 128, 100, clients=4, epsilon=3.0)
 
 
-def rows() -> list[Row]:
+def rows() -> list[AdviceRow]:
     """Return a table as it would be measured."""
     table = []
     for sigma in (0.0, 0.5, 1.0, 2.0):
         epsilon = float("inf") if not sigma else 3 / sigma
-        row = Row(sigma, dict.fromkeys(("pld", "prv", "rdp"), epsilon), 0.04, 0.1, 0.12, 100)
+        row = AdviceRow(sigma, dict.fromkeys(("pld", "prv", "rdp"), epsilon), 0.04, 0.1, 0.12, 100)
         accuracy, success = Interval(0.7, 0.65, 0.75, 5), Interval(0.05, 0.01, 0.17, 40)
         table.append(
             replace(
@@ -46,8 +46,10 @@ def measured() -> Advice:
     return Advice(ASKED, "digits/<mlp>", tuple(table), table[2], ("Because.",), "2026.3", 500)
 
 
-def bare(row: Row) -> Row:
-    return Row(row.noise_multiplier, row.epsilon, row.run_bound, row.upload_bound, row.bound, 100)
+def bare(row: AdviceRow) -> AdviceRow:
+    return AdviceRow(
+        row.noise_multiplier, row.epsilon, row.run_bound, row.upload_bound, row.bound, 100
+    )
 
 
 def proofs() -> Advice:

@@ -6,7 +6,7 @@ from synthetic import SCENARIOS, shared_results
 from leakfrontier.evaluate.conclude.analysis import at
 from leakfrontier.evaluate.conclude.frontier import make_frontiers
 from leakfrontier.reports.tables import (
-    Table,
+    ShownTable,
     accuracy_note,
     failure_table,
     guarantee_table,
@@ -21,7 +21,7 @@ LENET, MLP = SCENARIOS
 TOPK, TOPK_LABEL = "TopK ratio=0.1", "TopK(ratio=0.1)"
 
 
-def column(table: Table, name: str) -> dict[str, str]:
+def column(table: ShownTable, name: str) -> dict[str, str]:
     """Return a column by the first one, the last row of each."""
     place = table.header.index(name)
     return {row[0]: row[place] for row in table.rows}
@@ -160,13 +160,13 @@ def test_what_was_not_needed_is_no_failure() -> None:
 
 
 def test_what_all_rows_share_is_said_once() -> None:
-    table = Table(
+    table = ShownTable(
         ("Defense", "A", "B", "C"), (("x", "1", "2", "3"), ("x", "1", "4", "3")), ("", "m")
     )
     collapsed = table.collapsed()
-    assert collapsed == Table(
+    assert collapsed == ShownTable(
         ("Defense", "B"), (("x", "2"), ("x", "4")), ("", "m"), (("A", "1"), ("C", "3"))
     )
     assert collapsed.collapsed() == collapsed
-    for whole in (Table(("Defense", "A"), (("x", "1"),)), Table(("Defense", "A"), ())):
+    for whole in (ShownTable(("Defense", "A"), (("x", "1"),)), ShownTable(("Defense", "A"), ())):
         assert whole.collapsed() == whole  # nothing to compare with

@@ -9,6 +9,8 @@ import threading
 import time
 from pathlib import Path
 
+from leakfrontier.evaluate.foundations.plugins import load_attribute
+
 SECONDS = 60
 
 
@@ -74,3 +76,9 @@ def misbehave(how: str) -> object:
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     return how
+
+
+def call_by_name(spec: str) -> object:
+    """Return what a function, or a class with a step, makes of two."""
+    made = load_attribute(spec)(2)
+    return getattr(made, "step", made)

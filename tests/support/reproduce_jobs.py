@@ -10,10 +10,10 @@ import torch
 from torch import Generator
 
 from leakfrontier.evaluate.data.data import Dataset
-from leakfrontier.evaluate.papers.table import Scores, Setting
+from leakfrontier.evaluate.papers.table import PaperSetting, Scores
 
 
-def draw(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def draw(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator) -> Scores:
     """Return what is drawn, shifted by what the method and the problem say."""
     drawn = torch.rand(problem["size"], generator=rng, dtype=torch.float64)
     if method.get("fails") and drawn[0] < 0.5:
@@ -25,7 +25,7 @@ def draw(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Sc
     }
 
 
-def exact(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def exact(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator) -> Scores:
     """Return scores that are as long as they get in print."""
     drawn = torch.rand((), generator=rng).item()
     names = ("accuracy", "recovered", "broken", "alone", "expected", "Eq. 16", "exact", "unique")
@@ -39,14 +39,14 @@ def exact(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> S
     return {**shares, **small, **costs, **levels, "noise": [-11.1], "seconds": [123.4]}
 
 
-def wait(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def wait(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator) -> Scores:
     """Leave a file named after the process, and work for long."""
     (Path(os.environ["STARTED"]) / f"{os.getpid()}.pid").touch()
     time.sleep(60)
     return draw(problem, method, data, rng)
 
 
-def mark(problem: Setting, method: Setting, data: Dataset, rng: Generator) -> Scores:
+def mark(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator) -> Scores:
     """Leave a line in a file, and take a moment."""
     with (Path(os.environ["STARTED"]) / "marks").open("a") as file:
         file.write("done\n")

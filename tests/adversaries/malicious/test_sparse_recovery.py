@@ -1,24 +1,20 @@
 from __future__ import annotations
 
-import math
-
 import cvxpy as cp
 import pytest
 import torch
 from federated import rng, seeded
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu
+from torch.nn.functional import relu
 
 from leakfrontier.adversaries.malicious.sparse_recovery import (
     Measurement,
     basis_pursuit,
     cosine_transform,
-    error_bound,
     inverse_cosine_transform,
     invert,
     least_squares,
     natural_weights,
-    relaxation,
 )
 
 SHAPE = (1, 8, 8)
@@ -169,20 +165,3 @@ def test_the_residual_tells_one_example_from_a_mixture() -> None:
     mixed = (alone[:4] + alone[4:]) / 2
     assert invert(measurement, alone, LOW, HIGH).residual.max() < 1e-5
     assert invert(measurement, mixed, LOW, HIGH).residual.min() > 0.05
-
-
-def test_the_relaxation_of_relu_is_known() -> None:
-    mu, sigma, eta = relaxation(relu)
-    assert mu == pytest.approx(1 / 2, abs=1e-6)
-    assert sigma**2 == pytest.approx(1 / 4, abs=1e-6)
-    assert eta**2 == pytest.approx(3 / 4, abs=1e-6)
-    draws = torch.randn(1_000_000, generator=rng(), dtype=torch.float64)
-    assert relaxation(gelu).mu == pytest.approx(float((gelu(draws) * draws).mean()), abs=3e-3)
-
-
-def test_the_error_bound_is_the_theorems() -> None:
-    found = error_bound(relaxation(relu), sparsity=10, unknowns=1000, equations=400)
-    dimension = math.sqrt(10 * math.log(200))
-    assert found == pytest.approx(2 * (0.5 * dimension + math.sqrt(0.75)) / 20, rel=1e-5)
-    with pytest.raises(ValueError, match="sparsity must be from 1 to 5, got 6"):
-        error_bound(relaxation(relu), sparsity=6, unknowns=5, equations=1)

@@ -5,10 +5,7 @@ from federated import rng
 from recursive import attacked, seen
 from torch import nn
 
-from leakfrontier.adversaries import RGAP, ImageSpace, NotApplicable, Observation
-from leakfrontier.adversaries.recursive.layer_chain import trace
-from leakfrontier.adversaries.recursive.rgap import rank_analysis
-from leakfrontier.evaluate.models.models import build_model
+from leakfrontier.adversaries import RGAP, NotApplicable, Observation
 
 
 @pytest.mark.parametrize("balance", ["blocks", "rows"])
@@ -20,15 +17,6 @@ def test_rgap_needs_no_bias(balance: Literal["blocks", "rows"]) -> None:
 def test_rgap_solves_the_equation_of_any_loss() -> None:
     observation, truth = seen("cnn6", classes=5)
     assert attacked(observation, truth, RGAP()) > 60
-
-
-def test_rank_analysis_finds_the_bottleneck() -> None:
-    space = ImageSpace((3, 32, 32), 1)
-    layers = list(trace(build_model("cnn6", space, rng()), space.shape))
-    ranks = rank_analysis([layer for layer in layers if hasattr(layer, "weight")])
-    assert set(ranks.values()) == {0}
-    narrow = trace(nn.Sequential(nn.Conv2d(3, 4, 3, stride=2)), (3, 32, 32))
-    assert rank_analysis([layer for layer in narrow if hasattr(layer, "weight")])["0"] < 0
 
 
 def test_what_does_not_apply_is_said() -> None:

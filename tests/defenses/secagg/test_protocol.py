@@ -9,14 +9,14 @@ from scipy.stats import chisquare
 
 from leakfrontier.defenses.secagg.masks import Vector, keystream
 from leakfrontier.defenses.secagg.protocol import (
-    Client,
     Graph,
     OtherModel,
-    Refused,
+    Participant,
     Request,
     Server,
     TamperedShares,
     TooFewClients,
+    UnsafeRequest,
     aggregate,
     circular_graph,
 )
@@ -51,11 +51,11 @@ def looks_uniform(vector: Vector) -> bool:
 
 def shared_round(
     graph: Graph | None = None, threshold: int = THRESHOLD
-) -> tuple[Server, list[Client]]:
+) -> tuple[Server, list[Participant]]:
     """Play a round up to the point where every client holds its shares."""
     graph = graph or circular_graph(range(CLIENTS))
     server = Server(graph, threshold)
-    clients = [Client(u, threshold, seeded(u)) for u in graph]
+    clients = [Participant(u, threshold, seeded(u)) for u in graph]
     keys = server.relay_keys({c.index: c.public_keys for c in clients})
     inboxes = server.relay_shares({c.index: c.share(keys[c.index]) for c in clients})
     for client in clients:
@@ -100,7 +100,7 @@ def test_recovers_every_loss_that_leaves_the_threshold(before: int, after: int) 
 def test_clients_who_never_share_their_keys_are_left_out() -> None:
     inputs = vectors(CLIENTS)
     server = Server(circular_graph(range(CLIENTS)), THRESHOLD)
-    clients = [Client(u, THRESHOLD, seeded(u)) for u in range(CLIENTS)]
+    clients = [Participant(u, THRESHOLD, seeded(u)) for u in range(CLIENTS)]
     keys = server.relay_keys({c.index: c.public_keys for c in clients[1:]})
     inboxes = server.relay_shares({c.index: c.share(keys[c.index]) for c in clients[2:]})
     for client in clients[2:]:
@@ -148,7 +148,7 @@ def test_an_altered_share_gives_the_round_up(lost: int) -> None:
 
 @pytest.mark.parametrize(("holders", "threshold"), [(9, 3), (9, 4), (8, 4), (4, 2)])
 def test_a_threshold_of_half_is_refused(holders: int, threshold: int) -> None:
-    with pytest.raises(Refused, match=rf"threshold of {threshold} must be above half of the"):
+    with pytest.raises(UnsafeRequest, match=rf"threshold of {threshold} must be above half of the"):
         shared_round(circular_graph(range(holders)), threshold)
 
 
@@ -169,10 +169,10 @@ def test_a_server_that_tells_two_stories_cannot_get_both_secrets(
 
 
 def test_no_upload_without_enough_peers() -> None:
-    alone = Client(0, 2)
+    alone = Participant(0, 2)
     with pytest.raises(TooFewClients, match="share the keys of client 0, got 1"):
         alone.share({})
-    alone.share({1: Client(1, 2).public_keys})
+    alone.share({1: Participant(1, 2).public_keys})
     with pytest.raises(TooFewClients, match="hide the vector of client 0, got 1"):
         alone.mask(vectors(1)[0])
 
@@ -185,9 +185,11 @@ def test_never_both_shares_of_one_client() -> None:
     assert set(reply.mask_seeds) == {5}
     assert clients[0].reveal(request) == reply
     for survivors, lost in [(EVERYBODY, {}), (EVERYBODY - {4, 5}, {4, 5})]:
-        with pytest.raises(Refused, match=r"other secret of clients \[[45]\], and never reveals"):
+        with pytest.raises(
+            UnsafeRequest, match=r"other secret of clients \[[45]\], and never reveals"
+        ):
             clients[0].reveal(Request(survivors, frozenset(lost)))
-    with pytest.raises(Refused, match=r"clients \[5\] cannot be both survivors and lost"):
+    with pytest.raises(UnsafeRequest, match=r"clients \[5\] cannot be both survivors and lost"):
         clients[1].reveal(Request(EVERYBODY, frozenset({5})))
     assert clients[1].reveal(request).mask_seeds.keys() == {5}
 
@@ -195,13 +197,15 @@ def test_never_both_shares_of_one_client() -> None:
 def test_never_two_vectors_under_the_same_masks() -> None:
     _, clients = shared_round()
     clients[0].mask(vectors(1)[0])
-    with pytest.raises(Refused, match="two under the same masks would reveal their difference"):
+    with pytest.raises(
+        UnsafeRequest, match="two under the same masks would reveal their difference"
+    ):
         clients[0].mask(vectors(1)[0])
 
 
 @pytest.mark.parametrize("position", [0, 12, -1], ids=["nonce", "share", "tag"])
 def test_tampered_shares_are_detected(position: int) -> None:
-    clients = [Client(u, 2, seeded(u)) for u in range(2)]
+    clients = [Participant(u, 2, seeded(u)) for u in range(2)]
     clients[1].share({0: clients[0].public_keys})
     text = bytearray(clients[0].share({1: clients[1].public_keys})[1])
     text[position] ^= 1
@@ -210,14 +214,14 @@ def test_tampered_shares_are_detected(position: int) -> None:
 
 
 def test_shares_cannot_be_sent_back_to_their_sender() -> None:
-    clients = [Client(u, 2, seeded(u)) for u in range(2)]
+    clients = [Participant(u, 2, seeded(u)) for u in range(2)]
     sent = clients[0].share({1: clients[1].public_keys})
     with pytest.raises(TamperedShares):
         clients[0].receive({1: sent[1]})
 
 
 def test_ciphertexts_hide_the_shares() -> None:
-    clients = [Client(u, 2, seeded(u)) for u in range(3)]
+    clients = [Participant(u, 2, seeded(u)) for u in range(3)]
     keys = {c.index: c.public_keys for c in clients}
     sent = clients[0].share({1: keys[1], 2: keys[2]})
     clients[1].share({0: keys[0], 2: keys[2]})
@@ -286,19 +290,19 @@ def test_graphs_are_regular_symmetric_and_connected(
 def test_a_client_shares_only_with_its_neighbours() -> None:
     graph = circular_graph(range(8), neighbours=2)
     server = Server(graph, 2)
-    clients = [Client(u, 2, seeded(u)) for u in graph]
+    clients = [Participant(u, 2, seeded(u)) for u in graph]
     keys = server.relay_keys({c.index: c.public_keys for c in clients})
     assert clients[0].share(keys[0]).keys() == {1, 7}
 
 
 def test_secrets_come_from_the_operating_system_by_default() -> None:
-    assert Client(0, 2).public_keys != Client(0, 2).public_keys
-    assert Client(0, 2, seeded()).public_keys == Client(0, 2, seeded()).public_keys
+    assert Participant(0, 2).public_keys != Participant(0, 2).public_keys
+    assert Participant(0, 2, seeded()).public_keys == Participant(0, 2, seeded()).public_keys
 
 
 def test_a_threshold_of_one_would_share_the_secret_itself() -> None:
     with pytest.raises(ValueError, match="threshold must be at least 2, got 1"):
-        Client(0, 1)
+        Participant(0, 1)
 
 
 def test_clients_that_were_sent_one_model_go_on() -> None:
@@ -318,7 +322,7 @@ def test_a_single_other_model_stops_the_round(neighbours: int | None, threshold:
 
 
 def test_the_server_learns_no_digest_and_cannot_change_it() -> None:
-    one, other = (Client(u, 2, seeded(u), b"model" * 8) for u in range(2))
+    one, other = (Participant(u, 2, seeded(u), b"model" * 8) for u in range(2))
     sent = one.share({1: other.public_keys})[1]
     other.share({0: one.public_keys})
     assert b"model" not in sent

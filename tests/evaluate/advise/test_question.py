@@ -5,16 +5,14 @@ import dp_accounting
 import pytest
 
 from leakfrontier.evaluate.advise.question import (
+    AdviceRow,
     Question,
-    Row,
-    finite,
     noise_near,
     proven,
-    rounded_up,
 )
 from leakfrontier.evaluate.advise.tables import sigma
 from leakfrontier.evaluate.foundations.errors import UserError
-from leakfrontier.evaluate.foundations.statistics import Interval
+from leakfrontier.evaluate.foundations.statistics import Interval, finite, rounded_up
 from leakfrontier.evaluate.privacy.accounting import ACCOUNTANTS, NOISE_RANGE, epsilon
 from leakfrontier.evaluate.privacy.bounds import reconstruction
 
@@ -251,7 +249,7 @@ def test_noise_is_rounded_up_to_what_is_printed(value: float, rounded: float) ->
 
 
 def test_a_row_is_json_without_what_json_cannot_hold() -> None:
-    row = Row(
+    row = AdviceRow(
         0.0, {"pld": math.inf}, 1.0, 1.0, 1.0, 4, accuracy=Interval(0.5, -math.inf, math.inf, 3)
     )
     document = row.document()

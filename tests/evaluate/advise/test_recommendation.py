@@ -14,9 +14,9 @@ from scipy.stats import norm
 
 from leakfrontier.defenses import ClientDP, Plan
 from leakfrontier.evaluate.advise.advice import Advice
-from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting
+from leakfrontier.evaluate.advise.experiment import Effort, Experiment, TrainingChoice
 from leakfrontier.evaluate.advise.levers import changes
-from leakfrontier.evaluate.advise.question import Question, Row, proven
+from leakfrontier.evaluate.advise.question import AdviceRow, Question, proven
 from leakfrontier.evaluate.advise.recommendation import advise, most_private
 from leakfrontier.evaluate.engines import engine as engine_module
 from leakfrontier.evaluate.engines.engine import Done, Failure, execute
@@ -278,13 +278,13 @@ def test_attacks_that_crash_are_counted_and_tried_again(
     effort = replace(SMALL, seeds=2, adversaries=attacks)
     experiment = Experiment(replace(ASKED, rounds=1), DIGITS, tmp_path, effort)
     monkeypatch.setattr(engine_module, "execute", failing)
-    (row,) = experiment.measure([Setting(1.0, 1.0, 0.01)])
+    (row,) = experiment.measure([TrainingChoice(1.0, 1.0, 0.01)])
     assert row.failed == 2
     assert row.strongest == "PriorAware"
     advice = Advice(ASKED, "digits", (row, row), row, ())
     assert any("2 attacks crashed or ran out of time" in text for text in advice.warnings)
     monkeypatch.setattr(engine_module, "execute", here)
-    (row,) = experiment.measure([Setting(1.0, 1.0, 0.01)])
+    (row,) = experiment.measure([TrainingChoice(1.0, 1.0, 0.01)])
     assert row.failed == 0
 
 
@@ -333,9 +333,11 @@ def test_for_clients_the_epsilon_of_a_replacement_is_said_too() -> None:
     assert advice.document()["question"]["adjacency"] == "zero-out"
 
 
-def rows_of(accuracies: list[tuple[float, float]]) -> list[Row]:
+def rows_of(accuracies: list[tuple[float, float]]) -> list[AdviceRow]:
     return [
-        Row(sigma, {"pld": 4 / sigma}, 0.1, 0.1, 0.1, 15, 1.0, 0.1, Interval(value, low, 1.0, 5))
+        AdviceRow(
+            sigma, {"pld": 4 / sigma}, 0.1, 0.1, 0.1, 15, 1.0, 0.1, Interval(value, low, 1.0, 5)
+        )
         for sigma, (value, low) in enumerate(accuracies, start=1)
     ]
 
@@ -350,13 +352,15 @@ def test_most_private_stops_at_the_first_failure() -> None:
 class Canned(Experiment):
     """Measures nothing: accuracy is 0.9 at the least noise, and 0.1 less at each step."""
 
-    def search(self, noise_multiplier: float) -> tuple[Setting, list[Row]]:
-        return Setting(noise_multiplier, 1.0, 0.01), []
+    def search(self, noise_multiplier: float) -> tuple[TrainingChoice, list[AdviceRow]]:
+        return TrainingChoice(noise_multiplier, 1.0, 0.01), []
 
-    def retune(self, best: Setting, noise: Sequence[float]) -> tuple[list[Setting], list[Row]]:
+    def retune(
+        self, best: TrainingChoice, noise: Sequence[float]
+    ) -> tuple[list[TrainingChoice], list[AdviceRow]]:
         return [best._replace(noise_multiplier=sigma) for sigma in noise], []
 
-    def measure(self, settings: Any, *, repetition: int | None = None) -> list[Row]:  # noqa: ANN401
+    def measure(self, settings: Any, *, repetition: int | None = None) -> list[AdviceRow]:  # noqa: ANN401
         return [
             replace(
                 proven(self.question, one.noise_multiplier),

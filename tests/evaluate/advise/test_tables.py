@@ -3,8 +3,9 @@ import math
 import pytest
 
 from leakfrontier.evaluate.advise.clipping import Clipped, ClippingPoint
-from leakfrontier.evaluate.advise.question import Row
-from leakfrontier.evaluate.advise.tables import CLIPPING_COLUMNS, COLUMNS, bounded, number, sigma
+from leakfrontier.evaluate.advise.question import AdviceRow
+from leakfrontier.evaluate.advise.tables import CLIPPING_COLUMNS, COLUMNS, bounded, sigma
+from leakfrontier.evaluate.conclude.labels import number
 from leakfrontier.evaluate.foundations.statistics import Interval
 
 
@@ -23,7 +24,7 @@ def test_a_bound_is_rounded_up_and_noise_is_not_rounded_again() -> None:
 
 
 def test_what_was_not_measured_is_left_empty() -> None:
-    row = Row(1.5, {"pld": 3.0, "prv": 3.1, "rdp": math.inf}, 0.1, 0.2, 0.25, rounds=7)
+    row = AdviceRow(1.5, {"pld": 3.0, "prv": 3.1, "rdp": math.inf}, 0.1, 0.2, 0.25, rounds=7)
     cells = {name: column(row) for name, column in COLUMNS.items()}
     assert (cells["sigma"], cells["rounds"], cells["RDP"]) == ("1.5", "7", "inf")
     assert cells["bound, both"] == "25 %"

@@ -7,7 +7,7 @@ import pytest
 
 from leakfrontier.evaluate.advise import what_if
 from leakfrontier.evaluate.advise.clipping import Clipped
-from leakfrontier.evaluate.advise.experiment import Effort, Experiment, Setting
+from leakfrontier.evaluate.advise.experiment import Effort, Experiment, TrainingChoice
 from leakfrontier.evaluate.advise.levers import Lever
 from leakfrontier.evaluate.advise.measurements import Trained
 from leakfrontier.evaluate.advise.question import Question
@@ -19,7 +19,7 @@ from leakfrontier.evaluate.world.scenario import Scenario
 
 DIGITS = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 16}))
 ASKED = Question(1438, 128, 15, candidates=20, epsilon=3.0)
-SETTING = Setting(1.0, 0.5, 0.1)
+SETTING = TrainingChoice(1.0, 0.5, 0.1)
 
 
 @dataclass(frozen=True)

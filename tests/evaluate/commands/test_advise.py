@@ -137,10 +137,10 @@ def test_advise_in_epochs_as_json(command: Command) -> None:
         (SIZES, "exactly one of epsilon, reconstruction_success, min_accuracy must be given"),
         ((*SIZES, "--epsilon", 3, "--min-accuracy", 0.5), "got epsilon, min_accuracy"),
         ((*SIZES, "--epsilon", -1), "epsilon must be in (0, inf), got -1"),
-        (("--epsilon", 3), "give --examples (or --examples-per-client), --batch and --rounds"),
+        (("--epsilon", 3), "give examples (or examples_per_client), batch_size and rounds"),
         (
             (*SIZES, "--epsilon", 3, "--examples-per-client", 9),
-            "or --examples-per-client, not both",
+            "or examples_per_client, not both",
         ),
         ((*SIZES, "--epsilon", 3, "--local-epochs", 0), "local_epochs must be a positive whole"),
         (
@@ -153,13 +153,13 @@ def test_advise_in_epochs_as_json(command: Command) -> None:
         ),
         (
             ("--epsilon", 3, "--examples", 100, "--batch", 10, "--epochs", 2, "--local-epochs", 1),
-            "give --rounds with --local-epochs or --local-steps, not --epochs",
+            "give rounds with local_epochs or local_steps, not epochs",
         ),
         (
             ("--epsilon", 3, "--dataset", "digits", "--local-epochs", 1),
             "what is measured takes one local step in a round",
         ),
-        ((*SIZES, "--epsilon", 3, "--epochs", 2), "give --rounds or --epochs, not both"),
+        ((*SIZES, "--epsilon", 3, "--epochs", 2), "give rounds or epochs, not both"),
         ((*SIZES, "--epsilon", 3, "--batch", 60_001), "the sample rate would be above 1"),
         ((*SIZES, "--epsilon", 3, "--clients", 0), "clients must be between 1 and the 60000"),
         ((*SIZES, "--epsilon", 3, "--delta", 1), "delta must be in (0, 1), got 1"),

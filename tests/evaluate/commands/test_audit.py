@@ -31,7 +31,7 @@ def test_audit_of_an_honest_defense(command: Command) -> None:
     assert output.count("not refuted: ") == len(AUDITS)
     assert "verified" not in output
     assert "a perfect implementation would show" in output
-    assert "Simulated noise: reproducible by design" in output
+    assert "Simulated noise is reproducible by design" in output
 
 
 def test_audit_refutes_too_little_noise(command: Command, user_file: UserFile) -> None:
@@ -97,7 +97,7 @@ def test_runs_of_an_audit_are_corrected_for_in_all_that_is_said(
             )
         }
 
-    monkeypatch.setattr("leakfrontier.evaluate.commands.audit.run_audits", finding)
+    monkeypatch.setattr("leakfrontier.evaluate.door.auditing.run_audits", finding)
     _, output, _ = command("audit", HONEST, "--method", "step-canaries", "--runs", 2, "--json")
     (document,) = json.loads(output)
     assert asked == [2, 2]
@@ -117,7 +117,7 @@ def test_the_verdict_does_not_depend_on_how_others_word_theirs(
     )
     monkeypatch.setattr(Audit, "verdict", "other words")
     monkeypatch.setattr(
-        "leakfrontier.evaluate.commands.audit.run_audits", lambda **_: {"one run": found}
+        "leakfrontier.evaluate.door.auditing.run_audits", lambda **_: {"one run": found}
     )
     code, output, _ = command("audit", HONEST, "--method", "one-run", "--json")
     assert code == violated

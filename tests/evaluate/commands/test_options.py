@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from leakfrontier.evaluate.commands.options import (
     defense_from,
     device_from,
     engine_from,
-    loaded,
     method_from,
     print_path,
     scenario_from,
@@ -29,7 +27,6 @@ from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario
 
-UserFile = Callable[..., Path]
 SMALL = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 4}))
 
 
@@ -68,16 +65,6 @@ def test_what_is_not_given_is_as_configured_and_batch_norm_is_replaced(tmp_path:
     assert scenario_from(None, None, None) == Scenario(replace_batch_norm=True)
     found = scenario_from("digits", "{name: mlp, width: 4}", tmp_path)
     assert (found.dataset, found.model, found.data_folder) == ("digits", SMALL.model, tmp_path)
-
-
-def test_mistakes_of_a_users_class_are_told_as_such(user_file: UserFile) -> None:
-    name = user_file(
-        "class Mine(Defense):\n    def on_model(self, model):\n        return model.missing\n"
-    )
-    with pytest.raises(
-        UserError, match=r"Mine on digits/mlp\(width=4\): AttributeError: .*missing"
-    ):
-        loaded(SMALL, Method(name=f"{name}:Mine"), seed=0)
 
 
 @pytest.mark.parametrize("verdict", ["pass", "warn", "fail"])

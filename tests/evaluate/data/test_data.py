@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from leakfrontier.adversaries import ImageSpace
 from leakfrontier.defenses import Batch
 from leakfrontier.evaluate.data import data
-from leakfrontier.evaluate.data.data import DATASETS, fingerprint, forget_fingerprints, load_dataset
+from leakfrontier.evaluate.data.data import DATASETS, data_digest, forget_digests, load_dataset
 
 
 @pytest.fixture(scope="module")
@@ -294,8 +294,8 @@ def test_a_dataset_is_known_by_its_content(tmp_path: Path) -> None:
         write_images(tmp_path / name / "dog")
 
     def found(name: str) -> str:
-        forget_fingerprints()
-        return fingerprint(str(tmp_path / name))
+        forget_digests()
+        return data_digest(str(tmp_path / name))
 
     first = found("here")
     assert found("there") == first
@@ -314,20 +314,20 @@ def test_a_dataset_is_known_by_its_content(tmp_path: Path) -> None:
     assert found("there") != first
 
 
-def test_examples_are_read_once_for_their_fingerprint(
+def test_examples_are_read_once_for_their_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "cat")
-    first = fingerprint(str(tmp_path))
-    forget_fingerprints()
+    first = data_digest(str(tmp_path))
+    forget_digests()
     monkeypatch.setattr("builtins.open", lambda *_: pytest.fail("read again"))
-    assert fingerprint(str(tmp_path)) == first
+    assert data_digest(str(tmp_path)) == first
 
 
 def test_texts_are_known_by_their_content(tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text('{"text": "one", "label": "a"}\n')
-    first = fingerprint(str(file))
+    first = data_digest(str(file))
     file.write_text('{"text": "two", "label": "a"}\n')
-    forget_fingerprints()
-    assert fingerprint(str(file)) != first
+    forget_digests()
+    assert data_digest(str(file)) != first

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
-from leakfrontier.evaluate.data.data import ARCHIVES, forget_fingerprints
+from leakfrontier.evaluate.data.data import ARCHIVES, forget_digests
 from leakfrontier.evaluate.engines.parcels import Parcel, open_parcel, pack
 from leakfrontier.evaluate.foundations import plugins
 from leakfrontier.evaluate.foundations.rows import Outcome
@@ -89,14 +89,14 @@ def elsewhere(trial: Trial, out: Path, home: Path, there: Path) -> Outcome:
     parcel = pack((trial, out))
     places = delivered(parcel, there)
     hidden = home.rename(home.with_name("hidden"))
-    forget_fingerprints()
+    forget_digests()
     try:
         task = open_parcel(parcel.task, places)
         assert str(home) not in repr(task)
         return run_trial(task)
     finally:
         hidden.rename(home)
-        forget_fingerprints()
+        forget_digests()
 
 
 def test_cells_find_their_files_and_checkpoints(

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from leakfrontier.evaluate.engines.engine import Failure
-from leakfrontier.evaluate.engines.ray_engine import RayEngine, package_digest
+from leakfrontier.evaluate.engines.ray_engine import RayEngine
 from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.run.run import run
@@ -155,7 +155,3 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'leakfrontier\[ray\]'"):
         RayEngine().slots()
-
-
-def test_the_digest_is_of_the_package() -> None:
-    assert len(package_digest()) == 64

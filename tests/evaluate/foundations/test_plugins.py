@@ -2,6 +2,7 @@ import dataclasses
 import math
 import pickle
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from leakfrontier.evaluate.engines.engine import Failure, execute
 from leakfrontier.evaluate.foundations.plugins import (
     UntrustedCodeError,
-    content_of,
+    digest_with_imports,
     load_attribute,
     trust,
     trusted,
@@ -112,14 +113,14 @@ def test_an_edit_beside_the_file_loads_it_again(tmp_path: Path) -> None:
     helper.write_text("from deeper import value\n")
     deeper.write_text("value = 1\n")
     (tmp_path / "stranger.py").write_text("value = 1\n")
-    before = content_of(file)
+    before = digest_with_imports(file)
     first = load_attribute(f"{file}:mine")
     (tmp_path / "stranger.py").write_text("value = 2\n")
     assert load_attribute(f"{file}:mine") is first
-    assert content_of(file) == before
+    assert digest_with_imports(file) == before
     deeper.write_text("value = 2\n")
     assert load_attribute(f"{file}:mine")() == 2
-    assert content_of(file) != before
+    assert digest_with_imports(file) != before
 
 
 def test_a_module_that_is_missing_beside_the_file_is_named(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_who_may_speak_for_the_user() -> None:
     }
     assert speaking == {
         "evaluate/foundations/plugins.py",  # defines it
-        "evaluate/commands/options.py",  # command lines
+        "evaluate/users/objects.py",  # command lines, and objects in Python
         "evaluate/run/config.py",  # configuration files; those of others with --trust-code
         "evaluate/outside/capture.py",  # Python, where updates are captured
         "evaluate/outside/flower.py",  # likewise
@@ -200,6 +201,16 @@ def test_who_may_speak_for_the_user() -> None:
     assert calling == {
         "evaluate/commands/list.py": {"load_config"},  # our presets, which name no code
         "evaluate/commands/run.py": {"load_config"},
+        "evaluate/door/evaluation.py": {"load_config"},  # Python
         "evaluate/share/pack.py": {"received_config"},
         "evaluate/share/verification.py": {"received_config"},
     }
+
+
+def test_importing_the_package_hooks_no_imports() -> None:
+    script = (
+        "import sys, leakfrontier.evaluate.run.run\n"
+        "own = [one for one in sys.meta_path if type(one).__module__.startswith('leakfrontier')]\n"
+        "assert not own, own\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

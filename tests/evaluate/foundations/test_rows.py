@@ -18,19 +18,19 @@ def test_what_is_no_plain_value_is_refused() -> None:
         digest({"a": {1, 2}})
 
 
-CELL = Cell("attack", {"seed": 0}, {"defense": "none"}, source="code")
+CELL = Cell("attack", {"seed": 0}, {"defense": "none"}, code_digest="code")
 
 
 @pytest.mark.parametrize("change", [{"kind": "train"}, {"config": {"seed": 1}}])
 def test_another_experiment_is_another_cell(change: dict[str, Any]) -> None:
     other = replace(CELL, **change)
-    assert other.identity != CELL.identity
+    assert other.config_digest != CELL.config_digest
     assert other.key != CELL.key
 
 
 def test_edited_code_is_the_same_experiment_with_another_key() -> None:
-    edited = replace(CELL, source="other code")
-    assert edited.identity == CELL.identity
+    edited = replace(CELL, code_digest="other code")
+    assert edited.config_digest == CELL.config_digest
     assert edited.key != CELL.key
 
 

@@ -122,7 +122,7 @@ def test_the_content_of_a_folder_counts(folder: Path, texts: Path, tmp_path: Pat
     assert same.config()["model"] == model
     assert same.description == scenario.description  # what draws depend on
     (moved / "config.json").write_text((moved / "config.json").read_text() + " ")
-    pretrained.fingerprint.cache_clear()
+    pretrained.model_digest.cache_clear()
     assert same.config()["model"]["content"] != model["content"]
 
 

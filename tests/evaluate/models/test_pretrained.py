@@ -8,10 +8,10 @@ from leakfrontier.evaluate.models import pretrained
 from leakfrontier.evaluate.models.pretrained import (
     Source,
     find_source,
-    fingerprint,
     load_model,
     load_tokenizer,
     loaded,
+    model_digest,
 )
 
 
@@ -101,16 +101,16 @@ def test_a_missing_package_is_named_with_its_extra(
         find_source("smollm2")
 
 
-def test_a_fingerprint_is_of_the_content_wherever_it_is(tmp_path: Path) -> None:
+def test_a_digest_is_of_the_content_wherever_it_is(tmp_path: Path) -> None:
     found = []
     for number, content in enumerate(("a", "a", "b")):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         (folder / "weights").write_text(content)
-        found.append(fingerprint(str(folder)))
+        found.append(model_digest(str(folder)))
     assert found[0] == found[1] != found[2]
-    assert fingerprint("someone/model") == ""
+    assert model_digest("someone/model") == ""
 
 
 @pytest.mark.parametrize("kind", [OSError, ValueError, KeyError, ImportError])

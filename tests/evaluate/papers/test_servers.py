@@ -21,7 +21,7 @@ from leakfrontier.evaluate.papers.servers import (
     scores,
     shrunk,
 )
-from leakfrontier.evaluate.papers.table import Setting
+from leakfrontier.evaluate.papers.table import PaperSetting
 from leakfrontier.evaluate.papers.tables import TABLES
 
 
@@ -83,7 +83,7 @@ def test_large_images_are_shrunk_and_others_left(digits: Dataset) -> None:
     torch.testing.assert_close(small.train.inputs, averages)
 
 
-CASES: list[tuple[Setting, set[str]]] = [
+CASES: list[tuple[PaperSetting, set[str]]] = [
     ({"batch": 4}, set()),
     ({"batch": 4, "network": "MLP"}, set()),
     ({"batch": 4, "bits": 16}, set()),
@@ -95,7 +95,7 @@ CASES: list[tuple[Setting, set[str]]] = [
 
 
 @pytest.mark.parametrize(("problem", "more"), CASES, ids=str)
-def test_ares_recovers_small_digits(problem: Setting, more: set[str], digits: Dataset) -> None:
+def test_ares_recovers_small_digits(problem: PaperSetting, more: set[str], digits: Dataset) -> None:
     method = {"attack": "ARES rows" if "clients" in problem else "ARES"}
     found = ares.ares_trial(problem, method, digits, rng())
     assert {*found} == {*TABLES["ares-table2"].metrics, "seconds"} | more

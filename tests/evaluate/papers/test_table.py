@@ -13,9 +13,9 @@ from leakfrontier.evaluate.foundations.statistics import mean_interval
 from leakfrontier.evaluate.papers.table import (
     FOLDERS,
     Metric,
+    PaperSetting,
     Row,
     Scores,
-    Setting,
     Table,
     TableTrial,
     draw_batch,
@@ -24,7 +24,9 @@ from leakfrontier.evaluate.papers.table import (
 )
 
 
-def drawn(problem: Setting, method: Setting, data: Dataset, rng: torch.Generator) -> Scores:
+def drawn(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: torch.Generator
+) -> Scores:
     """Return as many numbers as asked for."""
     values = torch.rand(problem["size"], generator=rng) + method.get("shift", 0)
     return {"value": values.tolist(), "seconds": [2.0]}

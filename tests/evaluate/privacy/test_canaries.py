@@ -18,7 +18,7 @@ from leakfrontier.defenses import (
     TopK,
     batch_gradient,
 )
-from leakfrontier.evaluate.privacy.canaries import HUGE, Probe, Subject, flat
+from leakfrontier.evaluate.privacy.canaries import HUGE, CanaryModel, Subject, flat
 
 
 @dataclass
@@ -39,7 +39,7 @@ def test_a_canarys_gradient_in_its_layer_is_its_code() -> None:
 
 def test_beside_canaries_the_model_is_what_it_was() -> None:
     model, data = linear(), batch(3)
-    probe = Probe(model, cross_entropy, data.inputs[0], canaries=2)
+    probe = CanaryModel(model, cross_entropy, data.inputs[0], canaries=2)
     audited = subject().beside(2)
     records = audited.records(torch.arange(3))
     plain = batch_gradient(model, cross_entropy, audited.data.at(slice(3)))

@@ -8,7 +8,7 @@ import pytest
 
 from leakfrontier.evaluate.foundations.statistics import Floats
 from leakfrontier.evaluate.privacy.noise_tests import (
-    Noise,
+    MeasuredNoise,
     innovations,
     quiet_uploads,
     shape,
@@ -29,7 +29,7 @@ EXTRA: dict[str, Extra] = {
 
 
 def p_values(rows: Floats) -> list[float]:
-    noise = Noise(rows, SIZES)
+    noise = MeasuredNoise(rows, SIZES)
     tests = (quiet_uploads(noise), innovations(noise), shared_entries(noise), shape(rows))
     return [float(noise.p_values().min()), *(one.p_value for one in tests)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.evaluate.conclude.results import Results
-from leakfrontier.evaluate.run.cascade import Schedule, Step
+from leakfrontier.evaluate.run.cascade import ReadyCell, Schedule
 from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.run.run import plan, run
@@ -30,7 +30,7 @@ class Active(Adversary):
 """
 
 
-def attacks(steps: list[Step]) -> dict[str, tuple[int, ...]]:
+def attacks(steps: list[ReadyCell]) -> dict[str, tuple[int, ...]]:
     """Return the uploads that each attack among the steps is run on."""
     return {
         f"{step.trial.adversary.name.rpartition(':')[2]}"

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from leakfrontier.evaluate.engines.engine import cores
+from leakfrontier.evaluate.foundations import plugins
+from leakfrontier.evaluate.foundations.plugins import ROOT
 from leakfrontier.evaluate.run import environment as module
 from leakfrontier.evaluate.run.environment import PACKAGES, environment
-from leakfrontier.evaluate.run.identity import ROOT
 
 
 def test_versions_and_machine_are_those_of_here() -> None:
@@ -35,7 +36,7 @@ def test_the_code_is_that_of_all_three_folders(
     for part in ("defenses", "adversaries", "evaluate"):
         (tmp_path / part / "deep").mkdir(parents=True)
         shutil.copy(ROOT / part / "__init__.py", tmp_path / part / "deep/module.py")
-    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(plugins, "ROOT", tmp_path)
     seen = [environment()["code"]]
     for part in ("defenses", "adversaries", "evaluate"):
         (tmp_path / part / "deep/module.py").write_text("# edited\n")

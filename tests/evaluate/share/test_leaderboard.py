@@ -140,9 +140,11 @@ def test_packs_meet_in_a_scenario_whoever_takes_part_in_it() -> None:
     scenario = {"dataset": "digits", "title": "mine", "training": {"lr": 0.1, "rounds": 2}}
     joined = {**scenario, "defenses": ["TopK"], "title": "yours"}
     joined["training"] = {"lr": 0.1, "rounds": 2, "defense_lr": {"TopK": 0.5}}
-    assert leaderboard._identity(scenario) == leaderboard._identity(joined)
+    assert leaderboard._scenario_digest(scenario) == leaderboard._scenario_digest(joined)
     for name, other in {"dataset": "fashion-mini", "training": {"lr": 0.2, "rounds": 2}}.items():
-        assert leaderboard._identity({**scenario, name: other}) != leaderboard._identity(scenario)
+        assert leaderboard._scenario_digest(
+            {**scenario, name: other}
+        ) != leaderboard._scenario_digest(scenario)
 
 
 def test_stronger_servers_have_places_of_their_own(tmp_path: Path) -> None:
@@ -152,6 +154,8 @@ def test_stronger_servers_have_places_of_their_own(tmp_path: Path) -> None:
             setting.table[setting.table["server"] == server].set_index("defense")
             for server in ("passive", "parameters", "architecture")
         )
+        (evaluation,) = setting.evaluations
+        assert evaluation.orders["passive"] is evaluation.frontier.order  # and not found again
         assert (crafted["success"] == 1).all()  # that attack never fails
         assert crafted["place"].isna().all()
         assert architecture["success"].isna().all()

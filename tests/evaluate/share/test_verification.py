@@ -14,8 +14,10 @@ from packing import rewritten
 from rich.console import Console
 from scipy import stats
 
+from leakfrontier.evaluate.foundations.rows import TABLES
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.run.run import run
+from leakfrontier.evaluate.share import pack as pack_module
 from leakfrontier.evaluate.share import verification
 from leakfrontier.evaluate.share.archive import PackError
 from leakfrontier.evaluate.share.pack import pack_run, read_pack
@@ -58,10 +60,25 @@ def path(packed: bytes, tmp_path: Path) -> Path:
     return tmp_path / "small.zip"
 
 
-def test_every_cell_is_run_again_and_equal(path: Path) -> None:
+def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    """Note every call of a function."""
+
+    def call(*args: Any) -> Any:  # noqa: ANN401 - whatever the function takes
+        calls.append(function.__name__)
+        return function(*args)
+
+    return call
+
+
+def test_every_cell_is_run_again_and_equal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    for module, name in ((verification, "environment"), (pack_module, "from_csv")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name), asked))
     pack = read_pack(path)
     assert (pack.cells["status"] == "not needed").any()
     found = verify(pack, cells=1000, seed=0, workers=1)
+    assert asked.count("environment") == 1
+    assert asked.count("from_csv") == 1 + len(TABLES)  # and cells.csv
     assert found.passed
     assert found.chosen == found.cells == (pack.cells["status"] == "ok").sum()
     assert {one.verdict for one in found.reruns} == {"equal"}
@@ -205,7 +222,9 @@ def test_a_cascade_leaves_out_only_what_it_may(path: Path, packed: bytes) -> Non
     rewritten(path, edit, sums=True)
     pack = read_pack(path)
     config = load_config(pack.meta["config"])
-    problems = verification._not_a_cascade(pack, verification.plan_of(config), config)
+    planned = verification.plan_of(config)
+    ran = verification.narrowed(planned, pack.results)
+    problems = verification._not_a_cascade(pack, planned, ran, config)
     assert len(problems) == 1
     assert "was run on 0 uploads, and not on the 3 that others left" in problems[0]
 

@@ -21,7 +21,8 @@ from leakfrontier.evaluate.users.methods import (
     build_protocol,
     defense_grid,
 )
-from leakfrontier.evaluate.world.scenario import Scenario, Training, label
+from leakfrontier.evaluate.users.names import label
+from leakfrontier.evaluate.world.scenario import Scenario, Training
 
 UserFile = Callable[..., Path]
 

@@ -23,12 +23,9 @@ from leakfrontier.defenses import Chain, Defense
 
 from ..foundations.by_value import is_in_hand
 from ..foundations.errors import PLUGIN
-from ..foundations.plugins import digest_of, load_attribute, local_files, while_unedited
+from ..foundations.plugins import ROOT, file_digest, load_attribute, local_files, while_unedited
 from ..users.methods import Method
 from .meaning import meaning
-
-ROOT = Path(__file__).parents[2]
-"""Where the folders of the package `leakfrontier` are."""
 
 PACKAGE = "leakfrontier"
 LISTS = ("__init__.py", "panel.py")
@@ -51,14 +48,14 @@ ATTACK = (
 )
 
 
-def source(path: Iterable[str], *methods: object) -> str:
+def source_digest(path: Iterable[str], *methods: object) -> str:
     """Return a hash of the code of a cell.
 
     Args:
         path: Files where its path begins, relative to `ROOT`.
         methods: Its defense, adversary or function; a chain stands for its links.
     """
-    return _source(frozenset([*path, *_used(methods)]), frozenset(_modules(methods)))
+    return _source_digest(frozenset([*path, *_used(methods)]), frozenset(_modules(methods)))
 
 
 def factories(model: Method) -> list[object]:
@@ -90,9 +87,9 @@ def _used(methods: Iterable[object]) -> Iterator[str]:
 
 
 @cache
-def _source(path: frozenset[str], modules: frozenset[str]) -> str:
+def _source_digest(path: frozenset[str], modules: frozenset[str]) -> str:
     files = {*(ROOT / name for name in path), *(file for name in modules for file in _own(name))}
-    digests = {meaning_of(found) for file in files for found in closure(file)}
+    digests = {meaning_digest(found) for file in files for found in closure(file)}
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:20]
 
 
@@ -109,7 +106,7 @@ def _own(module: str) -> frozenset[Path]:
     return local_files(Path(place), top.parents[1] if packaged else top.parent)
 
 
-def meaning_of(file: Path) -> str:
+def meaning_digest(file: Path) -> str:
     """Return what a file means, given what it imports from ours, as a hash."""
     if file == ROOT / JOINT:
         return _alone(file)
@@ -123,7 +120,7 @@ def _alone(file: Path) -> str:
     try:
         text = meaning(_parsed(file), {local: one.name for local, one in _ours(file).items()})
     except (SyntaxError, ValueError):  # an extension module, or what loading will refuse
-        return digest_of(file)
+        return file_digest(file)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -15,34 +15,34 @@ from PIL import Image
 
 from leakfrontier.adversaries import LinearLeakage
 from leakfrontier.defenses import Chain, Defense, Soteria, TopK
-from leakfrontier.evaluate.data.data import forget_fingerprints
+from leakfrontier.evaluate.data.data import forget_digests
 from leakfrontier.evaluate.run.cells import AttackTrial
-from leakfrontier.evaluate.run.config import load_config
-from leakfrontier.evaluate.run.identity import (
+from leakfrontier.evaluate.run.code_digests import (
     ATTACK,
     JOINT,
     ROOT,
     TRAINING,
     closure,
     imported,
-    source,
+    source_digest,
 )
+from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.run.run import plan
 
 # Runs on a copy of the package: which cells have another key after each edit of a file?
 EDITS = """
 import json, sys
 from pathlib import Path
-from leakfrontier.evaluate.run import identity
+from leakfrontier.evaluate.run import code_digests
 from leakfrontier.evaluate.run.config import load_config
-from leakfrontier.evaluate.data.data import forget_fingerprints
+from leakfrontier.evaluate.data.data import forget_digests
 from leakfrontier.evaluate.run.run import plan
 
-assert identity.ROOT == Path(sys.argv[1])
+assert code_digests.ROOT == Path(sys.argv[1])
 config, edits = json.loads(sys.argv[2]), json.loads(sys.argv[3])
 
 def cells():
-    for function in vars(identity).values():
+    for function in vars(code_digests).values():
         if hasattr(function, "cache_clear"):
             function.cache_clear()
     found = {}
@@ -53,13 +53,13 @@ def cells():
 
 before, changed = cells(), {}
 for name in edits:
-    path = identity.ROOT / name
+    path = code_digests.ROOT / name
     whole = path.read_bytes()
     path.write_bytes(whole + b"\\n_EDITED = 1\\n")
     after = cells()
     path.write_bytes(whole)
-    assert {key: cell.identity for key, cell in after.items()} == {
-        key: cell.identity for key, cell in before.items()
+    assert {key: cell.config_digest for key, cell in after.items()} == {
+        key: cell.config_digest for key, cell in before.items()
     }
     changed[name] = [key for key in before if after[key].key != before[key].key]
 print(json.dumps([list(before), changed]))
@@ -193,15 +193,16 @@ def constant(package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "same"), [(renamed, True), (moved, True), (reworded, True), (constant, False)]
+    ("edits", "same"), [((renamed, reworded), True), ((moved,), True), ((constant,), False)]
 )
 def test_what_code_means_counts_and_neither_its_place_nor_its_words(
-    edit: Callable[[Path], None], same: bool, tmp_path: Path, tiny: dict[str, Any]
+    edits: tuple[Callable[[Path], None], ...], same: bool, tmp_path: Path, tiny: dict[str, Any]
 ) -> None:
     tiny["adversaries"] = ["LinearLeakage", "InvertingGradients"]
+    before = [trial.cell.key for trial in plan(load_config(tiny))]
     package = copy_of_the_package(tmp_path)
-    before = keys_of(package, tiny)
-    edit(package)
+    for edit in edits:
+        edit(package)
     after = keys_of(package, tiny)
     assert len(before) == len(after) > 2
     changed = [old != new for old, new in zip(before, after, strict=True)]
@@ -211,7 +212,7 @@ def test_what_code_means_counts_and_neither_its_place_nor_its_words(
 def test_the_paths_name_all_that_cells_are_made_of() -> None:
     """What `cells` imports directly is told apart by kind: nothing may be left out."""
     named = {file for path in {*TRAINING, *ATTACK} for file in closure(ROOT / path)}
-    assert imported(ROOT / JOINT) - {ROOT / "evaluate/run/identity.py"} <= named
+    assert imported(ROOT / JOINT) - {ROOT / "evaluate/run/code_digests.py"} <= named
 
 
 def names(file: str) -> set[str]:
@@ -236,9 +237,9 @@ def test_names_are_followed_to_where_they_are_defined() -> None:
 
 def test_a_chain_is_its_links() -> None:
     links = TopK(0.1), Soteria(0.5)
-    found = [source(ATTACK, Chain(chosen)) for chosen in ((), links[:1], links)]
+    found = [source_digest(ATTACK, Chain(chosen)) for chosen in ((), links[:1], links)]
     assert len(set(found)) == 3
-    assert found[1] == source(ATTACK, links[0])  # a chain itself is in the base of all
+    assert found[1] == source_digest(ATTACK, links[0])  # a chain itself is in the base of all
 
 
 def test_what_a_users_file_imports_counts(
@@ -251,20 +252,20 @@ def test_what_a_users_file_imports_counts(
         file = user_file(code.format(base), base, header.format(base))
         tiny["adversaries"] = [f"{file}:Mine"]
         (trial,) = (t for t in plan(load_config(tiny)) if isinstance(t, AttackTrial))
-        return trial.cell.source
+        return trial.cell.code_digest
 
     first, second = key("PriorGuess"), key("LinearLeakage")
     assert first != second
-    assert len({first, second, source(ATTACK, Defense(), LinearLeakage())}) == 3
+    assert len({first, second, source_digest(ATTACK, Defense(), LinearLeakage())}) == 3
 
 
 @pytest.mark.parametrize("method", [len, print])
 def test_what_has_no_file_has_no_source(method: object) -> None:
-    assert source((), method) == source(())
+    assert source_digest((), method) == source_digest(())
 
 
 def keys(tiny: dict[str, Any]) -> set[str]:
-    forget_fingerprints()
+    forget_digests()
     return {trial.cell.key for trial in plan(load_config(tiny))}
 
 

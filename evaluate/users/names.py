@@ -1,0 +1,44 @@
+"""What reports call defenses and adversaries: by their names and options."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from leakfrontier.adversaries import Adversary
+
+from .methods import Method
+
+
+def label(method: Method) -> str:
+    """Return a method's name with its options, as reports print it."""
+    if method.links:
+        return " then ".join(label(link) for link in method.links)
+    name = method.name.rpartition(":")[2]
+    options = ", ".join(f"{key}={value}" for key, value in method.options.items())
+    return f"{name}({options})" if options else name
+
+
+def family(defense: Method) -> str:
+    """Return what configurations of a defense have in common: its name, or its links' names."""
+    if defense.links:
+        return " then ".join(family(link) for link in defense.links)
+    return label(Method(name=defense.name))
+
+
+def options(method: Method) -> dict[str, Any]:
+    """Return a method's options as data; those of a chain's links by their place and name."""
+    if not method.links:
+        return dict(method.options)
+    return {
+        f"{number} {family(link)} {name}": value
+        for number, link in enumerate(method.links, 1)
+        for name, value in options(link).items()
+    }
+
+
+def adversary_label(method: Method, adversary: Adversary) -> str:
+    """Return an adversary's name with the options that differ from its defaults."""
+    defaults = {field.name: field.default for field in fields(adversary)}
+    chosen = {name: value for name, value in vars(adversary).items() if value != defaults.get(name)}
+    return label(Method(name=method.name, options=chosen))
