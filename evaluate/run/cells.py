@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from leakfrontier.adversaries import (
     Adversary,
+    Crafted,
     NotApplicable,
     Observation,
     Reconstruction,
@@ -340,6 +341,7 @@ class _Server:
     adversary: Adversary
     folder: Path
     _models: dict[int, nn.Module] = field(default_factory=dict)
+    _kept: list[object] = field(default_factory=list)
     _replays: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
 
     def observe(self, index: int) -> Attempt:
@@ -354,9 +356,9 @@ class _Server:
     def _upload(self, index: int, sought: Tensor) -> Upload:
         trial, world, clients = self.trial, self.world, self.defense.cohort
         model = self._model(index)
-        sent = self._sent(model, index)
-        received = tuple(Checked(self.defense).on_receive(one, model) for one in sent)
-        known = tuple(map(known_of, sent, received))
+        crafted = self._sent(model, index)
+        received = tuple(Checked(self.defense).on_receive(one, model) for one in crafted.models)
+        known = tuple(map(known_of, crafted.models, received))
         client = world.client(self.defense, model)
         shares = cohort(world, sought, clients=clients, seed=trial.seed, observation=index)
         threat = world.threat(trial.knows_defense)
@@ -380,6 +382,7 @@ class _Server:
             released=self._released(client, shares, rng, index)
             if honest
             else send(client, shares, rng, models=received),
+            kept=crafted.kept,
         )
         if len(uploads) != 1:
             raise ValueError(
@@ -414,21 +417,26 @@ class _Server:
         trial = self.trial
         return TrainTrial(trial.scenario, trial.defense, trial.seed).cell.key, self.folder
 
-    def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
-        """Return the model that the server sends to each client."""
+    def _sent(self, model: nn.Module, index: int) -> Crafted:
+        """Return the model that the server sends to each client, and what it keeps."""
         world, scenario, clients = self.world, self.trial.scenario, self.defense.cohort
         check_permitted(self.adversary, Threat(scenario.threat))
         public = world.threat(self.trial.knows_defense).public
-        known = Round(world.space, world.protocol, clients, scenario.batch_size, public)
-        sent = list(
-            self.adversary.craft(model, known, generator("craft", *self.trial.draws, index))
-        )
-        if len(sent) != clients:
+        last = self._kept[-1] if self._kept else None
+        known = Round(world.space, world.protocol, clients, scenario.batch_size, public, last)
+        rng = generator("craft", *self.trial.draws, index)
+        crafted, name = self.adversary.craft(model, known, rng), type(self.adversary).__name__
+        if not isinstance(crafted, Crafted):
             raise ValueError(
-                f"{type(self.adversary).__name__}.craft must return a model for each of {clients} "
-                f"clients, got {len(sent)}"
+                f"{name}.craft must return Crafted(models, kept), got {type(crafted).__name__}"
             )
-        return sent
+        if len(crafted.models) != clients:
+            raise ValueError(
+                f"{name}.craft must return a model for each of {clients} clients, got "
+                f"{len(crafted.models)}"
+            )
+        self._kept[:] = [crafted.kept]
+        return crafted
 
     def _model(self, index: int) -> nn.Module:
         """Return the version of the model that the client of an observation has."""
