@@ -39,8 +39,9 @@ TINY = {
         }
     ],
     "defenses": ["none", "my_defense.py:Rounded", "my_private_defense.py:ClippedNoise"],
-    "adversaries": ["PriorGuess", "my_attack.py:Bias"],
+    "adversaries": ["PriorGuess", "my_attack.py:Bias", "my_server.py:OneRow"],
     "observations": 3,
+    "individual": True,
 }
 
 
@@ -75,8 +76,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_there_is_something_to_test() -> None:
-    files = {"my_defense.py", "my_private_defense.py", "my_attack.py", "script.py"}
-    assert files == set(python_blocks())
+    own = {"my_defense.py", "my_private_defense.py", "my_attack.py", "my_server.py"}
+    assert {*own, "script.py"} == set(python_blocks())
     assert len(COMMANDS) >= 10
 
 
@@ -96,7 +97,7 @@ def test_the_private_defense_is_dpsgd_and_its_replay_leaves_out_the_noise(folder
     assert noise.std().item() == pytest.approx(0.5 * 0.1 / 5, rel=0.1)
 
 
-def test_the_script_runs_as_it_is_and_the_defenses_and_the_adversary_work(folder: Path) -> None:
+def test_the_script_runs_as_it_is_and_the_defenses_and_the_adversaries_work(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, folder / "script.py"], capture_output=True, text=True, timeout=240
     )
@@ -109,6 +110,8 @@ def test_the_script_runs_as_it_is_and_the_defenses_and_the_adversary_work(folder
     assert rates["none", "Bias"] == 1.0
     assert rates["Rounded", "Bias"] > 0
     assert rates["ClippedNoise", "Bias"] < 1
+    assert rates["none", "OneRow"] == 1.0
+    assert rates["ClippedNoise", "OneRow"] < 1
     (claim,) = results.guarantees.to_dict("records")
     assert (claim["defense"], claim["unit"]) == ("ClippedNoise", "record")
     assert claim["noise_multiplier"] == pytest.approx(1, rel=0.01)

@@ -19,8 +19,9 @@ from leakfrontier.evaluate.conclude.results import Results
 from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.evaluate.outside.capture import Description, capture, write_capture
 from leakfrontier.evaluate.outside.capture_run import attack_captures
-from leakfrontier.evaluate.run.cells import AttackTrial, _Server
+from leakfrontier.evaluate.run.cells import AttackTrial, Rounds
 from leakfrontier.evaluate.run.run import run_trials
+from leakfrontier.evaluate.run.server import Server
 from leakfrontier.evaluate.run.store import Store
 from leakfrontier.evaluate.users.methods import Method, build_adversary
 from leakfrontier.evaluate.world.scenario import Scenario, load_world
@@ -73,8 +74,10 @@ def captured(
     """Write the uploads of a run as captures."""
     world = load_world(SCENARIO)
     (first, *_) = trials(defense)
-    built = world.defense(defense)
-    server = _Server(first, world, built, build_adversary(first.adversary), folder)
+    built, adversary = world.defense(defense), build_adversary(first.adversary)
+    threat = world.threat(first.knows_defense)
+    server = Server(world, built, adversary, threat, first.seed, first.draws, examined=None)
+    rounds = Rounds(first, server, folder)
     about = Description.model_validate(
         {
             "model": MODEL,
@@ -85,7 +88,7 @@ def captured(
         }
     )
     for number in range(uploads):
-        upload = server.observe(number).upload
+        upload = rounds.observe(number).upload
         assert upload is not None
         write_capture(
             folder / f"{number}",
