@@ -1,9 +1,9 @@
 """Analytic inversion: what breaks the exact chain, pictures, and how fast analyses are.
 
-python benchmarks/analytic.py defenses [--family F]   PSNR against strength, to docs/
-python benchmarks/analytic.py pictures                images and what attacks make of them, to docs/
+python benchmarks/analytic.py defenses [--family F]   PSNR against strength, to docs/lab/
+python benchmarks/analytic.py pictures                images and attacks, to docs/lab/
 python benchmarks/analytic.py analyse                 ten classifiers of torchvision
-python benchmarks/analytic.py photo SIZE              a photo by both attacks, with memory; to docs/
+python benchmarks/analytic.py photo SIZE              a photo by both attacks, to docs/lab/
 
 `defenses` takes CIFAR-100 from the folder of --data, or of LEAKFRONTIER_DATA, with images in
 train/ and test/. The others draw what may be shown: Fashion-MNIST, and NASA's portrait of Eileen
@@ -60,7 +60,7 @@ from leakfrontier.evaluate.models.architecture import build, space_of
 from leakfrontier.evaluate.papers.rconv import upload_of
 from leakfrontier.evaluate.papers.table import PaperSetting, find_data
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "lab"
 IMAGES = 3
 CLASSIFIERS = (
     *("alexnet", "vgg11", "vgg16", "resnet34", "resnet50", "densenet121", "mobilenet_v2"),

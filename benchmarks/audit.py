@@ -2,7 +2,7 @@
 
 python benchmarks/audit.py faults RESULTS [RUNS]     # every broken defense, 5 times each by default
 python benchmarks/audit.py correct RESULTS [RUNS]    # every correct one, 100 times each by default
-python benchmarks/audit.py page RESULTS [FILE]       # both as docs/audit_faults.md
+python benchmarks/audit.py page RESULTS [FILE]       # both as docs/lab/audit_faults.md
 python benchmarks/audit.py power [RUNS] [METHOD ...] # DP-SGD at epsilon 4, done right and quietly
 
 RESULTS is a file of JSON lines, one for each run, to which the first two add: an interrupted
@@ -12,6 +12,7 @@ whatever else is run.
 
 import hashlib
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -137,8 +138,8 @@ def _violations(lines: Sequence[dict[str, Any]], method: str) -> list[str]:
     return [one["words"] for one in found if one["violated"]]
 
 
-def page(runs: Runs) -> str:
-    """Return docs/audit_faults.md."""
+def page(runs: Runs, commit: str) -> str:
+    """Return docs/lab/audit_faults.md, of audits by the code of a commit."""
     broken = {name: runs.of("faults", name) for name in BROKEN}
     sound = {name: runs.of("correct", name) for name in CORRECT}
     audits = sum(map(len, sound.values()))
@@ -148,31 +149,35 @@ def page(runs: Runs) -> str:
         [
             "# What audits find",
             "",
+            f"These figures come from commit `{commit}`.",
+            "",
             "```bash",
             f"python benchmarks/audit.py faults audits.jsonl {_fewest(broken)}",
             f"python benchmarks/audit.py correct audits.jsonl {_fewest(sound)}",
-            "python benchmarks/audit.py page audits.jsonl docs/audit_faults.md",
+            "python benchmarks/audit.py page audits.jsonl docs/lab/audit_faults.md",
             "```",
             "",
-            "made this page; the defenses are in `benchmarks/audited_defenses.py`. All claim "
-            f"privacy for {PLAN.steps} steps at rate {PLAN.sample_rate:g} and delta "
+            "The last command writes this page. The defenses are in "
+            "`benchmarks/audited_defenses.py`. "
+            f"All claim privacy for {PLAN.steps} steps at rate {PLAN.sample_rate:g} and delta "
             f"{PLAN.delta:g}, most of them as DP-SGD with sigma 1.",
             "",
             "## Broken defenses",
             "",
-            "Each breaks its claim in one way. In how many runs each test finds it:",
+            "Each defense breaks its claim in one way. The cells count the runs in which a test "
+            "finds the fault. The last column is the first finding.",
             "",
-            f"| fault | {' | '.join(AUDITS)} | what is said first |",
+            f"| fault | {' | '.join(AUDITS)} | first finding |",
             "|---" * (len(AUDITS) + 2) + "|",
             *(fault_row(name, lines) for name, lines in broken.items()),
             "",
             "## Correct defenses",
             "",
-            f"Each keeps its claim in an unusual way. {audits} audits, {tests} tests together: "
-            f"{accused} accusations. A test accuses where its p-value is below "
-            f"{SIGNIFICANCE:g} (step canaries: {CANARY_SIGNIFICANCE:g}, by limits that are "
-            "cautious by themselves); beside it stands the least of all p-values, which among so "
-            "many may well be one in some hundreds.",
+            "Each defense keeps its claim in an unusual way. The tests made "
+            f"{accused} accusations in {audits} audits with {tests} tests. A test accuses if its "
+            f"p-value is below {SIGNIFICANCE:g} (step canaries: {CANARY_SIGNIFICANCE:g}, because "
+            "their limits are cautious). Among so many tests, the smallest p-value may well be one "
+            "in some hundreds.",
             "",
             "| defense | runs | tests | accusations | least p-value | CPU s per run |",
             "|---" * 6 + "|",
@@ -180,6 +185,12 @@ def page(runs: Runs) -> str:
             "",
         ]
     )
+
+
+def _commit() -> str:
+    """Return the commit that is checked out."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _fewest(runs: Mapping[str, Sequence[object]]) -> int:
@@ -219,7 +230,7 @@ def main(command: str, *arguments: str) -> None:
     elif command not in ("faults", "correct", "page") or not arguments:
         sys.exit(__doc__)
     elif command == "page":
-        text = page(Runs(Path(arguments[0])))
+        text = page(Runs(Path(arguments[0])), _commit())
         if len(arguments) > 1:
             Path(arguments[1]).write_text(text)
         else:

@@ -3,7 +3,7 @@
     python benchmarks/inspection.py calibrate [--out FOLDER]   # statistics of honest models
     python benchmarks/inspection.py honest [--out FOLDER]      # false alarms, on other seeds
     python benchmarks/inspection.py crafted [--out FOLDER]     # detection and recovery over blur
-    python benchmarks/inspection.py draw CSV                   # writes docs/malicious_blur.svg
+    python benchmarks/inspection.py draw CSV                   # writes docs/lab/malicious_blur.svg
 
 Honest models are untrained, early (20 rounds) and trained (150; fewer for the large ones).
 `calibrate` takes seeds from 1000 on, from which the thresholds of `WeightInspection`
@@ -317,7 +317,7 @@ def draw(rows: pd.DataFrame) -> None:
     rows["refused"] = rows["by weights"].notna().astype(float)
     shares = ["recovered", "refused"]
     means = rows.groupby(["model", "attack", "blur"])[shares].mean().round(3).reset_index()
-    means.to_csv("docs/malicious_blur.csv", index=False)
+    means.to_csv("docs/lab/malicious_blur.csv", index=False)
     means["blur"] = means["blur"].clip(lower=min(b for b in BLURS if b) / 10)
     lines = (
         alt.Chart(means.melt(["model", "attack", "blur"], var_name="share"))
@@ -330,7 +330,7 @@ def draw(rows: pd.DataFrame) -> None:
         .properties(width=150, height=90)
     )
     lines.facet(column=alt.Column("attack", title=None), row=alt.Row("model", title=None)).save(
-        "docs/malicious_blur.svg"
+        "docs/lab/malicious_blur.svg"
     )
 
 

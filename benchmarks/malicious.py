@@ -2,7 +2,7 @@
 
 python benchmarks/malicious.py contrast  [--dataset NAME]   what defenses leave of each attack
 python benchmarks/malicious.py dpsgd     [--dataset NAME]   rates by noise, and noise by gradient
-python benchmarks/malicious.py pictures                     writes docs/malicious_server.png
+python benchmarks/malicious.py pictures                     writes docs/lab/malicious_server.png
 
 Tables of the papers are measured by `leakfrontier reproduce`, and clients that look at what they
 are sent by `benchmarks/inspection.py`.
@@ -142,7 +142,7 @@ def pictures(data: Dataset) -> None:
     sheet = torch.cat([torch.cat([*row], dim=2) for row in rows], dim=1)
     pixels = (sheet.clamp(0, 1) * 255).round().byte().repeat_interleave(2, 1)
     pixels = pixels.repeat_interleave(2, 2)
-    Image.fromarray(pixels[0].numpy()).save("docs/malicious_server.png", optimize=True)
+    Image.fromarray(pixels[0].numpy()).save("docs/lab/malicious_server.png", optimize=True)
 
 
 def _rows(data: Dataset) -> Iterator[Tensor]:

@@ -4,8 +4,8 @@ python benchmarks/matching.py speed DATA         a plain loop, the engine, and 2
 python benchmarks/matching.py dlfa DATA EPOCHS EXAMPLES [ITERATIONS]    SME against DLFA
 python benchmarks/matching.py margins CSV        SME against IG, from `leakfrontier reproduce --out`
 python benchmarks/matching.py adaptive DATA      a known defense's replay and likelihood
-python benchmarks/matching.py paths DATA         figures 3 and 4 of the SME paper, to docs/
-python benchmarks/matching.py decline CSV        table 6 of the SME paper as a plot, to docs/
+python benchmarks/matching.py paths DATA         figures 3 and 4 of the SME paper, to docs/lab/
+python benchmarks/matching.py decline CSV        table 6 of the SME paper as a plot, to docs/lab/
 
 DATA is a folder with cifar100 and emnist_letters as images in train/ and test/; seconds are of one
 core. CSV is that of sme-table2 or sme-table6.
@@ -122,7 +122,7 @@ def paths(data: str) -> None:
             points = zip(xs.tolist(), ys.tolist(), strict=True)
             rows += [{"setting": setting, "curve": kind, "x": x, "y": y} for x, y in points]
     frame = pd.DataFrame(rows)
-    frame.to_csv("docs/sme_paths.csv", index=False, float_format="%.5g")
+    frame.to_csv("docs/lab/sme_paths.csv", index=False, float_format="%.5g")
     lines = (
         alt.Chart(frame)
         .mark_line()
@@ -134,7 +134,7 @@ def paths(data: str) -> None:
         .properties(width=220, height=160)
         .facet(alt.Facet("setting", title=None), columns=2)
     )
-    lines.save("docs/sme_paths.svg")
+    lines.save("docs/lab/sme_paths.svg")
 
 
 def decline(csv: str) -> None:
@@ -152,7 +152,7 @@ def decline(csv: str) -> None:
         rows += [{**point, "source": "ours", "psnr": trials["psnr"].mean()}]
         rows += [{**point, "source": "paper (FEMNIST)", "psnr": paper}]
     frame = pd.DataFrame(rows)
-    frame.to_csv("docs/sme_decline.csv", index=False, float_format="%.4g")
+    frame.to_csv("docs/lab/sme_decline.csv", index=False, float_format="%.4g")
     lines = (
         alt.Chart(frame)
         .mark_line(point=True)
@@ -165,7 +165,7 @@ def decline(csv: str) -> None:
         .properties(width=220, height=160)
         .facet(alt.Facet("setting", title=None), columns=2)
     )
-    lines.save("docs/sme_decline.svg")
+    lines.save("docs/lab/sme_decline.svg")
 
 
 def adaptive(data: str) -> None:

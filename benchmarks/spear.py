@@ -4,7 +4,7 @@ python benchmarks/spear.py speed  [--data DIR]   ours against the paper's proced
 python benchmarks/spear.py phase  [--data DIR]   recovered share over batch size / width
 python benchmarks/spear.py raw    [--data DIR]   inputs that are not centred
 
-`phase` writes docs/spear_phase.csv and docs/spear_phase.svg.
+`phase` writes docs/lab/spear_phase.csv and docs/lab/spear_phase.svg.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def phase(data: Dataset) -> None:
                 rows.append((width, size, seed, size / width, exact, seconds))
                 print(rows[-1], flush=True)
                 table = pd.DataFrame(rows, columns=columns)
-                table.to_csv("docs/spear_phase.csv", index=False, float_format="%.4g")
+                table.to_csv("docs/lab/spear_phase.csv", index=False, float_format="%.4g")
     lines = (
         alt.Chart(table)
         .mark_line(point=True)
@@ -112,7 +112,7 @@ def phase(data: Dataset) -> None:
         )
         .properties(width=420, height=260)
     )
-    lines.save("docs/spear_phase.svg")
+    lines.save("docs/lab/spear_phase.svg")
 
 
 def raw(data: Dataset) -> None:

@@ -9,7 +9,7 @@ python benchmarks/standard.py table PACKS...
 pair of a clipping norm and a learning rate with a seed that the preset does not use, at one
 epsilon, and the control under each learning rate; a folder that has some of it is continued.
 `seconds` prints what the scenarios of packs have cost, in core-minutes, and `table` their
-standings, as they are in docs/standard.md.
+standings, as they are in docs/lab/standard.md.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def curve(csv: Path) -> None:
         for row in published.rows
     )
     both = pd.concat([ours, paper])
-    both.to_csv("docs/text_noise.csv", index=False, float_format="%.4g")
+    both.to_csv("docs/lab/text_noise.csv", index=False, float_format="%.4g")
     charts = [
         alt.Chart(frame)
         .mark_line(point=True)
@@ -258,7 +258,7 @@ def curve(csv: Path) -> None:
             (ours, "noise", "noise over the gradient, both as rms"),
         )
     ]
-    alt.hconcat(*charts).save("docs/text_noise.svg")
+    alt.hconcat(*charts).save("docs/lab/text_noise.svg")
 
 
 def main() -> None:

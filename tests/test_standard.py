@@ -16,7 +16,16 @@ from leakfrontier.reports.leaderboard import table_of
 ROOT = Path(__file__).parents[1]
 PATHS = sorted((ROOT / "benchmarks" / "standard").glob("*.zip"))
 STANDARD = load_config("standard")
-DOCS = ROOT / "docs" / "standard.md"
+DOCS = ROOT / "docs" / "lab" / "standard.md"
+README = (ROOT / "README.md").read_text()
+NAMES = {
+    "no defense": "no defense",
+    "Quantization": "Quantization, 4 bits",
+    "SecureAggregation": "SecureAggregation, 2 clients",
+    "TopK": "TopK, 10 % of the entries",
+    "DPSGD 0.764, ε 7.98": "DPSGD, ε 8",
+}
+"""How the README calls defenses of the standings."""
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +71,63 @@ def test_a_cell_that_is_run_again_is_not_refuted(packs: list[Pack]) -> None:
 
 
 def test_the_readme_quotes_the_standings() -> None:
-    readme, standings = (ROOT / "README.md").read_text(), DOCS.read_text()
-    quoted = readme[: readme.index("## Two commands")]
-    own = readme[readme.index("**mlp, batch 8**") :].partition("\n## ")[0].strip()
-    assert own in standings  # which are those of the packs
-    numbers = re.findall(r"\d+\.\d %", quoted)
-    assert numbers
-    for number in numbers:
-        assert number in own, number
+    quoted = README[: README.index("## Two commands")]
+    standings = DOCS.read_text()  # which are those of the packs
+    own = standings[standings.index("**mlp, batch 8**") :].partition("Evaluation:")[0]
+    found = {
+        NAMES[defense]: (accuracy, passive, architecture, blind)
+        for _, defense, accuracy, passive, _, architecture, blind, _ in _rows(own)
+        if defense in NAMES
+    }
+    shown = {defense: rates for defense, *rates in _rows(quoted)}
+    assert set(shown) == set(NAMES.values())
+    for defense, rates in shown.items():
+        assert rates == [_estimate(cell) for cell in found[defense][:3]], defense
+    *_, blind = found["DPSGD, ε 8"]
+    assert re.findall(r"Under DPSGD, (\S+ %) is .* the (\S+ %) of guesses", quoted) == [
+        (shown["DPSGD, ε 8"][1], blind)
+    ]
+
+
+def test_the_documented_attack_with_candidates_is_that_of_the_packs(packs: list[Pack]) -> None:
+    text = DOCS.read_text()
+    table = text[text.index("| scenario | epsilon 8 |") :].partition("\n\n")[0]
+    documented = {scenario: [cell for cell in cells if cell] for scenario, *cells in _rows(table)}
+    found = {}
+    for pack in packs:
+        claims, rates = pack.results.claims(), pack.results.rates()
+        rates = rates[rates["candidates_granted"] & rates["knows_defense"]].set_index("defense")
+        epsilon = claims.groupby("defense")["epsilon"].max()
+        order = sorted(
+            epsilon[epsilon < 1000].index, key=lambda one: (epsilon[one] > 8, -epsilon[one])
+        )
+        cells = [f"{100 * rates['rate'][one]:.1f} %" for one in order if rates["rate"][one] >= 0]
+        if cells:
+            found[pack.results.cells["scenario"].iloc[0]] = cells
+    assert documented == found
+
+
+def _rows(text: str) -> list[list[str]]:
+    """Return the cells of a table, without its header."""
+    lines = [line for line in text.splitlines() if line.startswith("| ") or line.startswith("|  ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def _estimate(cell: str) -> str:
+    return cell.partition(" [")[0]
+
+
+def test_the_readme_quotes_the_attack_with_candidates(packs: list[Pack]) -> None:
+    (quoted,) = re.findall(r"candidate in (\S+ %) of cases under DPSGD at ε 8", README)
+    (pack,) = (one for one in packs if one.results.cells["scenario"].iloc[0] == "mlp")
+    claims, rates = pack.results.claims(), pack.results.rates()
+    defense = claims.loc[claims["epsilon"].between(7.9, 8), "defense"].iloc[0]
+    alone = rates[rates["candidates_granted"] & rates["knows_defense"]]
+    alone = alone[alone["defense"] == defense]
+    (rate,) = alone["rate"]
+    assert quoted == f"{100 * rate:.1f} %"
 
 
 def test_the_documented_leaderboard_is_that_of_the_packs(settings: list[Setting]) -> None:
-    documented = (ROOT / "docs" / "leaderboard.csv").read_text()
+    documented = (ROOT / "docs" / "lab" / "leaderboard.csv").read_text()
     assert table_of(settings).to_csv(index=False) == documented

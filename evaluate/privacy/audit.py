@@ -16,7 +16,7 @@ single steps must do is what the plan as a whole needs (`promise`).
 
 A lower bound says that the true epsilon is not below it; it is no estimate. Beside it stands the
 ceiling: what a perfect implementation of the claim would score. An audit that finds nothing
-speaks of the faults that it looks for, and of no others: `docs/audit_faults.md` has a table of
+speaks of the faults that it looks for, and of no others: `docs/lab/audit_faults.md` has a table of
 these. The tests take the noise of different steps to be independent: mechanisms that correlate it
 on purpose (DP-FTRL) would be accused.
 

@@ -255,7 +255,7 @@ def own_loop(
     client: str = "",
     defense: Method | None = NONE,
 ) -> Path:
-    """Capture the steps of a training loop, each on its own pictures, as docs/captures.md does.
+    """Capture the steps of a training loop, each on its own pictures, as the guide does.
 
     Args:
         folder: Where captures go.

@@ -38,7 +38,7 @@ flwr_app = pytest.importorskip("flwr.app", reason="Flower is not installed: the 
 flower = pytest.importorskip("leakfrontier.evaluate.outside.flower")
 
 Message, RecordDict, ArrayRecord = flwr_app.Message, flwr_app.RecordDict, flwr_app.ArrayRecord
-EXAMPLE = Path(__file__).parents[3] / "docs/flower_app.py"
+EXAMPLE = Path(__file__).parents[3] / "examples/flower_app.py"
 TRAINING = FedAvg(epochs=2, batch_size=2, lr=0.1)
 SEED = 3
 

@@ -1,6 +1,6 @@
 """A Flower app whose server captures what it receives, without a defense and with one.
 
-python docs/flower_app.py captures
+python examples/flower_app.py captures
 leakfrontier attack captures/none
 leakfrontier attack captures/DPSGD
 """
