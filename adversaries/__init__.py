@@ -3,6 +3,7 @@
 from .base import (
     Adversary,
     Candidates,
+    Crafted,
     Loss,
     Observation,
     PublicData,
@@ -95,6 +96,7 @@ __all__ = [
     "Adversary",
     "Candidates",
     "ContinuousSpace",
+    "Crafted",
     "FedAvg",
     "FedBuff",
     "FedLeak",

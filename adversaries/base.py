@@ -63,6 +63,8 @@ class Round:
         clients: Clients that take part; the first is the one whose examples are sought.
         batch_size: Private examples of each of them.
         public: Auxiliary data, if the threat model grants it.
+        kept: What `craft` kept when the server last sent models, which may save work; what is
+            sent must not depend on it.
     """
 
     space: InputSpace
@@ -70,6 +72,21 @@ class Round:
     clients: int
     batch_size: int
     public: PublicData | None = None
+    kept: object = None
+
+
+@dataclass(frozen=True)
+class Crafted:
+    """What a server sends, and what it keeps.
+
+    Attributes:
+        models: A model for each client. Their parameters have the same names and shapes, so that
+            updates can be summed.
+        kept: What `reconstruct` will find in `Observation.kept`; None if nothing is needed.
+    """
+
+    models: Sequence[nn.Module]
+    kept: object = None
 
 
 class Replay(TypingProtocol):
@@ -118,6 +135,9 @@ class Observation:
             has one.
         public: Auxiliary data, if the threat model grants it.
         candidates: Batches among which the private one is, if the threat model grants them.
+        kept: What `craft` kept for all clients of the round. None if it kept nothing, or if the
+            models were not crafted by this server, as in a capture. The defense may have altered
+            models since: `models` holds what the clients train on.
     """
 
     models: tuple[nn.Module, ...]
@@ -134,6 +154,7 @@ class Observation:
     public: PublicData | None = None
     candidates: Candidates | None = None
     release: Callable[[Tensor, Tensor, Generator], Mapping[str, Tensor]] | None = None
+    kept: object = None
 
     @property
     def model(self) -> nn.Module:
@@ -232,11 +253,11 @@ class Adversary(ABC):
     needs_candidates: ClassVar[bool] = False
     cost: ClassVar[int] = 2
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
-        """Return the model that the server sends to each client; all the same if it is honest.
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
+        """Return the model that the server sends to each client, and what it keeps.
 
-        Their parameters must have the same names and shapes, so that updates can be summed. The
-        given model is left as it is.
+        An honest server sends the given model to all, and keeps nothing. The given model is left
+        as it is.
 
         Args:
             model: The model that was agreed on and trained so far.
@@ -246,7 +267,7 @@ class Adversary(ABC):
         Raises:
             NotApplicable: If the model cannot be crafted as the attack needs it.
         """
-        return [model] * round.clients
+        return Crafted([model] * round.clients)
 
     @abstractmethod
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:

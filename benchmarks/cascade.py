@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from leakfrontier.evaluate.conclude.analysis import SERVERS, victim_matrix
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.run.store import Store
 
 PLACE = ["server", "scenario", "checkpoint", "defense"]
@@ -26,7 +26,7 @@ def main(cascade: Path, individual: Path) -> int:
     return differing
 
 
-def compared(cascade: Results, individual: Results) -> pd.DataFrame:
+def compared(cascade: Conclusions, individual: Conclusions) -> pd.DataFrame:
     """Return one row per server and arm: its victims, how many are identified and how many differ.
 
     A victim differs if it is identified in one of the runs, and not identified, or never attacked,
@@ -41,7 +41,7 @@ def compared(cascade: Results, individual: Results) -> pd.DataFrame:
 
 
 def _arms(
-    cascade: Results, individual: Results, server: str
+    cascade: Conclusions, individual: Conclusions, server: str
 ) -> list[tuple[tuple[str, int, str], tuple[int, ...]]]:
     runs = (cascade, individual)
     both = pd.concat([run.attacks[["scenario", "checkpoint"]] for run in runs])

@@ -33,6 +33,7 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import (
     ADVERSARIES,
     Adversary,
+    Crafted,
     FedSGD,
     NotApplicable,
     Observation,
@@ -177,7 +178,7 @@ class Bins(Adversary):
     single: bool = False
 
     @torch.no_grad()
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return the same model for all clients."""
         crafted = copy.deepcopy(model)
         first, *middle, last = _linear_layers(crafted)
@@ -198,7 +199,7 @@ class Bins(Adversary):
         column = torch.linspace(-1, 1, last.out_features) * last.in_features**-0.5
         last.weight.copy_(column[:, None].expand_as(last.weight))
         last.bias.zero_()
-        return [crafted] * round.clients
+        return Crafted([crafted] * round.clients)
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the rows, or their differences, with the largest gradients of biases."""
@@ -229,20 +230,20 @@ def crafted_rows(
                 agreed = build_model(name, data.space, rng)
                 known = Round(data.space, FedSGD(), 1, batch_size, PublicData(*test))
                 try:
-                    sent = attack.craft(agreed, known, rng)[0]
+                    crafted = attack.craft(agreed, known, rng)
                 except NotApplicable as reason:
                     print(f"{attack_name} on {name}: not applicable: {reason}", flush=True)
                     break
                 share = train.at(torch.randperm(len(train.targets), generator=rng)[:batch_size])
                 labels = {"attack": attack_name, "model": name, "seed": seed}
                 for blur in BLURS:
-                    found = attacked(attack, sent, agreed, blur, share, data, rng)
+                    found = attacked(attack, crafted, agreed, blur, share, data, rng)
                     yield {**labels, "blur": blur, **found}
 
 
 def attacked(
     attack: Adversary,
-    sent: nn.Module,
+    crafted: Crafted,
     agreed: nn.Module,
     blur: float,
     share: Batch,
@@ -250,10 +251,11 @@ def attacked(
     rng: Generator,
 ) -> dict[str, object]:
     """Return what both inspections find of a blurred model, and what the attack recovers."""
+    sent = crafted.models[0]
     blurred = with_blur(sent, blur, rng)
     client = Client(blurred, cross_entropy, Defense(), FedSGD(), data.space)
-    (upload,) = observe(client, [share], ThreatModel(), rng)
-    # The server goes by what it meant to send: some attacks ask for rows that are the same.
+    (upload,) = observe(client, [share], ThreatModel(), rng, kept=crafted.kept)
+    # The server goes by what it meant to send: weights without noise.
     observation = replace(upload.observation, models=(sent,))
     try:
         guess: Tensor | None = attack.reconstruct(observation, rng).inputs

@@ -20,7 +20,7 @@ from statistics import mean
 import ray
 from ray.cluster_utils import Cluster
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.engines.engine import LOCAL, Engine
 from leakfrontier.evaluate.engines.ray_engine import RayEngine
 from leakfrontier.evaluate.run.cells import run_trial
@@ -66,7 +66,7 @@ def overhead(engine: Engine) -> tuple[float, float]:
     return first - start, (time.perf_counter() - first) / (TASKS - 1)
 
 
-def evaluated(engine: Engine, out: Path, name: str) -> Results:
+def evaluated(engine: Engine, out: Path, name: str) -> Conclusions:
     """Run the first cells of the quick preset."""
     config = load_config("quick")
     start = time.perf_counter()
@@ -83,7 +83,7 @@ def evaluated(engine: Engine, out: Path, name: str) -> Results:
     return results
 
 
-def equal(one: Results, other: Results, table: str) -> bool:
+def equal(one: Conclusions, other: Conclusions, table: str) -> bool:
     """Return whether two runs have the same rows, but for the time they took."""
     frames = [getattr(r, table).drop(columns="seconds", errors="ignore") for r in (one, other)]
     return frames[0].equals(frames[1])

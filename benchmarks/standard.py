@@ -23,7 +23,7 @@ import torch
 
 from leakfrontier.adversaries.base import THREATS
 from leakfrontier.evaluate.conclude.labels import percent
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.seeds import fork, generator
 from leakfrontier.evaluate.privacy.accounting import calibrate
 from leakfrontier.evaluate.privacy.claims import training_plan
@@ -142,7 +142,7 @@ def markdown(setting: Setting) -> str:
     return "\n".join([*lines, f"\n{evaluation.conclusion}"])
 
 
-def _originals(results: Results) -> pd.Series[float]:
+def _originals(results: Conclusions) -> pd.Series[float]:
     """Return, by defense that transforms examples, who is identified before the transformation."""
     attacks = results.attacks
     passive = (attacks["threat"] == "passive") & ~attacks["baseline"]

@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from leakfrontier.evaluate.conclude.labels import rows, short_names
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.rows import MEDIA
 from leakfrontier.evaluate.run.store import Store
 
@@ -78,7 +78,7 @@ def write_gallery(folder: Path) -> Path:
     return page
 
 
-def _by_capture(results: Results) -> dict[str, tuple[int, pd.DataFrame]]:
+def _by_capture(results: Conclusions) -> dict[str, tuple[int, pd.DataFrame]]:
     """Return, for every capture, its number in its cells, and the rows of these."""
     found: dict[str, tuple[int, pd.DataFrame]] = {}
     for cell in rows(results.cells):
@@ -91,7 +91,7 @@ def _by_capture(results: Results) -> dict[str, tuple[int, pd.DataFrame]]:
     return found
 
 
-def _upload(results: Results, name: str, number: int, attacks: pd.DataFrame) -> ShownUpload:
+def _upload(results: Conclusions, name: str, number: int, attacks: pd.DataFrame) -> ShownUpload:
     names = short_names(results.cells, "adversary")
     shown = attacks.merge(
         results.renderings[[*_KEY, "media", "truth", "guess"]], on=_KEY, how="left"
@@ -131,7 +131,7 @@ def _tile(media: str, content: bytes) -> Tile:
     return Tile(f"data:{media};base64,{base64.b64encode(content).decode()}")
 
 
-def _write_files(folder: Path, results: Results) -> None:
+def _write_files(folder: Path, results: Conclusions) -> None:
     names = {
         cell.cell: dict(zip(cell.numbers, cell.captures, strict=True))
         for cell in rows(results.cells)

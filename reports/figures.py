@@ -98,8 +98,8 @@ def psnr_figure(
     Args:
         scenario: Its name.
         checkpoint: The attacked round.
-        attacks: `Results.attacks` of this scenario and checkpoint.
-        scores: `Results.scores` of the same.
+        attacks: `Conclusions.attacks` of this scenario and checkpoint.
+        scores: `Conclusions.scores` of the same.
     """
     rebuilding = ~attacks["baseline"] & ~attacks["candidates_granted"]
     passive = attacks[rebuilding & (attacks["threat"] == "passive")]

@@ -13,7 +13,7 @@ import pandas as pd
 
 from leakfrontier.evaluate.conclude.analysis import at
 from leakfrontier.evaluate.conclude.labels import describe_defenses, limit_text, rows, short_names
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 
 from .tables import attack_name
 
@@ -87,7 +87,7 @@ class Gallery:
     defenses: dict[str, tuple[Strip, ...]]
 
 
-def make_gallery(results: Results, scenario: str, checkpoint: int) -> Gallery | None:
+def make_gallery(results: Conclusions, scenario: str, checkpoint: int) -> Gallery | None:
     """Return the gallery of the first victims that were kept; None if none was.
 
     Of an attack's knowledge variants the one that finds most is shown.
@@ -209,7 +209,7 @@ def _texts(tokens: bytes) -> Sequence[str]:
     return texts
 
 
-def best_strips(results: Results, scenario: str, checkpoint: int) -> dict[str, Strip]:
+def best_strips(results: Conclusions, scenario: str, checkpoint: int) -> dict[str, Strip]:
     """Return, by a defense's label, the best that was kept of each of the first victims.
 
     Under the label "" stands the truth. It is for packs, which keep one guess of a victim: that of

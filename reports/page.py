@@ -15,7 +15,7 @@ from leakfrontier.evaluate.conclude.baseline import ADVICE, heuristics
 from leakfrontier.evaluate.conclude.checks import conclusion, overall
 from leakfrontier.evaluate.conclude.frontier import Frontier
 from leakfrontier.evaluate.conclude.labels import percent, rows, shared_options
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.modality.metrics import TIERS
 from leakfrontier.evaluate.run.environment import versions
 from leakfrontier.evaluate.run.store import Store
@@ -83,7 +83,7 @@ class ScenarioSection:
     settings: tuple[SettingSection, ...]
 
 
-def write_report(folder: Path, results: Results | None = None) -> Path:
+def write_report(folder: Path, results: Conclusions | None = None) -> Path:
     """Write the report of a run into its folder and return the page's path.
 
     Beside `report.html`, it writes every table to `tables/` and every figure to `figures/`.
@@ -108,7 +108,7 @@ def write_report(folder: Path, results: Results | None = None) -> Path:
     return page
 
 
-def _tables(results: Results) -> dict[str, pd.DataFrame]:
+def _tables(results: Conclusions) -> dict[str, pd.DataFrame]:
     frontiers = results.frontiers()
     families, pairs = (
         [
@@ -143,7 +143,7 @@ def _stacked(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(tables) if tables else pd.DataFrame()
 
 
-def _scenarios(results: Results) -> list[ScenarioSection]:
+def _scenarios(results: Conclusions) -> list[ScenarioSection]:
     frontiers, curve = results.frontiers(), results.utility_curve()
     names = dict.fromkeys([*(f.scenario for f in frontiers), *curve["scenario"]])
     scenarios = []
@@ -164,7 +164,7 @@ def _scenarios(results: Results) -> list[ScenarioSection]:
     return scenarios
 
 
-def _setting(results: Results, frontier: Frontier) -> SettingSection:
+def _setting(results: Conclusions, frontier: Frontier) -> SettingSection:
     place = (frontier.scenario, frontier.checkpoint)
     tables = (results.rates(), results.worst_case(), results.attacks, results.scores)
     rates, worst, attacks, scores = (at(table, *place) for table in tables)
@@ -253,7 +253,7 @@ def _headline(scenarios: Sequence[ScenarioSection]) -> str:
     )
 
 
-def _render(results: Results, scenarios: list[ScenarioSection]) -> str:
+def _render(results: Conclusions, scenarios: list[ScenarioSection]) -> str:
     checks, rates = results.checks(), results.rates()
     verdict = overall(checks)
     candidates = results.attacks["candidates"].dropna().unique()

@@ -14,7 +14,7 @@ from markupsafe import escape
 from leakfrontier.evaluate.conclude.checks import conclusion
 from leakfrontier.evaluate.conclude.frontier import Frontier
 from leakfrontier.evaluate.conclude.labels import rows
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.errors import UserError
 
 from .charts import COLOURS, GRID, INK, PAPER, SOFT
@@ -31,7 +31,7 @@ _VICTIMS, _ROWS = 5, 16  # that there is room for
 _LETTERS = 27  # characters of a name
 
 
-def write_picture(results: Results, path: Path, scenario: str | None = None) -> Path:
+def write_picture(results: Conclusions, path: Path, scenario: str | None = None) -> Path:
     """Write the picture of a run: the frontier beside what the attacks see.
 
     Args:
@@ -51,7 +51,7 @@ def write_picture(results: Results, path: Path, scenario: str | None = None) -> 
     return path
 
 
-def picture(results: Results, scenario: str | None = None) -> str:
+def picture(results: Conclusions, scenario: str | None = None) -> str:
     """Return the picture of a run as SVG; of its first attacked round, if there are several."""
     frontier = _chosen(results.frontiers(), scenario)
     figure = frontier_figure(frontier.scenario, frontier.points, _PLOT)

@@ -163,9 +163,9 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> ShownTable:
     that attacked most uploads.
 
     Args:
-        claims: `Results.claims` of one scenario.
-        rates: `Results.rates` of this scenario and one checkpoint. A rate over what a cascade has
-            left cannot be compared with a bound.
+        claims: `Conclusions.claims` of one scenario.
+        rates: `Conclusions.rates` of this scenario and one checkpoint. A rate over what a cascade
+            has left cannot be compared with a bound.
     """
     header = (
         *("Defense", "\u03b5 at \u03b4", "Protects a", "q", "Steps", "\u03c3 claimed"),
@@ -266,7 +266,7 @@ def rate_table(rates: pd.DataFrame, metrics: Sequence[str]) -> ShownTable:
     """Return all rates of one scenario and checkpoint, beside their controls.
 
     Args:
-        rates: `Results.rates` of one scenario and checkpoint.
+        rates: `Conclusions.rates` of one scenario and checkpoint.
         metrics: Which of their medians to show.
     """
     tiers = rates["tier_recognisable"].notna().any()
@@ -314,7 +314,7 @@ def _score(metric: str, value: float) -> str:
 
 
 def attack_name(name: str, row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
-    """Return what to call an attack on a defense, from a row of `Results.rates`."""
+    """Return what to call an attack on a defense, from a row of `Conclusions.rates`."""
     unknown = row.control or pd.isna(row.knows_defense)
     return describe_attack(name, row, None if unknown else bool(row.knows_defense))
 

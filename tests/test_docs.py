@@ -40,7 +40,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_there_is_something_to_test() -> None:
     files = {name for page in guides() for name in page.files}
-    assert {"my_defense.py", "my_private_defense.py", "my_attack.py", "my_models.py"} <= files
+    assert {
+        "my_defense.py",
+        "my_private_defense.py",
+        "my_attack.py",
+        "my_server.py",
+        "my_models.py",
+    } <= files
     assert sum(bool(page.script) for page in guides()) >= 5
     assert len(OURS) >= 30
 
@@ -127,10 +133,12 @@ def test_the_private_defense_is_dpsgd_and_its_replay_leaves_out_the_noise(folder
 
 
 def test_the_defenses_and_the_attack_of_the_guides_work(folder: Path) -> None:
-    results = run(load_config("my_run.yaml"), folder / "runs/mine", workers=1)
+    config = load_config("my_run.yaml", changes={"individual": True})
+    results = run(config, folder / "runs/mine", workers=1)
     assert set(results.cells["status"]) == {"ok"}
     rates = results.rates().set_index(["defense", "adversary"])["rate"]
     assert rates["none", "Bias"] == 1.0
+    assert rates["none", "OneRow"] == 1.0
     assert rates["Rounded", "Bias"] > 0
     assert rates["ClippedNoise", "Bias"] < 1
     (claim,) = results.guarantees.to_dict("records")

@@ -11,7 +11,7 @@ import token_leakage
 import toy_imprint
 from playwright.sync_api import Page
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.run.run import run
 from leakfrontier.reports import write_report
@@ -34,7 +34,7 @@ def reported(
     *,
     defenses: list[Any],
     adversaries: list[Any],
-) -> Results:
+) -> Conclusions:
     """Run, and open the page."""
     config = load_config(
         {

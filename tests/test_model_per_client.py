@@ -36,7 +36,7 @@ def attacked(attack: ToyImprint, shares: list[Batch]) -> Upload:
     client = make_client(mlp(4 * CLIENTS), SecureAggregation(clients=CLIENTS))
     public = PublicData(*batch(200, seed=9))
     known = Round(SPACE, client.protocol, CLIENTS, len(shares[0].inputs), public)
-    models = attack.craft(client.model, known, rng())
+    models = attack.craft(client.model, known, rng()).models
     assert len(models) == CLIENTS
     (upload,) = observe(client, shares, ThreatModel(), rng(1), models=models)
     return upload

@@ -32,7 +32,7 @@ from strangers import (
 )
 
 from leakfrontier import reports
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.plugins import trusted
 from leakfrontier.evaluate.share import pack, verification
 
@@ -79,7 +79,7 @@ def planted(command: Command, root: Path, originals: Path, monkeypatch: pytest.M
     """
     monkeypatch.setattr(verification, "derived", lambda _: {})
     monkeypatch.setattr(pack, "derived", lambda _: {})
-    monkeypatch.setattr(Results, "checks", lambda _: [])
+    monkeypatch.setattr(Conclusions, "checks", lambda _: [])
     monkeypatch.setattr(reports, "write_report", lambda folder, _: folder)
 
     def run(edit: Edit, *lines: str) -> None:

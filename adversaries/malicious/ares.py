@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ..base import Adversary, Observation, Reconstruction, Round, Threat
+from ..base import Adversary, Crafted, Observation, Reconstruction, Round, Threat
 from ..spaces import ContinuousSpace, InputSpace, NotApplicable
 from .elimination import bias_gradients, eliminated
 from .imprint import (
@@ -121,30 +120,40 @@ class ARES(Adversary):
         if not self.iterations >= 1:
             raise ValueError(f"iterations must be at least 1, got {self.iterations}")
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return a model per client: the same one, unless there are several."""
         public = _public(round, rng)
-        first = _anatomy(model, round.space).first
+        names = _named(model, round.space)
+        first = names.within(model, round.space).first
         drawn = torch.randn(first.weight.shape, generator=rng).to(first.weight)
         drawn = drawn / drawn.flatten(1).norm(dim=1).view(-1, *[1] * (drawn.ndim - 1))
         if not isinstance(first, nn.Linear):
             half = len(drawn) // 2
             drawn[half : 2 * half] = -drawn[:half]
-        return [self._crafted(model, round, drawn, public, i) for i in range(round.clients)]
+        models = [
+            self._crafted(model, names, round, drawn, public, i) for i in range(round.clients)
+        ]
+        return Crafted(models, Imprints(tuple(_noted(one, names, round.space) for one in models)))
 
     def _crafted(
-        self, model: nn.Module, round: Round, drawn: Tensor, public: Tensor, client: int
+        self,
+        model: nn.Module,
+        names: _Names,
+        round: Round,
+        drawn: Tensor,
+        public: Tensor,
+        client: int,
     ) -> nn.Module:
         """Return the model of one client.
 
         ReLUs need no gain; if the model does not do what it should without, it has others.
         """
-        agreed = _anatomy(model, round.space)
+        agreed = names.within(model, round.space)
         plain, one_step = _OF_MLP if agreed.perceptron else _OF_CNN, round.protocol.uploads_gradient
         steady = _stable(round, agreed.imprinted.out_features)
         for gains in (plain, _SHARP) if one_step else (steady,):
             crafted = copy.deepcopy(model)
-            layers = _anatomy(crafted, round.space)
+            layers = names.within(crafted, round.space)
             if layers.perceptron:
                 self._craft_perceptron(layers, round, gains.first * drawn, public, client)
             else:
@@ -156,8 +165,8 @@ class ARES(Adversary):
             if _as_crafted(crafted, layers, public[:4]):
                 return crafted
         raise NotApplicable(
-            f"layer {layers.name!r} does not see the activations of the first layer, or has none "
-            "like a ReLU: pooling, normalisation or another function lies between"
+            f"layer {names.imprinted!r} does not see the activations of the first layer, or has "
+            "none like a ReLU: pooling, normalisation or another function lies between"
         )
 
     @torch.no_grad()
@@ -226,11 +235,10 @@ class ARES(Adversary):
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the examples that explain what was isolated, the best explained first."""
         found: list[tuple[Tensor, Tensor]] = []
-        for model in dict.fromkeys(observation.models):
-            layers = _anatomy(model, observation.space)
-            _check_crafted(layers)
+        for model, imprint in _imprints(observation):
+            layers = imprint.received(observation, model)
             attack = self._of_perceptron if layers.perceptron else self._of_convolutional
-            found.append(attack(observation, model, layers))
+            found.append(attack(observation, model, layers, imprint))
         inputs, confidence = (torch.cat(parts) for parts in zip(*found, strict=True))
         space, order = observation.space, confidence.argsort(descending=True, stable=True)
         rows = torch.cat([inputs[order].flatten(1), confidence[order, None]], dim=1)
@@ -241,17 +249,15 @@ class ARES(Adversary):
         return Reconstruction(space.clamp(inputs), confidence=rows[:, -1])
 
     def _of_convolutional(
-        self, observation: Observation, model: nn.Module, layers: _Anatomy
+        self, observation: Observation, model: nn.Module, layers: _Anatomy, imprint: Imprint
     ) -> tuple[Tensor, Tensor]:
         """Return examples, and the confidence in each."""
-        rows = layers.imprinted.weight.any(dim=1)
-        columns = layers.imprinted.weight[rows][0] != 0
-        own = layers.first.weight.flatten(1).any(dim=1)
+        rows, own = imprint.rows, imprint.kernels
         outputs = torch.zeros(len(own), *_map_shape(layers), dtype=torch.bool)
         outputs[own] = True
-        columns = columns & _padded(outputs.flatten().to(columns.device), len(columns))
-        weight = observation.as_gradient(f"{layers.name}.weight")[rows][:, columns]
-        bias = observation.as_gradient(f"{layers.name}.bias")[rows]
+        columns = _padded(outputs.flatten().to(rows.device), layers.imprinted.in_features)
+        weight, bias = imprint.gradients(observation)
+        weight, bias = weight[rows][:, columns], bias[rows]
         summed = observation.protocol.clients > 1 and bool((~own).any())
         examples = observation.batch_size // observation.protocol.clients
         if summed:
@@ -262,7 +268,7 @@ class ARES(Adversary):
         least = max(least, 1e-4 if summed else 0.0)
         isolated = isolate(weight, bias, cumulative=not summed, least=least, examples=examples)
         if summed and observation.protocol.uploads_gradient:
-            isolated = _rescaled(isolated, columns, observation, model, layers)
+            isolated = _rescaled(isolated, rows, columns, observation, model, layers)
         low, high = _box(observation.space)
         recovered = invert(
             layers.measurement.of(own),
@@ -274,14 +280,14 @@ class ARES(Adversary):
         return recovered.inputs, (1 - recovered.residual).clamp(min=0)
 
     def _of_perceptron(
-        self, observation: Observation, model: nn.Module, layers: _Anatomy
+        self, observation: Observation, model: nn.Module, layers: _Anatomy, imprint: Imprint
     ) -> tuple[Tensor, Tensor]:
-        inputs = eliminated(observation, model, layers.first_name, layers.tail[-1])
+        first, last = imprint.names.first, layers.tail[-1]
+        inputs = eliminated(observation, model, first, last, imprint.kernels)
         confidence = inputs.new_ones(len(inputs))
         if observation.protocol.clients > 1:  # the second layer's rows are all clients'
             return inputs, confidence
-        weight = observation.as_gradient(f"{layers.name}.weight")
-        bias = observation.as_gradient(f"{layers.name}.bias")
+        weight, bias = imprint.gradients(observation)
         isolated = isolate(weight, bias, examples=observation.batch_size)
         activations = self._cleared(isolated.inputs)
         known = layers.activations(inputs.to(weight))
@@ -309,8 +315,6 @@ class _Anatomy:
     passing: tuple[nn.Conv1d | nn.Conv2d, ...]
     imprinted: nn.Linear
     tail: tuple[nn.Linear, ...]
-    name: str
-    first_name: str
     measurement: Measurement
 
     @property
@@ -323,7 +327,112 @@ class _Anatomy:
         return outputs.clamp(min=0).flatten(1)
 
 
-def _anatomy(model: nn.Module, space: InputSpace) -> _Anatomy:
+@dataclass(frozen=True)
+class _Names:
+    """Where the layers of a model are, in the order in which they run."""
+
+    first: str
+    passing: tuple[str, ...]
+    imprinted: str
+    tail: tuple[str, ...]
+
+    def within(self, model: nn.Module, space: InputSpace) -> _Anatomy:
+        """Return the layers of a model with these names.
+
+        Raises:
+            NotApplicable: If it has others.
+        """
+        modules = dict(model.named_modules())
+        first = modules.get(self.first)
+        passing = [modules.get(name) for name in self.passing]
+        linear = [modules.get(name) for name in (self.imprinted, *self.tail)]
+        convolutions = tuple(one for one in passing if isinstance(one, nn.Conv1d | nn.Conv2d))
+        behind = tuple(one for one in linear if isinstance(one, nn.Linear))
+        same = (len(convolutions), len(behind)) == (len(passing), len(linear))
+        if not (same and isinstance(first, nn.Linear | nn.Conv1d | nn.Conv2d)):
+            raise NotApplicable(
+                f"the client does not train layer {self.imprinted!r} as it was sent"
+            )
+        measurement = Measurement(first, space.shape)
+        return _Anatomy(first, convolutions, behind[0], behind[1:], measurement)
+
+
+@dataclass(frozen=True, eq=False)
+class Imprint:
+    """What the server keeps of the model that it sent to a client.
+
+    Attributes:
+        names: Its layers.
+        kernels: Which kernels, or rows, of the first layer are the client's.
+        rows: Which rows of the imprinted layer are.
+    """
+
+    names: _Names
+    kernels: Tensor
+    rows: Tensor
+
+    def received(self, observation: Observation, model: nn.Module) -> _Anatomy:
+        """Return the layers as the client received them: the defense may have altered the model.
+
+        Raises:
+            NotApplicable: If it is not the architecture that was sent.
+        """
+        layers = self.names.within(model, observation.space)
+        sizes = len(layers.first.weight), layers.imprinted.out_features
+        uploaded = all(name in observation.update for name in self._parameters)
+        if sizes != (len(self.kernels), len(self.rows)) or not uploaded:
+            raise NotApplicable(
+                f"the client does not train layer {self.names.imprinted!r} as it was sent"
+            )
+        return layers
+
+    @property
+    def _parameters(self) -> tuple[str, str]:
+        return f"{self.names.imprinted}.weight", f"{self.names.imprinted}.bias"
+
+    def gradients(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Return what was seen of the imprinted layer: its weight and its bias."""
+        weight, bias = map(observation.as_gradient, self._parameters)
+        return weight, bias
+
+
+@dataclass(frozen=True)
+class Imprints:
+    """What the server keeps: an imprint for each client."""
+
+    clients: tuple[Imprint, ...]
+
+
+def _noted(model: nn.Module, names: _Names, space: InputSpace) -> Imprint:
+    """Return what to keep of a crafted model; kernels and rows without weights are not its own."""
+    layers = names.within(model, space)
+    kernels = layers.first.weight.detach().flatten(1).any(dim=1)
+    return Imprint(names, kernels, layers.imprinted.weight.detach().any(dim=1))
+
+
+def _imprints(observation: Observation) -> list[tuple[nn.Module, Imprint]]:
+    """Return the models that clients received, each with what was imprinted."""
+    kept = observation.kept
+    if isinstance(kept, Imprints):
+        return [*zip(observation.models, kept.clients, strict=True)]
+    return [(one, _recognised(one, observation.space)) for one in dict.fromkeys(observation.models)]
+
+
+def _recognised(model: nn.Module, space: InputSpace) -> Imprint:
+    """Return the imprint of a model that this server did not send, as in a capture.
+
+    Raises:
+        NotApplicable: If the rows of the layer differ.
+    """
+    names = _named(model, space)
+    imprint = _noted(model, names, space)
+    rows = names.within(model, space).imprinted.weight.detach()[imprint.rows]
+    if not len(rows) or not bool((rows == rows[0]).all()):
+        raise NotApplicable(f"the clients were not sent a model with bins in {names.imprinted!r}")
+    return imprint
+
+
+def _named(model: nn.Module, space: InputSpace) -> _Names:
     """Return the layers that ARES crafts.
 
     Raises:
@@ -335,7 +444,7 @@ def _anatomy(model: nn.Module, space: InputSpace) -> _Anatomy:
     kinds = [isinstance(module, nn.Linear) for module, _ in called]
     if not called or kinds != sorted(kinds):
         raise NotApplicable("the model is no row of convolutions and linear layers")
-    convolutions = [module for module, _ in called if not isinstance(module, nn.Linear)]
+    convolutions = [name for module, name in called if not isinstance(module, nn.Linear)]
     linear = [(module, name) for module, name in called if isinstance(module, nn.Linear)]
     needed = 2 if convolutions else 3
     if len(linear) < needed:
@@ -349,9 +458,8 @@ def _anatomy(model: nn.Module, space: InputSpace) -> _Anatomy:
         if layer.bias is None:
             raise NotApplicable(f"layer {of!r} has no bias for thresholds")
         need_trained(layer, of)
-    tail = tuple(module for module, _ in linear[needed - 1 :])
-    measurement = Measurement(first, space.shape)
-    return _Anatomy(first, tuple(convolutions[1:]), imprinted, tail, name, first_name, measurement)
+    tail = tuple(of for _, of in linear[needed - 1 :])
+    return _Names(first_name, tuple(convolutions[1:]), name, tail)
 
 
 def _called(
@@ -384,14 +492,6 @@ def _as_crafted(model: nn.Module, layers: _Anatomy, probe: Tensor) -> bool:
     with torch.no_grad():
         rectified = layers.imprinted(seen).clamp(min=0)
     return _close(seen, _padded(expected, seen.shape[1])) and _close(behind, rectified)
-
-
-def _check_crafted(layers: _Anatomy) -> None:
-    """Refuse a model whose imprinted layer has rows that differ."""
-    weight = layers.imprinted.weight.detach()
-    rows = weight[weight.any(dim=1)]
-    if not len(rows) or not bool((rows == rows[0]).all()):
-        raise NotApplicable(f"the clients were not sent a model with bins in {layers.name!r}")
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
@@ -435,6 +535,7 @@ def _public(round: Round, rng: Generator) -> Tensor:
 
 def _rescaled(
     isolated: Isolated,
+    rows: Tensor,
     columns: Tensor,
     observation: Observation,
     model: nn.Module,
@@ -460,7 +561,7 @@ def _rescaled(
         ratios = scale[:, None] * told / isolated.deltas.double()[:, None]
         return ratios.clamp(min=torch.finfo().tiny).log()
 
-    edges = -layer.bias.detach().double()[layer.weight.any(dim=1)]
+    edges = -layer.bias.detach().double()[rows]
     middles = _middles(edges)
     above = torch.cat([edges[1:], edges.new_tensor([math.inf])])
     low, high = ((edge / middles).clamp(0.5, 2)[isolated.bins] for edge in (edges, above))

@@ -41,7 +41,9 @@ _NOISY = _Tolerance(box=5e-2, bias=1e-1, near=2e-1)
 
 
 @torch.no_grad()
-def eliminated(observation: Observation, model: nn.Module, name: str, head: nn.Linear) -> Tensor:
+def eliminated(
+    observation: Observation, model: nn.Module, name: str, head: nn.Linear, own: Tensor
+) -> Tensor:
     """Return the examples that rows of a layer give away, one after the other.
 
     A row counts as single if it lies in the range of the data and has the bias gradient that its
@@ -50,13 +52,14 @@ def eliminated(observation: Observation, model: nn.Module, name: str, head: nn.L
 
     Args:
         observation: What was seen.
-        model: The model that the client received; rows without weights are not its own.
+        model: The model that the client received.
         name: The layer, which sees the inputs.
         head: The layer whose columns are equal, and whose values differ by class.
+        own: Which rows of the layer are the client's.
     """
     layer, space = model.get_submodule(name), observation.space
     assert isinstance(layer, nn.Linear)
-    own, clients = layer.weight.any(dim=1), observation.protocol.clients
+    clients = observation.protocol.clients
     weight, bias = (
         clients * observation.as_gradient(f"{name}.{part}")[own].double()
         for part in ("weight", "bias")

@@ -11,10 +11,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from ..base import Adversary, Observation, Reconstruction, Round, Threat
+from ..base import Adversary, Crafted, Observation, Reconstruction, Round, Threat
 from ..matching.inverting_gradients import InvertingGradients
 from ..spaces import InputSpace, NotApplicable
-from .imprint import need_trained, seen_by, some_weight
+from .imprint import CraftedLayer, need_trained, seen_by, some_weight
 
 _EXAMPLES = 500  # of noise, where there are no public ones, to see how large features are
 _SILENT = 1000.0  # by how much the logit of a class lies below the others, for its softmax to be 0
@@ -76,7 +76,7 @@ class Fishing(Adversary):
             total_variation=self.total_variation,
         )
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> list[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return one model for all, with the query that has the best chance."""
         batch = round.clients * round.batch_size
         if not round.space.continuous:
@@ -97,7 +97,7 @@ class Fishing(Adversary):
             features = seen_by(last.layer, crafted, round.public.inputs)
             query = best_query(features, round.public.targets, batch)
         self._bait(last.layer, query, features)
-        return [crafted] * round.clients
+        return Crafted([crafted] * round.clients, Bait(last.kept, query.target))
 
     @torch.no_grad()
     def _bait(self, layer: nn.Linear, query: Query, features: Tensor) -> None:
@@ -178,6 +178,19 @@ def _chance(seen: Tensor, spoiling: Tensor, batch: int) -> Tensor:
     return batch * seen * (1 - seen - spoiling) ** (batch - 1)
 
 
+@dataclass(frozen=True)
+class Bait:
+    """What the server keeps of a query.
+
+    Attributes:
+        layer: The last layer.
+        target: Class whose examples have a gradient.
+    """
+
+    layer: CraftedLayer
+    target: int
+
+
 class Catch(NamedTuple):
     """What an update says of those who were caught.
 
@@ -200,17 +213,23 @@ def caught(observation: Observation) -> Catch:
     Raises:
         NotApplicable: If the last layer was not crafted.
     """
+    kept = observation.kept
+    bait = kept if isinstance(kept, Bait) else _recognised(observation)
+    bait.layer.received(observation)
+    target, names = bait.target, bait.layer.parameters
+    weight, bias = (observation.as_gradient(name)[target] for name in names)
+    body = {name: value for name, value in observation.update.items() if name not in names}
+    examples = -observation.batch_size * float(bias)
+    return Catch(target, examples, weight / bias, body)
+
+
+def _recognised(observation: Observation) -> Bait:
+    """Return the query of a model that this server did not send, as in a capture."""
     last = _last_layer(observation.model, observation.space)
     rows = last.layer.weight.detach().any(dim=1).nonzero().flatten()
     if len(rows) != 1:
         raise NotApplicable("the last layer was not crafted: it looks at more than one class")
-    target = int(rows)
-    bias = observation.as_gradient(f"{last.prefix}bias")[target]
-    weight = observation.as_gradient(f"{last.prefix}weight")[target]
-    names = {f"{last.prefix}weight", f"{last.prefix}bias"}
-    body = {name: value for name, value in observation.update.items() if name not in names}
-    examples = -observation.batch_size * float(bias)
-    return Catch(target, examples, weight / bias, body)
+    return Bait(last.kept, int(rows))
 
 
 def _alone(observation: Observation, catch: Catch) -> Observation:
@@ -246,10 +265,14 @@ def _alone(observation: Observation, catch: Catch) -> Observation:
 
 
 class _Last(NamedTuple):
-    """The layer that gives the logits, and how its parameters' names begin."""
+    """The layer that gives the logits, and its name."""
 
     layer: nn.Linear
-    prefix: str
+    name: str
+
+    @property
+    def kept(self) -> CraftedLayer:
+        return CraftedLayer.of(self.layer, self.name)
 
 
 def _last_layer(model: nn.Module, space: InputSpace) -> _Last:
@@ -273,5 +296,5 @@ def _last_layer(model: nn.Module, space: InputSpace) -> _Last:
             if layer.bias is None:
                 raise NotApplicable(f"the last layer, {name!r}, has no bias to silence classes by")
             need_trained(layer, name)
-            return _Last(layer, f"{name}." if name else "")
+            return _Last(layer, name)
     raise NotApplicable("the model does not end in a linear layer")

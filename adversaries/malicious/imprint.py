@@ -25,6 +25,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from ..base import Observation
 from ..exact.relu_layer import RELUS, linear_calls
 from ..spaces import InputSpace, NotApplicable
 
@@ -352,6 +353,42 @@ class Anatomy:
     name: str
 
 
+@dataclass(frozen=True)
+class CraftedLayer:
+    """Where a server has put what it will read: a linear layer with a bias.
+
+    Attributes:
+        name: Its name in the model.
+        shape: Outputs and inputs.
+    """
+
+    name: str
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, layer: nn.Linear, name: str) -> CraftedLayer:
+        """Return what a server keeps of a layer."""
+        return cls(name, (layer.out_features, layer.in_features))
+
+    @property
+    def parameters(self) -> tuple[str, str]:
+        """Return the names of its weight and of its bias."""
+        prefix = f"{self.name}." if self.name else ""
+        return f"{prefix}weight", f"{prefix}bias"
+
+    def received(self, observation: Observation, model: nn.Module | None = None) -> nn.Linear:
+        """Return the layer as a client received it: the defense may have altered the model.
+
+        Raises:
+            NotApplicable: If the client does not train such a layer.
+        """
+        found = dict((model or observation.model).named_modules()).get(self.name)
+        uploaded = all(name in observation.update for name in self.parameters)
+        if not (isinstance(found, nn.Linear) and found.weight.shape == self.shape and uploaded):
+            raise NotApplicable(f"the client does not train layer {self.name!r} as it was sent")
+        return found
+
+
 def dissect(model: nn.Module, space: InputSpace) -> Anatomy:
     """Return the layers to imprint: the first linear layer, all before it and the one behind.
 
@@ -376,6 +413,21 @@ def dissect(model: nn.Module, space: InputSpace) -> Anatomy:
         raise NotApplicable(f"layer {calls[0].name!r} is not followed by a ReLU")
     need_trained(layer, calls[0].name)
     return Anatomy(_convolutions_before(model, layer, space), layer, head, calls[0].name)
+
+
+def imprinted_layer(observation: Observation) -> CraftedLayer:
+    """Return the layer with bins of a model that this server did not send, as in a capture.
+
+    Raises:
+        NotApplicable: If its rows are not all the same.
+    """
+    anatomy = dissect(observation.model, observation.space)
+    weight = anatomy.layer.weight
+    if not bool((weight == weight[0]).all()):
+        raise NotApplicable(
+            f"the clients were not sent a model with an imprint in {anatomy.name!r}"
+        )
+    return CraftedLayer.of(anatomy.layer, anatomy.name)
 
 
 def need_trained(layer: nn.Module, name: str) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 
-from ..base import Adversary, Observation, Reconstruction, Round, Threat
+from ..base import Adversary, Crafted, Observation, Reconstruction, Round, Threat
 from ..spaces import ContinuousSpace, InputSpace, NotApplicable
 from .imprint import (
+    CraftedLayer,
     Isolated,
     Quantiles,
     carry_on_,
@@ -91,7 +91,7 @@ class LOKI(Adversary):
         if self.readout not in ("brightness", "minmax"):
             raise ValueError(f"readout must be 'brightness' or 'minmax', got {self.readout!r}")
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return the model behind a module of each client's own."""
         space = _checked(round.space)
         if round.public is None:
@@ -112,10 +112,12 @@ class LOKI(Adversary):
             measure.bias.copy_(torch.cat([bias for _, bias in parts]))
         carry_on_(carry, 1.0, rng)
         modules = (
-            Separator(space, index, clients, scale, self.queries, measure, carry).to(some)
+            Separator(space, index, clients, scale, measure, carry).to(some)
             for index in range(clients)
         )
-        return [nn.Sequential(module, model) for module in modules]
+        columns = tuple(slice(index * size, (index + 1) * size) for index in range(clients))
+        kept = Blocks(CraftedLayer.of(measure, "0.measure"), columns, scale, self.queries)
+        return Crafted([nn.Sequential(module, model) for module in modules], kept)
 
     def _scale(self, round: Round, bins: int) -> float:
         """Return the weight of the copies: `signal` times K b / lr, for steps of b examples."""
@@ -129,16 +131,20 @@ class LOKI(Adversary):
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return what the bins of all clients hold, the victim's first."""
         space = _checked(observation.space)
-        modules = [next(model.children(), None) for model in observation.models]
-        parts = [self._of(m, observation) for m in modules if isinstance(m, Separator)]
-        if len(parts) < len(modules):
-            raise NotApplicable("the clients were not sent modules of their own")
+        kept = observation.kept
+        if not isinstance(kept, Blocks):
+            raise NotApplicable("the clients were not sent modules of their own by this server")
+        parts = [
+            self._of(Block(kept.layer.received(observation, model), columns, kept), observation)
+            for model, columns in zip(observation.models, kept.columns, strict=True)
+        ]
         inputs, confidence = (torch.cat(part) for part in zip(*parts, strict=True))
         return Reconstruction(space.clamp(space.to_inputs(inputs)), confidence=confidence)
 
-    def _of(self, module: Separator, observation: Observation) -> tuple[Tensor, Tensor]:
+    def _of(self, block: Block, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return the examples of one client, on the scale of the data, and how sound they are."""
-        rows = observation.update["0.measure.weight"][:, module.columns]
+        weight, bias = (observation.update[name] for name in block.kept.layer.parameters)
+        rows = weight[:, block.columns]
         mean = rows.mean(dim=1)
         examples = observation.batch_size // len(observation.models)
         noise = noise_of(rows, examples) / math.sqrt(rows.shape[1])
@@ -146,14 +152,14 @@ class LOKI(Adversary):
         rows, mean = rows[bins], mean[bins]
         exact = torch.zeros_like(bins, dtype=torch.bool)
         if self.readout == "brightness":
-            inputs, exact = module.scaled(rows, bins, observation.update["0.measure.bias"][bins])
+            inputs, exact = block.scaled(rows, bins, bias[bins])
         else:
             inputs = rows.abs() - rows.abs().amin(dim=1, keepdim=True)
             inputs = inputs / inputs.amax(dim=1, keepdim=True).clamp(min=torch.finfo().tiny)
         inputs = inputs.view(-1, *observation.space.shape)
         confidence = 1 - outside(observation.space.to_inputs(inputs), observation.space, 0.02)
         directions = functional.normalize(inputs.flatten(1))  # of one example, whatever its factor
-        sound = (confidence > 0.999) & module.fit(inputs.flatten(1), bins, exact)
+        sound = (confidence > 0.999) & block.fit(inputs.flatten(1), bins, exact)
         found = Isolated(directions, bins, mean)
         keep = chosen(found, sound * (1 + exact.long()), examples, tolerance=_SAME)
         return inputs[keep], confidence[keep]
@@ -166,9 +172,6 @@ class Separator(nn.Module):
         convolution: Copies the input to the client's channels.
         measure: The layer whose rows sort examples into bins, the same for all clients.
         carry: The layer that hands on what they add up to, the same for all clients.
-        columns: The client's columns of `measure`.
-        scale: Weight of the copies.
-        queries: Groups of rows.
     """
 
     black: Tensor
@@ -180,14 +183,11 @@ class Separator(nn.Module):
         index: int,
         clients: int,
         scale: float,
-        queries: int,
         measure: nn.Linear,
         carry: nn.Linear,
     ) -> None:
         super().__init__()
-        channels, size = space.shape[0], math.prod(space.shape)
-        self.scale, self.queries = scale, queries
-        self.columns = slice(index * size, (index + 1) * size)
+        channels = space.shape[0]
         zeros = torch.zeros(1, *space.shape)
         self.register_buffer("black", space.to_inputs(zeros))
         self.register_buffer("span", space.to_inputs(zeros + 1) - space.to_inputs(zeros))
@@ -209,6 +209,37 @@ class Separator(nn.Module):
         carried: Tensor = self.carry(measured).view_as(inputs)
         return carried
 
+
+@dataclass(frozen=True)
+class Blocks:
+    """What the server keeps of the modules.
+
+    Attributes:
+        layer: The layer whose rows sort examples into bins.
+        columns: Each client's columns of it.
+        scale: Weight of the copies.
+        queries: Groups of rows.
+    """
+
+    layer: CraftedLayer
+    columns: tuple[slice, ...]
+    scale: float
+    queries: int
+
+
+class Block(NamedTuple):
+    """One client's part of the bins.
+
+    Attributes:
+        measure: The layer as the client received it.
+        columns: The client's columns of it.
+        kept: What all clients' parts have in common.
+    """
+
+    measure: nn.Linear
+    columns: slice
+    kept: Blocks
+
     def scaled(self, rows: Tensor, bins: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows as the examples that lie in their bins, and whether the factor is exact.
 
@@ -226,7 +257,7 @@ class Separator(nn.Module):
         told = projections / deltas + bias
         exact = (told > 0) & (told < 1)
         outputs = torch.where(exact, told, 0.5)
-        return rows * ((outputs - bias) / (self.scale * projections))[:, None], exact
+        return rows * ((outputs - bias) / (self.kept.scale * projections))[:, None], exact
 
     def fit(self, inputs: Tensor, bins: Tensor, exact: Tensor) -> Tensor:
         """Return whether inputs lie in full bins of every query, as mixtures of them need not.
@@ -237,13 +268,13 @@ class Separator(nn.Module):
             exact: Whether each input's factor is; another lies up to half a bin beside its own.
         """
         outputs = functional.linear(
-            self.scale * inputs, self.measure.weight[:, self.columns], self.measure.bias
+            self.kept.scale * inputs, self.measure.weight[:, self.columns], self.measure.bias
         )
         full = torch.zeros_like(self.measure.bias, dtype=torch.bool)
         full[bins] = True
         beside = torch.where(exact, 1e-3, 0.5)[:, None]
         inside = (outputs > -beside) & (outputs < 1 + beside) & full
-        fits: Tensor = inside.unflatten(1, (self.queries, -1)).any(dim=2).all(dim=1)
+        fits: Tensor = inside.unflatten(1, (self.kept.queries, -1)).any(dim=2).all(dim=1)
         return fits
 
 

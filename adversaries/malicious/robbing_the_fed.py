@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,9 +12,10 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 
-from ..base import Adversary, Observation, Reconstruction, Round, Threat
+from ..base import Adversary, Crafted, Observation, Reconstruction, Round, Threat
 from ..spaces import InputSpace, NotApplicable
 from .imprint import (
+    CraftedLayer,
     Isolated,
     Quantiles,
     calibrated,
@@ -26,6 +26,7 @@ from .imprint import (
     dissect,
     equal_columns_,
     fitted,
+    imprinted_layer,
     isolate,
     laplace_quantiles,
     normal_quantiles,
@@ -111,7 +112,7 @@ class RobbingTheFed(Adversary):
         if not 0 < self.gain < math.inf:
             raise ValueError(f"gain must be positive and finite, got {self.gain}")
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return the model behind an imprint module, the same for all clients."""
         _need_values(round.space)
         size, some = math.prod(round.space.shape), some_weight(model)
@@ -119,12 +120,14 @@ class RobbingTheFed(Adversary):
             self.rows == "protocol" and round.protocol.local_steps(round.batch_size) > 1
         )
         parts = [self._rows(size, sparse, round, rng) for _ in range(self.queries)]
-        imprint = Imprint(round.space.shape, self.bins, self.queries, sparse, self.gain)
+        top = self.gain if sparse else None
+        imprint = Imprint(round.space.shape, self.bins, top)
         with torch.no_grad():
             imprint.measure.weight.copy_(self.gain * torch.cat([weight for weight, _ in parts]))
             imprint.measure.bias.copy_(self.gain * torch.cat([bias for _, bias in parts]))
         carry_on_(imprint.carry, 1 / self.gain, rng)
-        return [nn.Sequential(imprint.to(some), model)] * round.clients
+        kept = Bins(CraftedLayer.of(imprint.measure, "0.measure"), self.queries, top)
+        return Crafted([nn.Sequential(imprint.to(some), model)] * round.clients, kept)
 
     def _rows(self, size: int, sparse: bool, round: Round, rng: Generator) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the rows that measure one query."""
@@ -152,17 +155,43 @@ class RobbingTheFed(Adversary):
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return what the bins hold, at most as much as there are examples."""
         _need_values(observation.space)
-        imprint = next(observation.model.children(), None)
-        if not isinstance(imprint, Imprint):
-            raise NotApplicable("the clients were not sent an imprint module")
+        bins = observation.kept
+        if not isinstance(bins, Bins):
+            raise NotApplicable("the clients were not sent an imprint module by this server")
+        measure = bins.layer.received(observation)
+        weight, bias = (observation.update[name] for name in bins.layer.parameters)
         found = isolate(
-            observation.update["0.measure.weight"],
-            observation.update["0.measure.bias"],
-            cumulative=not imprint.sparse,
+            weight,
+            bias,
+            cumulative=bins.top is None,
             examples=observation.batch_size,
-            groups=imprint.queries,
+            groups=bins.queries,
         )
-        return _reconstruction(found, imprint.bins_of(found.inputs), observation)
+        return _reconstruction(found, bins.of(measure, found.inputs), observation)
+
+
+@dataclass(frozen=True)
+class Bins:
+    """What the server keeps of an imprint module.
+
+    Attributes:
+        layer: The layer whose rows sort examples into bins.
+        queries: Groups of rows.
+        top: Where sparse rows, each of which sees its own bin alone, are cut off; None for
+            cumulative ones.
+    """
+
+    layer: CraftedLayer
+    queries: int
+    top: float | None
+
+    @torch.no_grad()
+    def of(self, measure: nn.Linear, rows: Tensor) -> Tensor:
+        """Return which bins flattened inputs are in."""
+        outputs = measure(rows)
+        if self.top is None:
+            return occupied(outputs, groups=self.queries)
+        return occupied(outputs, cumulative=False, groups=self.queries, top=self.top)
 
 
 class Imprint(nn.Module):
@@ -171,18 +200,13 @@ class Imprint(nn.Module):
     Attributes:
         measure: The layer whose rows sort examples into bins.
         carry: The layer that hands on what they add up to.
-        queries: Groups of rows.
-        sparse: Whether a row sees its own bin alone.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], bins: int, queries: int, sparse: bool, top: float
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], bins: int, top: float | None) -> None:
         super().__init__()
         size = math.prod(shape)
-        self.queries, self.sparse, self.top = queries, sparse, top
         self.measure = skip_init(nn.Linear, size, bins)
-        self.activation = nn.Hardtanh(0.0, top) if sparse else nn.ReLU()
+        self.activation = nn.ReLU() if top is None else nn.Hardtanh(0.0, top)
         self.carry = skip_init(nn.Linear, bins, size)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -190,13 +214,6 @@ class Imprint(nn.Module):
         measured = self.activation(self.measure(inputs.flatten(1)))
         carried: Tensor = self.carry(measured).view_as(inputs)
         return carried
-
-    @torch.no_grad()
-    def bins_of(self, rows: Tensor) -> Tensor:
-        """Return which bins flattened inputs are in."""
-        return occupied(
-            self.measure(rows), cumulative=not self.sparse, groups=self.queries, top=self.top
-        )
 
 
 @dataclass(frozen=True)
@@ -225,7 +242,7 @@ class RobbingTheFedDirectPass(Adversary):
 
     calibrated: bool = True
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return the model with other parameters, the same for all clients."""
         crafted = copy.deepcopy(model)
         anatomy = dissect(crafted, round.space)
@@ -241,20 +258,16 @@ class RobbingTheFedDirectPass(Adversary):
             layer.weight.fill_(1 / size)
             layer.bias.copy_(-thresholds(layer.out_features, quantile))
         equal_columns_(anatomy.head)
-        return [crafted] * round.clients
+        return Crafted([crafted] * round.clients, CraftedLayer.of(layer, anatomy.name))
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return what the bins hold, at most as much as there are examples."""
-        anatomy = dissect(observation.model, observation.space)
-        layer, name = anatomy.layer, anatomy.name
-        if not bool((layer.weight == layer.weight[0]).all()):
-            raise NotApplicable(f"the clients were not sent a model with an imprint in {name!r}")
+        kept = observation.kept
+        bins = kept if isinstance(kept, CraftedLayer) else imprinted_layer(observation)
+        layer = bins.received(observation)
         size = math.prod(observation.space.shape)  # all else that the layer sees is zero
-        found = isolate(
-            observation.update[f"{name}.weight"][:, :size],
-            observation.update[f"{name}.bias"],
-            examples=observation.batch_size,
-        )
+        weight, bias = (observation.update[name] for name in bins.parameters)
+        found = isolate(weight[:, :size], bias, examples=observation.batch_size)
         outputs = functional.linear(found.inputs, layer.weight[:, :size], layer.bias)
         return _reconstruction(found, occupied(outputs), observation)
 

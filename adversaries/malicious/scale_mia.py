@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ..base import Adversary, Observation, PublicData, Reconstruction, Round, Threat
+from ..base import Adversary, Crafted, Observation, PublicData, Reconstruction, Round, Threat
 from ..spaces import ImageSpace, InputSpace, NotApplicable
 from .imprint import (
     Anatomy,
+    CraftedLayer,
     calibrated,
     chosen,
     dissect,
     equal_columns_,
+    imprinted_layer,
     isolate,
     occupied,
     thresholds,
     within,
 )
 
-T = TypeVar("T")
-
 _AT_ONCE = 100  # images that are encoded without gradients
-_KEPT: dict[str, object] = {}  # what was last trained in this process, by all that it depends on
-_MOST_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,7 @@ class ScaleMIA(Adversary):
 
     The published code reads from the private batch which bins are full, and matches images by
     them. Here a bin counts if what it holds lies in it and, where codes are positive, is
-    positive. The decoder mirrors the convolutions. For the received encoder it is fitted anew,
-    so that nothing but the model has to be remembered from one step of the attack to the next.
+    positive. The decoder mirrors the convolutions. It is fitted anew once the encoder is.
 
     Attributes:
         epochs: Passes over the public data, for the autoencoder and again for the decoder;
@@ -76,14 +72,14 @@ class ScaleMIA(Adversary):
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be positive and finite, got {self.lr}")
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return the model with the encoder and the bins, the same for all clients."""
         crafted = copy.deepcopy(model)
         anatomy = dissect(crafted, round.space)
         decoder = mirrored(crafted, anatomy, round.space)
         public = self._granted(round.public)
-
-        def trained() -> list[Tensor]:
+        start, kept = _values(_encoder(anatomy)), round.kept
+        if not (isinstance(kept, Autoencoder) and kept.is_of(self, round.space, start, public)):
             self._train(
                 lambda inputs: encode(crafted, anatomy.layer, inputs),
                 decoder,
@@ -91,47 +87,50 @@ class ScaleMIA(Adversary):
                 public,
                 round.space.to_unit(public),
             )
-            return [parameter.detach().clone() for parameter in _encoder(anatomy)]
-
-        weights = _once(("encoder", self, round.space, *_encoder(anatomy), public), trained)
+            decoding = self._decoding(crafted, anatomy, round.space, public)
+            encoder = _values(_encoder(anatomy))
+            kept = Autoencoder(self, round.space, start, public, encoder, decoding)
         with torch.no_grad():
-            for parameter, value in zip(_encoder(anatomy), weights, strict=True):
+            for parameter, value in zip(_encoder(anatomy), kept.encoder, strict=True):
                 parameter.copy_(value)
             layer, codes = anatomy.layer, encode_all(crafted, anatomy.layer, public)
             layer.weight.fill_(1 / layer.in_features)
             quantile = calibrated(codes.double().mean(dim=1))
             layer.bias.copy_(-thresholds(layer.out_features, quantile))
         equal_columns_(anatomy.head)
-        return [crafted] * round.clients
+        return Crafted([crafted] * round.clients, kept)
+
+    def _decoding(
+        self, model: nn.Module, anatomy: Anatomy, space: InputSpace, public: Tensor
+    ) -> Decoding:
+        """Fit a decoder to the codes that a model makes of public examples."""
+        decoder, codes = mirrored(model, anatomy, space), encode_all(model, anatomy.layer, public)
+        pixels = space.to_unit(public)
+        self._train(lambda codes: codes, decoder, decoder.parameters(), codes, pixels)
+        positive = bool((codes >= 0).all())
+        return Decoding(CraftedLayer.of(anatomy.layer, anatomy.name), decoder, positive)
+
+    def _recognised(self, observation: Observation) -> Decoding:
+        """Return how to read a model that this server did not send, as in a capture."""
+        imprinted_layer(observation)
+        model, space = observation.model, observation.space
+        public = self._granted(observation.public)
+        return self._decoding(model, dissect(model, space), space, public)
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the images of the codes that bins hold."""
-        model, space = observation.model, observation.space
-        anatomy = dissect(model, space)
-        layer, name = anatomy.layer, anatomy.name
-        if not bool((layer.weight == layer.weight[0]).all()):
-            raise NotApplicable(f"the clients were not sent a model with an imprint in {name!r}")
-        decoder, public = mirrored(model, anatomy, space), self._granted(observation.public)
-        codes = encode_all(model, layer, public)
-
-        def trained() -> nn.Module:
-            pixels = space.to_unit(public)
-            self._train(lambda codes: codes, decoder, decoder.parameters(), codes, pixels)
-            return decoder
-
-        decode = _once(("decoder", self, space, *_encoder(anatomy), public), trained)
-        found = isolate(
-            observation.update[f"{name}.weight"],
-            observation.update[f"{name}.bias"],
-            examples=observation.batch_size,
-        )
+        space, kept = observation.space, observation.kept
+        decoding = kept.decoding if isinstance(kept, Autoencoder) else self._recognised(observation)
+        layer = decoding.layer.received(observation)
+        weight, bias = (observation.update[name] for name in decoding.layer.parameters)
+        found = isolate(weight, bias, examples=observation.batch_size)
         with torch.no_grad():
             sound = within(found, occupied(layer(found.inputs)))
-            if bool((codes >= 0).all()):
+            if decoding.positive:
                 sound &= found.inputs.amin(dim=1) >= -1e-3 * found.inputs.amax(dim=1)
             keep = chosen(found, sound, observation.batch_size)
             keep = keep[sound[keep]] if bool(sound.any()) else keep
-            images = decode(found.inputs[keep])
+            images = decoding.decoder(found.inputs[keep])
         return Reconstruction(space.to_inputs(images), confidence=sound[keep].to(images))
 
     def _granted(self, public: PublicData | None) -> Tensor:
@@ -156,6 +155,51 @@ class ScaleMIA(Adversary):
                 error.square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """How a server reads codes.
+
+    Attributes:
+        layer: The layer whose bins hold them.
+        decoder: From codes to images.
+        positive: Whether no public example has a negative code.
+    """
+
+    layer: CraftedLayer
+    decoder: nn.Module
+    positive: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Autoencoder:
+    """What the server keeps: what it has trained, and all that this depends on.
+
+    Attributes:
+        attack: The attack, whose fields are those of the training.
+        space: What is known of the inputs.
+        start: The encoder's parameters before training.
+        public: The examples.
+        encoder: Its parameters after it.
+        decoding: What reads its codes.
+    """
+
+    attack: ScaleMIA
+    space: InputSpace
+    start: Sequence[Tensor]
+    public: Tensor
+    encoder: Sequence[Tensor]
+    decoding: Decoding
+
+    def is_of(
+        self, attack: ScaleMIA, space: InputSpace, start: Sequence[Tensor], public: Tensor
+    ) -> bool:
+        """Return whether training would give the same again."""
+        return (self.attack, self.space) == (attack, space) and all(
+            a.device == b.device and torch.equal(a, b)
+            for a, b in zip((*self.start, self.public), (*start, public), strict=True)
+        )
 
 
 def encode(model: nn.Module, layer: nn.Module, inputs: Tensor) -> Tensor:
@@ -237,17 +281,6 @@ def _encoder(anatomy: Anatomy) -> list[nn.Parameter]:
     return [value for convolution in anatomy.convolutions for value in convolution.parameters()]
 
 
-def _once(inputs: Sequence[object], make: Callable[[], T]) -> T:
-    """Return what is made of some inputs, from the last few times if it was made before."""
-    digest = hashlib.sha256()
-    for part in inputs:
-        if isinstance(part, Tensor):
-            digest.update(part.detach().cpu().numpy().tobytes())
-        digest.update((str(part.device) if isinstance(part, Tensor) else repr(part)).encode())
-    key = digest.hexdigest()
-    if key not in _KEPT:
-        made = make()
-        for oldest in [*_KEPT][: len(_KEPT) - _MOST_KEPT + 1]:
-            del _KEPT[oldest]
-        _KEPT[key] = made
-    return cast(T, _KEPT[key])
+def _values(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return copies of parameters."""
+    return [parameter.detach().clone() for parameter in parameters]

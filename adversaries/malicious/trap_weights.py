@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -12,9 +11,18 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from ..base import Adversary, Observation, Reconstruction, Round, Threat
+from ..base import Adversary, Crafted, Observation, Reconstruction, Round, Threat
 from ..spaces import NotApplicable
-from .imprint import check_passed_on, direct_pass_, dissect, isolate, outside, seen_by, within
+from .imprint import (
+    CraftedLayer,
+    check_passed_on,
+    direct_pass_,
+    dissect,
+    isolate,
+    outside,
+    seen_by,
+    within,
+)
 
 _NATURAL = 1.9  # mean over standard deviation of the pixels of a natural image
 _EXAMPLES = 500  # public ones, to tune s by
@@ -63,7 +71,7 @@ class TrapWeights(Adversary):
         if not 0 < self.sigma < math.inf:
             raise ValueError(f"sigma must be positive and finite, got {self.sigma}")
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return the model with other parameters, the same for all clients."""
         crafted = copy.deepcopy(model)
         anatomy = dissect(crafted, round.space)
@@ -83,16 +91,15 @@ class TrapWeights(Adversary):
             layer.weight.zero_()
             layer.weight[:, :size] = traps(layer.out_features, size, s, self.sigma, rng)
             layer.bias.zero_()
-        return [crafted] * round.clients
+        return Crafted([crafted] * round.clients, CraftedLayer.of(layer, anatomy.name))
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return what rows agree on, and then what passes for an example, up to the batch size."""
         space, size = observation.space, math.prod(observation.space.shape)
-        anatomy = dissect(observation.model, space)
-        layer, name = anatomy.layer, anatomy.name
-        if layer.bias.any():
-            raise NotApplicable(f"the clients were not sent a model with traps in {name!r}")
-        weight, bias = (observation.update[f"{name}.{part}"] for part in ("weight", "bias"))
+        kept = observation.kept
+        traps = kept if isinstance(kept, CraftedLayer) else _recognised(observation)
+        layer = traps.received(observation)
+        weight, bias = (observation.update[name] for name in traps.parameters)
         found = isolate(weight, bias, cumulative=False)
         values = found.inputs[:, :size]
         active = functional.linear(values, layer.weight[:, :size].detach()) > 0
@@ -106,6 +113,14 @@ class TrapWeights(Adversary):
         best = best[trust[best] > 0] if bool((trust > 0).any()) else best
         inputs = space.clamp(groups.inputs[best].view(-1, *space.shape))
         return Reconstruction(inputs, confidence=agreed[best].to(inputs))
+
+
+def _recognised(observation: Observation) -> CraftedLayer:
+    """Return the layer of a model that this server did not send, as in a capture."""
+    anatomy = dissect(observation.model, observation.space)
+    if anatomy.layer.bias.any():
+        raise NotApplicable(f"the clients were not sent a model with traps in {anatomy.name!r}")
+    return CraftedLayer.of(anatomy.layer, anatomy.name)
 
 
 def evenness(inputs: Tensor) -> Tensor:

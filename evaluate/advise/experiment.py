@@ -30,7 +30,7 @@ from rich.markup import escape
 
 from leakfrontier.defenses import Defense
 
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..engines.engine import LOCAL, Engine
 from ..run.cells import AttackTrial, TrainTrial, Trial
 from ..run.config import RunConfig
@@ -206,7 +206,7 @@ class Experiment:
         config = self.config([TrainingChoice(0.0, 1.0, every[0].scenario.training.lr)])
         return trained(self._run(every, config), trials)
 
-    def _run(self, trials: Sequence[Trial], config: RunConfig) -> Results:
+    def _run(self, trials: Sequence[Trial], config: RunConfig) -> Conclusions:
         """Run cells, each attack on every upload: the rate of the strongest is reported."""
         return run_trials(
             trials,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from scipy.stats import t
 
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 from ..foundations.statistics import Interval, accuracy_interval, clopper_pearson
 from ..run.cells import TrainTrial
@@ -24,7 +24,7 @@ class Trained(NamedTuple):
     seconds: float
 
 
-def trained(results: Results, trials: Mapping[Key, Sequence[TrainTrial]]) -> dict[Key, Trained]:
+def trained(results: Conclusions, trials: Mapping[Key, Sequence[TrainTrial]]) -> dict[Key, Trained]:
     """Return the accuracy after the last round, from the rows of cells that belong together."""
     cells, found = results.cells.set_index("cell"), {}
     for key, own in trials.items():
@@ -40,7 +40,7 @@ def trained(results: Results, trials: Mapping[Key, Sequence[TrainTrial]]) -> dic
     return found
 
 
-def attacked(results: Results) -> dict[str, dict[str, Any]]:
+def attacked(results: Conclusions) -> dict[str, dict[str, Any]]:
     """Return what attacks on each arm achieved, as fields of a row.
 
     The strongest is chosen among several; its interval holds for all of them at once.

@@ -233,6 +233,7 @@ def observe(
     models: Sequence[nn.Module] | None = None,
     replay: Replay | None = None,
     released: Released | None = None,
+    kept: object = None,
 ) -> list[Upload]:
     """Return what the server sees when clients train on their shares.
 
@@ -245,6 +246,7 @@ def observe(
         replay: One that `make_replay` has made for these models; by default a new one for each
             upload whose clients received others.
         released: What they have sent, if it is known already.
+        kept: What the server has kept of crafting their models.
     """
     models = models or [client.model] * len(shares)
     released = released or send(client, shares, rng, models=models)
@@ -259,7 +261,14 @@ def observe(
             replays[sent] = replay or make_replay(client, threat, rng, models=sent)
         targets = truth.targets if threat.knows_targets else None
         observation = observation_of(
-            client, sent, update, threat, replays[sent], examples=len(truth.inputs), targets=targets
+            client,
+            sent,
+            update,
+            threat,
+            replays[sent],
+            examples=len(truth.inputs),
+            targets=targets,
+            kept=kept,
         )
         uploads.append(Upload(observation, truth, Batch.joined(released.trained_on[behind])))
     return uploads
@@ -274,6 +283,7 @@ def observation_of(
     *,
     examples: int,
     targets: Tensor | None,
+    kept: object = None,
 ) -> Observation:
     """Return what the adversary is granted of one upload.
 
@@ -285,6 +295,7 @@ def observation_of(
         replay: What `make_replay` has made for these models.
         examples: Private examples behind the upload.
         targets: Their labels, if the adversary is told them.
+        kept: What the server has kept of crafting the models.
     """
     protocol = replace(client.protocol, clients=len(models))
     likelihood = partial(
@@ -304,6 +315,7 @@ def observation_of(
         public=threat.public,
         candidates=threat.candidates,
         release=_another_round(client, models, threat),
+        kept=kept,
     )
 
 

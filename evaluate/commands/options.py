@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..conclude.checks import conclusion, overall
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..door.auditing import measured_scenario, one_configuration
 from ..engines.engine import LOCAL, Engine
 from ..engines.ray_engine import RayEngine
@@ -106,7 +106,7 @@ def defense_from(text: str) -> Method:
     return one_configuration(method_from(text, "the defense"))
 
 
-def conclude(console: Console, results: Results) -> None:
+def conclude(console: Console, results: Conclusions) -> None:
     """Print whether the evaluation can be trusted; one that cannot ends with exit code 1."""
     checks = results.checks()
     console.print(conclusion(checks), soft_wrap=True, highlight=False, markup=False)

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..conclude.labels import final_round, rows
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
 from ..run.config import PRESETS, load_config
@@ -108,7 +108,7 @@ def run(
     conclude(console, results)
 
 
-def _print_summary(console: Console, results: Results) -> None:
+def _print_summary(console: Console, results: Conclusions) -> None:
     """Print what failed, and accuracy and worst-case success of every arm."""
     failed = results.cells[~results.cells["status"].isin(["ok", "not needed"])]
     for _, cell in failed.iterrows():

@@ -47,6 +47,3 @@ class Conclusions(Judged):
             f"scenario {scenario!r} and checkpoint {checkpoint!r} must leave one frontier, got "
             f"{len(found)}; there are: {', '.join(known) or 'none, since nothing was attacked'}"
         )
-
-
-Results = Conclusions

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,35 +20,32 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakfrontier.adversaries import (
-    Adversary,
     ContinuousSpace,
+    InputSpace,
     NotApplicable,
     Observation,
     PublicData,
     Reconstruction,
-    Replay,
     TokenSpace,
 )
-from leakfrontier.defenses import Batch, Defense
+from leakfrontier.defenses import Batch
 
-from ..client.client import Client, ThreatModel, Upload, make_replay, observation_of, send
-from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
-from ..client.mending import AS_GIVEN, Mending
+from ..client.client import Client, ThreatModel, Upload, observation_of, send
+from ..client.examination import EXAMINED_ROUNDS, examine
 from ..data.data import data_digest, data_files, load_dataset
 from ..engines.parcels import Bundle, Files, Traveller
 from ..foundations.devices import Device, current_device
-from ..foundations.rows import AttackRow, Cell, Outcome, Rendering, Score
+from ..foundations.rows import AttackRow, Cell, Outcome, Rendering, ReplayRow, Score
 from ..foundations.seeds import generator
 from ..modality.modality import modality_of
 from ..models.pretrained import model_files
-from ..privacy.claims import claim_of, proven_bound
-from ..run.cells import ReplayTrial, attack_labels, labels_of, reconstruct, undefended
+from ..run.cells import attack_labels, examination, labels_of, undefended
 from ..run.code_digests import ATTACK, factories, source_digest
-from ..run.scoring import Attempt, Scoring
+from ..run.scoring import Attempt
+from ..run.server import Server
 from ..users.methods import Method, build_adversary
 from ..users.names import label
 from ..world.scenario import Scenario, World
-from ..world.victims import candidates
 from .capture import CaptureError, Description
 from .captured import Capture, load_capture
 
@@ -169,34 +166,51 @@ class CaptureTrial(Traveller):
 
     def run(self, folder: Path) -> Outcome:
         """Attack the captures, and score or show what came out."""
-        adversary, captures = build_adversary(self.adversary), self._load()
+        captures = self._load()
         world, victims = world_of(self.scenario, self.about, captures)
-        server = _Server(self, world, adversary)
-        start = time.perf_counter()
+        public = PublicData(*world.test) if self.about.dataset is not None else None
+        server = Server(
+            world,
+            world.defense(self.defense),
+            build_adversary(self.adversary),
+            ThreatModel(self.about.labels is not None, self.knows_defense, public),
+            self.seed,
+            self.draws,
+            examined=self._examination(),
+        )
+        start, seen = time.perf_counter(), _Captured(self, server)
         uploads = {
-            number: server.observe(number, one, rows)
+            number: seen.observe(number, one, rows)
             for number, one, rows in zip(self.observations, captures, victims, strict=True)
         }
-        results = reconstruct(adversary, uploads, self._rng)
-        seconds = (time.perf_counter() - start) / len(captures)
+        results = server.attack(uploads)
+        busy = time.perf_counter() - start
         if not self.scored:
-            return _unscored(self, world, captures, uploads, results, seconds)
+            return _unscored(self, world, captures, uploads, results, busy / len(captures))
         attempts = [
             Attempt(number, rows, results[number], Upload(uploads[number], truth, truth))
             for number, one, rows in zip(self.observations, captures, victims, strict=True)
             if (truth := one.truth) is not None
         ]
-        claim = claim_of(server.defense)
-        first = claim is not None and self.about.round == 0  # before, a model may know the victim
-        bound = proven_bound(claim, world, 0) if claim is not None and first else None
-        scoring = Scoring(world, server.defense, adversary, self.seed, attempts, bound)
-        scored = list(scoring.rows(seconds=seconds))
-        return Outcome(
-            attacks=tuple(row for row, _ in scored),
-            scores=tuple(score for _, scores in scored for score in scores),
-            renderings=tuple(scoring.renderings(self.shown, self.shown_each)),
-            busy=seconds * len(captures),
-        )
+        rounds = 0 if self.about.round == 0 else None  # before, a model may know the victim
+        each = self.shown_each
+        return server.outcome(attempts, busy, rounds=rounds, shown=self.shown, each=each)
+
+    def _examination(self) -> Callable[[Client], ReplayRow] | None:
+        """Return what examines the replay of the defense, on noise where there is no data."""
+        if undefended(self.defense) or self.about.dataset is not None:
+            return examination(self.scenario, self.defense)
+
+        def on_noise(client: Client) -> ReplayRow:
+            rng, size = generator("examination", *self.draws), self.about.batch_size
+            clients = client.defense.cohort
+            rounds = [
+                [_noise(client.space, size, rng) for _ in range(clients)]
+                for _ in range(EXAMINED_ROUNDS)
+            ]
+            return examine(client, rounds, rng)
+
+        return on_noise
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -207,9 +221,6 @@ class CaptureTrial(Traveller):
     def shown_each(self) -> int:
         """Return how many victims of each are kept: more where there are few uploads."""
         return math.ceil(self.pictures / len(self.observations))
-
-    def _rng(self, number: int) -> Generator:
-        return generator("adversary", *self.draws, number)
 
     def _load(self) -> list[Capture]:
         captures = [load_capture(path, known=self.about) for path in self.captures]
@@ -280,42 +291,27 @@ def _among(data: Batch, sought: Batch) -> tuple[Tensor, Batch]:
 
 
 @dataclass(frozen=True)
-class _Server:
-    """What an adversary sees of captured uploads."""
+class _Captured:
+    """Captured uploads, as a server sees them."""
 
     trial: CaptureTrial
-    world: World
-    adversary: Adversary
+    server: Server
     _models: dict[str, nn.Module] = field(default_factory=dict)
-    _replays: dict[str, Replay] = field(default_factory=dict)
-
-    @cached_property
-    def defense(self) -> Defense:
-        """Return the defense of the attacked uploads, as far as it is known."""
-        return self.world.defense(self.trial.defense)
 
     def observe(self, number: int, one: Capture, victims: Tensor) -> Observation:
-        """Return an observation."""
-        trial, about, world = self.trial, self.trial.about, self.world
+        """Return an observation; nothing was crafted here, so that nothing is kept."""
+        trial, about, server = self.trial, self.trial.about, self.server
         model = self._models.setdefault(one.weights, one.model)  # alike, attacks can vectorise
         models = (model,) * about.training.clients
-        client = world.client(self.defense, model)
+        client = server.world.client(server.defense, model)
         client = replace(client, protocol=replace(client.protocol, clients=1))
-        public = PublicData(*world.test) if about.dataset is not None else None
-        threat = ThreatModel(about.labels is not None, trial.knows_defense, public)
-        if one.weights not in self._replays:
-            rng, mending = generator("replay", *trial.draws, 0), self._mending(client)
-            replay = make_replay(client, threat, rng, models=models, mending=mending)
-            self._replays[one.weights] = replay
-        if self.adversary.needs_candidates and trial.scored and len(victims) == 1:
-            among = candidates(world, victims, seed=trial.seed, observation=number)
-            threat = replace(threat, candidates=among)
+        scored = victims if trial.scored else victims[:0]
         return observation_of(
             client,
             models,
             self._control(client, one, number) if trial.control else one.update,
-            threat,
-            self._replays[one.weights],
+            server.granted(scored, number, examples=len(victims)),
+            server.replay(client, models),
             examples=about.batch_size,
             targets=None if one.about.labels is None else torch.tensor(one.about.labels),
         )
@@ -327,26 +323,15 @@ class _Server:
         upload = (self.trial.scenario.description, self.trial.seed, self.trial.about.round)
         return send(client, [one.truth], generator("client", *upload, number)).updates[0]
 
-    def _mending(self, client: Client) -> Mending:
-        trial = self.trial
-        if not (trial.knows_defense and self.adversary.simulates) or undefended(trial.defense):
-            return AS_GIVEN
-        if trial.about.dataset is not None:
-            return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
-        rng = generator("examination", *trial.draws)
-        clients = self.defense.cohort
-        rounds = [[self._noise(rng) for _ in range(clients)] for _ in range(EXAMINED_ROUNDS)]
-        return mending_of(examine(client, rounds, rng))
 
-    def _noise(self, rng: Generator) -> Batch:
-        """Return examples that a replay can be examined on where there is no data."""
-        space, size = self.world.space, self.trial.about.batch_size
-        targets = torch.randint(space.classes, (size,), generator=rng)
-        if isinstance(space, ContinuousSpace):
-            values = torch.rand((size, *space.shape), generator=rng)
-            return Batch(space.to_inputs(values), targets)
-        vocabulary = space.vocabulary if isinstance(space, TokenSpace) else 1
-        return Batch(torch.randint(vocabulary, (size, *space.shape), generator=rng), targets)
+def _noise(space: InputSpace, size: int, rng: Generator) -> Batch:
+    """Return examples that a replay can be examined on where there is no data."""
+    targets = torch.randint(space.classes, (size,), generator=rng)
+    if isinstance(space, ContinuousSpace):
+        values = torch.rand((size, *space.shape), generator=rng)
+        return Batch(space.to_inputs(values), targets)
+    vocabulary = space.vocabulary if isinstance(space, TokenSpace) else 1
+    return Batch(torch.randint(vocabulary, (size, *space.shape), generator=rng), targets)
 
 
 class _Guess(NamedTuple):

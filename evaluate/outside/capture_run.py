@@ -13,7 +13,7 @@ from rich.console import Console
 
 from leakfrontier.adversaries import PANEL, Threat
 
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Engine
 from ..foundations.devices import Device, resolved
@@ -48,7 +48,7 @@ def attack_captures(
     engine: Engine = LOCAL,
     retry_failed: bool = False,
     console: Console | None = None,
-) -> tuple[Results, bool]:
+) -> tuple[Conclusions, bool]:
     """Attack captures, and return all rows and whether they are scores.
 
     Captures that are alike in all but their content are the observations of one scenario. If one

@@ -110,7 +110,7 @@ def median_entry(upload: Upload) -> float:
 def _setup(problem: PaperSetting, space: InputSpace, rng: Generator) -> Setup:
     network = problem.get("network", "3 each" if "clients" in problem else "CNN")
     name, options = NETWORKS[network]
-    # Scale-MIA trains an encoder for the network: always the same one, hence once in a process.
+    # Scale-MIA trains an encoder for its network: trials differ by their examples alone.
     source = generator("network") if network == "strided" else rng
     clients = problem.get("clients", 1)
     return Setup(

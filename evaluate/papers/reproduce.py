@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..data.data import load_dataset
 from ..engines.engine import LOCAL, Engine
 from ..foundations.devices import Device
@@ -168,7 +168,7 @@ def _interleaved(planned: Collection[Sequence[TableTrial]]) -> list[TableTrial]:
     return sorted(different.values(), key=lambda trial: trial.index)
 
 
-def _scores(results: Results) -> dict[str, Scores | str]:
+def _scores(results: Conclusions) -> dict[str, Scores | str]:
     """Return what each trial measured, or why it did not, by the key of its cell."""
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     rows = results.scores.sort_values(["cell", "metric", "victim"])

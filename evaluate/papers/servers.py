@@ -99,11 +99,18 @@ def crafted_upload(attack: Adversary, setup: Setup, data: Dataset, rng: Generato
     batch = draw_batch(private, setup.clients * setup.examples, rng)
     public = PublicData(*test) if setup.public else None
     known = Round(data.space, setup.protocol, setup.clients, setup.examples, public)
-    models = attack.craft(setup.model, known, fork(rng))
+    crafted = attack.craft(setup.model, known, fork(rng))
     rows = torch.arange(len(batch.targets)).split(setup.examples)
     shares = [batch.at(part) for part in rows]
     client = Client(setup.model, cross_entropy, setup.defense, setup.protocol, data.space)
-    (upload,) = observe(client, shares, ThreatModel(public=public), fork(rng), models=models)
+    (upload,) = observe(
+        client,
+        shares,
+        ThreatModel(public=public),
+        fork(rng),
+        models=crafted.models,
+        kept=crafted.kept,
+    )
     return upload
 
 

@@ -1,11 +1,11 @@
-"""The two kinds of cell: train under a defense, and attack it. Each leaves rows."""
+"""The three kinds of cell: train under a defense, examine its replay, attack it."""
 
 from __future__ import annotations
 
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,35 +17,33 @@ from torch import Tensor, nn
 
 from leakfrontier.adversaries import (
     Adversary,
+    Crafted,
     NotApplicable,
-    Observation,
-    Reconstruction,
-    Replay,
     Round,
     Threat,
 )
 from leakfrontier.adversaries import Protocol as TrainingProtocol
 from leakfrontier.defenses import Batch, Defense, Refused
 
-from ..client.client import Client, Released, Upload, make_replay, observe, send
-from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
+from ..client.client import Client, Released, Upload, observe, send
+from ..client.examination import EXAMINED_ROUNDS, examine
 from ..client.federation import Federation
 from ..client.math_attention import math_attention
-from ..client.mending import AS_GIVEN, Mending
 from ..data.partition import partition
 from ..engines.parcels import Traveller
 from ..foundations.devices import Device, on_device
 from ..foundations.rows import Cell, GuaranteeRow, Outcome, ReplayRow, UtilityRow
 from ..foundations.seeds import generator, global_draws, seed_globally
-from ..privacy.claims import claim_of, guarantee_row, proven_bound
+from ..privacy.claims import claim_of, guarantee_row
 from ..users.contract import Checked
 from ..users.copies import CLIENTS, copied
 from ..users.methods import Method, build_adversary, build_defense, build_protocol
 from ..users.names import adversary_label, family, label, options
 from ..world.scenario import Scenario, World, load_world
-from ..world.victims import candidates, cohort, other_cohort, other_examples, victims
+from ..world.victims import cohort, other_cohort, other_examples, victims
 from .code_digests import ATTACK, REPLAY, TRAINING, factories, source_digest
-from .scoring import Attempt, Scoring
+from .scoring import Attempt
+from .server import Server
 
 EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
@@ -207,6 +205,13 @@ class ReplayTrial:
 _EXAMINED: dict[str, ReplayRow] = {}
 
 
+def examination(scenario: Scenario, defense: Method) -> Callable[[Client], ReplayRow] | None:
+    """Return what examines the replay of a defense in a scenario; None if there is none to."""
+    if undefended(defense):
+        return None
+    return lambda _: ReplayTrial(scenario, defense).examined()
+
+
 @dataclass(frozen=True)
 class AttackTrial(Traveller):
     """Attack a defense: scores per victim.
@@ -259,27 +264,26 @@ class AttackTrial(Traveller):
     def run(self, folder: Path) -> Outcome:
         """Observe uploads, attack them, and score what came out."""
         world = load_world(self.scenario)
-        defense, adversary = world.defense(self.defense), build_adversary(self.adversary)
-        server = _Server(self, world, defense, adversary, folder)
+        server = Server(
+            world,
+            world.defense(self.defense),
+            build_adversary(self.adversary),
+            world.threat(self.knows_defense),
+            self.seed,
+            self.draws,
+            examined=examination(self.scenario, self.defense),
+        )
         victims(world, self.seed, max(self.observations))  # refused before any work is done
 
         start = time.perf_counter()
-        observed = [server.observe(i) for i in self.observations]
+        rounds = Rounds(self, server, folder)
+        observed = [rounds.observe(i) for i in self.observations]
         seen = {a.observation: a.upload.observation for a in observed if a.upload is not None}
-        found = reconstruct(adversary, seen, self._rng)
+        found = server.attack(seen)
         attempts = [replace(a, result=found.get(a.observation, a.result)) for a in observed]
         busy = time.perf_counter() - start
-
-        claim = claim_of(defense)
-        bound = None if claim is None else proven_bound(claim, world, self.checkpoint)
-        scoring = Scoring(world, defense, adversary, self.seed, attempts, bound)
-        scored = list(scoring.rows(seconds=busy / len(attempts)))
-        return Outcome(
-            attacks=tuple(row for row, _ in scored),
-            scores=tuple(score for _, scores in scored for score in scores),
-            renderings=tuple(scoring.renderings(range(self.pictures))),
-            busy=busy,
-        )
+        shown = range(self.pictures)
+        return server.outcome(attempts, busy, rounds=self.checkpoint, shown=shown)
 
     def needed(self, folder: Path) -> Iterator[Path]:
         """Yield the checkpoints of the attacked models."""
@@ -290,10 +294,6 @@ class AttackTrial(Traveller):
             path = training.checkpoint(folder, version)
             if path.exists():  # else training failed, as the cell will say
                 yield path
-
-    def _rng(self, observation: int) -> torch.Generator:
-        """Return the source of the adversary's randomness on one upload."""
-        return generator("adversary", *self.draws, observation)
 
     @property
     def draws(self) -> tuple[object, ...]:
@@ -306,46 +306,25 @@ class AttackTrial(Traveller):
         return (self.scenario.description, self.seed, self.checkpoint)
 
 
-def reconstruct(
-    adversary: Adversary,
-    observations: Mapping[int, Observation],
-    rng: Callable[[int], torch.Generator],
-) -> dict[int, Reconstruction | NotApplicable]:
-    """Return what an adversary makes of observations, by their numbers.
-
-    Args:
-        adversary: The attack.
-        observations: What it sees.
-        rng: From the number of an observation to the source of its randomness.
-    """
-    rngs = [rng(number) for number in observations]
-    found = adversary.reconstruct_all([*observations.values()], rngs) if observations else []
-    name = type(adversary).__name__
-    if len(found) != len(observations):
-        raise ValueError(
-            f"{name}.reconstruct_all must return {len(observations)} results, got {len(found)}"
-        )
-    for result in found:
-        if not isinstance(result, Reconstruction | NotApplicable):
-            raise ValueError(f"{name} must return a Reconstruction, got {type(result).__name__}")
-    return {n: _examples(result) for n, result in zip(observations, found, strict=True)}
-
-
 @dataclass(frozen=True)
-class _Server:
-    """What an adversary sees of the clients of one arm, having sent them their models."""
+class Rounds:
+    """Rounds of one arm: the server sends models, the clients answer.
+
+    Attributes:
+        trial: What is attacked, and by whom.
+        server: The server.
+        folder: Where checkpoints are.
+    """
 
     trial: AttackTrial
-    world: World
-    defense: Defense
-    adversary: Adversary
+    server: Server
     folder: Path
     _models: dict[int, nn.Module] = field(default_factory=dict)
-    _replays: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
+    _kept: list[object] = field(default_factory=list)
 
     def observe(self, index: int) -> Attempt:
         """Return an observation, or why there is none."""
-        sought = victims(self.world, self.trial.seed, index)
+        sought = victims(self.server.world, self.trial.seed, index)
         try:
             upload = self._upload(index, sought)
         except (NotApplicable, Refused) as reason:
@@ -353,50 +332,40 @@ class _Server:
         return Attempt(index, sought, NotApplicable("not attacked"), upload)
 
     def _upload(self, index: int, sought: Tensor) -> Upload:
-        trial, world, clients = self.trial, self.world, self.defense.cohort
+        """Return one round: models are sent, clients train on them, and the server looks."""
+        trial, server, defense = self.trial, self.server, self.server.defense
         model = self._model(index)
-        sent = self._sent(model, index)
-        received = tuple(Checked(self.defense).on_receive(one, model) for one in sent)
-        known = tuple(map(known_of, sent, received))
-        client = world.client(self.defense, model)
-        shares = cohort(world, sought, clients=clients, seed=trial.seed, observation=index)
-        threat = world.threat(trial.knows_defense)
+        crafted = self._sent(model, index)
+        received = tuple(Checked(defense).on_receive(one, model) for one in crafted.models)
+        known = tuple(map(known_of, crafted.models, received))
         honest = all(one is model for one in known)
-        if known not in self._replays:
-            rng = generator("replay", *trial.draws, 0 if honest else index)
-            self._replays[known] = make_replay(
-                client, threat, rng, models=known, mending=self._mending()
-            )
-        if self.adversary.needs_candidates and len(sought) == len(shares) == 1:
-            among = candidates(world, sought, seed=trial.seed, observation=index)
-            threat = replace(threat, candidates=among)
+
+        client = server.world.client(defense, model)
+        here = {"clients": defense.cohort, "seed": trial.seed}
+        shares = cohort(server.world, sought, **here, observation=index)
         rng = generator("client", *trial.upload, index)
+        released = (
+            self._released(client, shares, rng, index)
+            if honest
+            else send(client, shares, rng, models=received)
+        )
+
         uploads = observe(
             client,
             shares,
-            threat,
+            server.granted(sought, index, examples=sum(len(one.inputs) for one in shares)),
             rng,
             models=known,
-            replay=self._replays[known],
-            released=self._released(client, shares, rng, index)
-            if honest
-            else send(client, shares, rng, models=received),
+            replay=server.replay(client, known, 0 if honest else index),
+            released=released,
+            kept=crafted.kept,
         )
         if len(uploads) != 1:
             raise ValueError(
-                f"{type(self.defense).__name__} has a cohort of {clients}, so that on_round must "
+                f"{type(defense).__name__} has a cohort of {defense.cohort}, so that on_round must "
                 f"return one update for all of it, got {len(uploads)}"
             )
         return uploads[0]
-
-    def _mending(self) -> Mending:
-        trial = self.trial
-        if not (trial.knows_defense and self.adversary.simulates) or undefended(trial.defense):
-            return AS_GIVEN
-        try:
-            return mending_of(ReplayTrial(trial.scenario, trial.defense).examined())
-        except Refused:  # of the clients that are examined: these may accept
-            return AS_GIVEN
 
     def _released(
         self, client: Client, shares: Sequence[Batch], rng: torch.Generator, index: int
@@ -415,34 +384,46 @@ class _Server:
         trial = self.trial
         return TrainTrial(trial.scenario, trial.defense, trial.seed).cell.key, self.folder
 
-    def _sent(self, model: nn.Module, index: int) -> list[nn.Module]:
-        """Return the model that the server sends to each client."""
-        world, scenario, clients = self.world, self.trial.scenario, self.defense.cohort
-        check_permitted(self.adversary, Threat(scenario.threat))
-        public = world.threat(self.trial.knows_defense).public
-        known = Round(world.space, world.protocol, clients, scenario.batch_size, public)
-        sent = list(
-            self.adversary.craft(model, known, generator("craft", *self.trial.draws, index))
+    def _sent(self, model: nn.Module, index: int) -> Crafted:
+        """Return the model that the server sends to each client, and what it keeps."""
+        server, scenario, adversary = self.server, self.trial.scenario, self.server.adversary
+        check_permitted(adversary, Threat(scenario.threat))
+        clients, last = server.defense.cohort, self._kept[-1] if self._kept else None
+        known = Round(
+            server.world.space,
+            server.world.protocol,
+            clients,
+            scenario.batch_size,
+            server.threat.public,
+            last,
         )
-        if len(sent) != clients:
+        rng = generator("craft", *self.trial.draws, index)
+        crafted, name = adversary.craft(model, known, rng), type(adversary).__name__
+        if not isinstance(crafted, Crafted):
             raise ValueError(
-                f"{type(self.adversary).__name__}.craft must return a model for each of {clients} "
-                f"clients, got {len(sent)}"
+                f"{name}.craft must return Crafted(models, kept), got {type(crafted).__name__}"
             )
-        return sent
+        if len(crafted.models) != clients:
+            raise ValueError(
+                f"{name}.craft must return a model for each of {clients} clients, got "
+                f"{len(crafted.models)}"
+            )
+        self._kept[:] = [crafted.kept]
+        return crafted
 
     def _model(self, index: int) -> nn.Module:
         """Return the version of the model that the client of an observation has."""
         trial = self.trial
         rng = generator("staleness", trial.scenario.description, trial.seed, index)
-        version = trial.checkpoint - self.world.protocol.staleness(trial.checkpoint, rng)
+        protocol = self.server.world.protocol
+        version = trial.checkpoint - protocol.staleness(trial.checkpoint, rng)
         if version not in self._models:
             self._models[version] = self._load(version)
         return self._models[version]
 
     def _load(self, version: int) -> nn.Module:
         trial = self.trial
-        model = self.world.model(self.defense, trial.seed)
+        model = self.server.world.model(self.server.defense, trial.seed)
         if version:
             training = TrainTrial(trial.scenario, trial.defense, trial.seed)
             path = training.checkpoint(self.folder, version)
@@ -559,13 +540,6 @@ def labels_of(scenario: Scenario, defense: Method) -> dict[str, object]:
         "strength": None if built.strength is None else float(built.strength),
         "stochastic": bool(built.stochastic),
     }
-
-
-def _examples(result: Reconstruction | NotApplicable) -> Reconstruction | NotApplicable:
-    """Return a result that can be scored against the private examples."""
-    if isinstance(result, Reconstruction) and result.layer is not None:
-        return NotApplicable(f"recovered features, the inputs of layer {result.layer!r}")
-    return result
 
 
 def _save(model: nn.Module, path: Path) -> None:

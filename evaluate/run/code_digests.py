@@ -42,9 +42,7 @@ TRAINING = (
 REPLAY = (JOINT, "evaluate/client/examination.py")
 ATTACK = (
     *REPLAY,
-    "evaluate/client/client.py",
-    "evaluate/run/scoring.py",
-    "evaluate/privacy/claims.py",
+    "evaluate/run/server.py",
 )
 
 

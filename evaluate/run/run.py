@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Done, Engine, Failure
 from ..engines.progress import Progress
@@ -53,7 +53,7 @@ def run(
     engine: Engine = LOCAL,
     retry_failed: bool = False,
     console: Console | None = None,
-) -> Results:
+) -> Conclusions:
     """Run what is not yet in `out`, and return all rows.
 
     Args:
@@ -117,7 +117,7 @@ def run_trials(
     engine: Engine = LOCAL,
     retry_failed: bool = False,
     console: Console | None = None,
-) -> Results:
+) -> Conclusions:
     """Run those of some cells that are not yet in `out`, and return the rows of all of them.
 
     Args:

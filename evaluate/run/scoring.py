@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isnan
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,18 @@ class Attempt:
     upload: Upload | None = None
 
 
+class _Matched(NamedTuple):
+    """The guesses that private examples are assigned.
+
+    Attributes:
+        rows: Which guess each example has; -1 for none.
+        values: The guesses on the scale of the data; nothing where there is none.
+    """
+
+    rows: Tensor
+    values: Tensor
+
+
 @dataclass(frozen=True)
 class Scoring:
     """The guesses of one cell beside the truth.
@@ -57,6 +70,7 @@ class Scoring:
     seed: int
     attempts: Sequence[Attempt]
     bound: Callable[[float], float] | None = None
+    _own: dict[int, _Matched] = field(default_factory=dict)
 
     def rows(self, seconds: float) -> Iterator[tuple[AttackRow, tuple[Score, ...]]]:
         """Yield a row per victim, and its scores."""
@@ -81,13 +95,13 @@ class Scoring:
             each: How many victims of each.
         """
         modality = self.world.modality
-        for attempt in self.attempts:
+        for index, attempt in enumerate(self.attempts):
             guess = _guess(attempt)
             if guess is None or attempt.observation not in observations:
                 continue
             upload, result = guess
             truth = modality.values(upload.truth.inputs)
-            shown = self._guesses(result, upload.truth)
+            shown = self._matched(index, upload, result).values
             for victim in range(min(each, len(attempt.victims))):
                 files = modality.render(truth[victim]), modality.render(shown[victim])
                 yield Rendering(attempt.observation, victim, modality.media, *files)
@@ -98,16 +112,16 @@ class Scoring:
         attempt, modality = self.attempts[index], self.world.modality
         victims, number = len(attempt.victims), attempt.observation
         truth = modality.values(upload.truth.inputs)[:victims]
-        guess = self._guesses(result, upload.truth)[:victims]
+        matched = self._matched(index, upload, result)
         pool = self._look_alikes(attempt)
-        metrics = modality.scores(guess, truth)
-        identified = self._identified(result, upload.truth, pool)
+        metrics = modality.scores(matched.values[:victims], truth)
+        identified = self._identified(matched, upload.truth, pool)
         transformed = self._against_transformed(attempt, upload, result, pool)
         either = identified if transformed is None else identified | transformed[0]
         if transformed is not None:
             metrics |= {f"{name}_transformed": value for name, value in transformed[1].items()}
         counterfactual = self._counterfactual(index, upload, pool)
-        labels = self._labels_correct(result, upload)
+        labels = _labels_correct(result, upload, matched)
         at_truth = self.adversary.objective(upload.observation, *upload.truth)
         tries = 1 if transformed is None else 2
         for victim in range(victims):
@@ -147,8 +161,14 @@ class Scoring:
         guesses = max([1, *(len(one[1].inputs) for one in found if one is not None)])
         return self.bound(min(1.0, tries * guesses / candidates))
 
-    def _guesses(self, result: Reconstruction, private: Batch) -> Tensor:
-        """Return a guess for each example, on the scale of the data; nothing where none is left."""
+    def _matched(self, index: int, upload: Upload, result: Reconstruction) -> _Matched:
+        """Return the guesses of an attempt, assigned to the examples behind its upload; once."""
+        if index not in self._own:
+            self._own[index] = self._match(result, upload.truth)
+        return self._own[index]
+
+    def _match(self, result: Reconstruction, private: Batch) -> _Matched:
+        """Assign guesses to private examples."""
         name, modality = type(self.adversary).__name__, self.world.modality
         if not isinstance(result.inputs, Tensor):
             raise ValueError(
@@ -166,19 +186,14 @@ class Scoring:
         if not result.inputs.isfinite().all():
             raise ValueError(f"{name} returned NaN or infinite values")
         guess = modality.values(result.inputs.detach())
-        matches = self._matches(result, private)
-        return torch.cat([guess, modality.nothing(guess)])[matches]  # -1: no guess
+        rows = modality.match(guess, modality.values(private.inputs))
+        return _Matched(rows, torch.cat([guess, modality.nothing(guess)])[rows])
 
-    def _matches(self, result: Reconstruction, private: Batch) -> Tensor:
-        values = self.world.modality.values
-        return self.world.modality.match(values(result.inputs.detach()), values(private.inputs))
-
-    def _identified(self, result: Reconstruction, private: Batch, pool: Tensor) -> Tensor:
+    def _identified(self, matched: _Matched, private: Batch, pool: Tensor) -> Tensor:
         """Return whether each victim is told apart from its look-alikes; not without a guess."""
-        guess, guessed = self._guesses(result, private), self._matches(result, private) >= 0
         truth, count = self.world.modality.values(private.inputs), len(pool)
-        found = self.world.modality.identified(guess[:count], truth[:count], pool)
-        return found & guessed[:count]
+        found = self.world.modality.identified(matched.values[:count], truth[:count], pool)
+        return found & (matched.rows >= 0)[:count]
 
     def _against_transformed(
         self, attempt: Attempt, upload: Upload, result: Reconstruction, pool: Tensor
@@ -194,9 +209,10 @@ class Scoring:
         labels = seen.targets[:count].repeat_interleave(pool.shape[1], 0)
         inputs = modality.inputs(pool.flatten(0, 1))
         transformed = self.defense.on_batch(Batch(inputs, labels), rng).inputs
-        metrics = modality.scores(self._guesses(result, seen), modality.values(seen.inputs))
+        matched = self._match(result, seen)
+        metrics = modality.scores(matched.values, modality.values(seen.inputs))
         others = modality.values(transformed).view_as(pool)
-        return self._identified(result, seen, others), metrics
+        return self._identified(matched, seen, others), metrics
 
     def _look_alikes(self, attempt: Attempt) -> Tensor:
         """Return the examples that each victim has to be told apart from."""
@@ -212,15 +228,16 @@ class Scoring:
         other = next((one for one in others if own.isdisjoint(one.victims.tolist())), None)
         if other is None or not isinstance(other.result, Reconstruction):
             return None
-        return self._identified(other.result, upload.truth, pool)
+        return self._identified(self._match(other.result, upload.truth), upload.truth, pool)
 
-    def _labels_correct(self, result: Reconstruction, upload: Upload) -> Tensor | None:
-        """Return whether the labels of the matched guesses are right, if they were inferred."""
-        granted = upload.observation.targets is not None
-        if result.targets is None or granted or upload.truth.targets.dim() > 1:  # no labels
-            return None
-        guessed = torch.cat([result.targets, result.targets.new_tensor([-1])])
-        return guessed[self._matches(result, upload.truth)] == upload.truth.targets
+
+def _labels_correct(result: Reconstruction, upload: Upload, matched: _Matched) -> Tensor | None:
+    """Return whether the labels of the matched guesses are right, if they were inferred."""
+    granted = upload.observation.targets is not None
+    if result.targets is None or granted or upload.truth.targets.dim() > 1:  # no labels
+        return None
+    guessed = torch.cat([result.targets, result.targets.new_tensor([-1])])
+    return guessed[matched.rows] == upload.truth.targets
 
 
 def _guess(attempt: Attempt) -> tuple[Upload, Reconstruction] | None:

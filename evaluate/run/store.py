@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 from ..foundations.foreign import (
     check_cells,
@@ -170,7 +170,7 @@ class Store:
             for table, row_type in TABLES.items():
                 self._insert(database, table, row_type, key, getattr(outcome, table))
 
-    def results(self) -> Results:
+    def results(self) -> Conclusions:
         """Return the rows of the cells that the last run planned, with their labels.
 
         Raises:
@@ -183,7 +183,7 @@ class Store:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise StoreError(f"{self.path} has rows that cannot be read: {error}") from error
 
-    def _results(self) -> Results:
+    def _results(self) -> Conclusions:
         with self._connect() as database:
             meta = check_meta(self._meta(database))
             if "panel" not in meta:
@@ -202,7 +202,7 @@ class Store:
             }
             for table, row_type in TABLES.items():
                 check_rows(frames[table], row_type)
-        return Results(meta["config"], meta["panel"], cells, **frames, notes=meta["notes"])
+        return Conclusions(meta["config"], meta["panel"], cells, **frames, notes=meta["notes"])
 
     @staticmethod
     def _labels(database: sqlite3.Connection) -> pd.DataFrame:
@@ -356,7 +356,7 @@ def other_configuration(folder: Path, config: Mapping[str, Any]) -> list[str]:
     return [name for name in {**now, **before} if now.get(name) != before.get(name)]
 
 
-def received_results(folder: Path) -> Results:
+def received_results(folder: Path) -> Conclusions:
     """Return the results of a folder that may come from others, if reports can be made of it."""
     store = Store(folder)
     results = store.results()

@@ -22,7 +22,7 @@ from ..conclude.checks import Check, conclusion, failed_checks, overall
 from ..conclude.dominance import Arm, Dominance, Gap, compare, judge
 from ..conclude.frontier import Frontier, final_counts
 from ..conclude.labels import limit_text
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 from ..foundations.rows import MEDIA, digest
 from ..foundations.statistics import advantage
@@ -42,7 +42,7 @@ class Evaluation:
     """
 
     pack: str
-    results: Results
+    results: Conclusions
     frontier: Frontier
     checks: Sequence[Check]
     orders: Mapping[str, Dominance]

@@ -31,7 +31,7 @@ from leakfrontier.adversaries import PANEL
 from ..conclude.analysis import FINISHED, with_scores
 from ..conclude.checks import conclusion
 from ..conclude.labels import rows
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..data.data import is_named
 from ..data.tokenizers import TOKENIZERS
 from ..foundations.errors import given_by_user
@@ -120,7 +120,7 @@ class Pack:
         return cells.assign(**{name: pd.to_numeric(cells[name]) for name in ("seconds", "busy")})
 
     @cached_property
-    def results(self) -> Results:
+    def results(self) -> Conclusions:
         """Return the rows, as those of a run's folder."""
         cells = self.cells
         labels = pd.DataFrame(
@@ -130,7 +130,7 @@ class Pack:
         check_cells(labels.merge(outcomes, on="cell"))
         check_labelled(labels)
         frames = {name: labels.merge(self.rows(name), on="cell") for name in TABLES}
-        return Results(
+        return Conclusions(
             self.meta["config"],
             self.panel,
             labels.merge(outcomes, on="cell"),
@@ -192,7 +192,7 @@ def pack_run(folder: Path, *, trust_code: bool = False) -> bytes:
 
 
 def write_pack(
-    results: Results,
+    results: Conclusions,
     labels: Sequence[Mapping[str, Any]],
     outcomes: Mapping[str, Outcome],
     config: Mapping[str, Any],
@@ -297,7 +297,7 @@ def plan_of(config: RunConfig) -> list[Trial]:
     return planned
 
 
-def narrowed(trials: Sequence[Trial], results: Results) -> list[Trial]:
+def narrowed(trials: Sequence[Trial], results: Conclusions) -> list[Trial]:
     """Return planned cells as they were run: on the uploads that a cascade left them."""
     attacked = results.attacks.groupby("cell")["observation"].unique()
     found: list[Trial] = []
@@ -309,7 +309,7 @@ def narrowed(trials: Sequence[Trial], results: Results) -> list[Trial]:
     return found + list(trials[len(found) :])
 
 
-def derived(results: Results) -> dict[str, bytes]:
+def derived(results: Conclusions) -> dict[str, bytes]:
     """Return the tables that follow from rows."""
     frontiers = [frontier.points for frontier in results.frontiers()]
     tables = {
@@ -323,7 +323,7 @@ def derived(results: Results) -> dict[str, bytes]:
     }
 
 
-def _gallery(results: Results, numbers: Mapping[str, int]) -> dict[str, bytes]:
+def _gallery(results: Conclusions, numbers: Mapping[str, int]) -> dict[str, bytes]:
     """Return the best that passive attacks made of the first victims, under every defense."""
     attacks = with_scores(results.attacks, results.scores)
     chosen = attacks["threat"].eq("passive") & ~attacks["candidates_granted"] & ~attacks["baseline"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..conclude.results import Results
+from ..conclude.results import Conclusions
 from ..foundations.foreign import is_missing
 from ..foundations.rows import TABLES, Column, Outcome, columns, digest
 from .archive import sha256
@@ -59,7 +59,7 @@ def _value(value: Any, column: Column) -> Any:  # noqa: ANN401 - a cell of a tab
     return column.kind(value)
 
 
-def outcomes_of(results: Results) -> dict[str, Outcome]:
+def outcomes_of(results: Conclusions) -> dict[str, Outcome]:
     """Return what every cell has left behind, by its key."""
     found: dict[str, dict[str, Any]] = {}
     for table, row_type in TABLES.items():

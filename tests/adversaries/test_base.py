@@ -66,8 +66,9 @@ def test_an_attack_that_does_not_apply_to_one_observation_goes_on_with_the_next(
 def test_an_honest_server_sends_all_clients_the_same_model() -> None:
     model = mlp(4)
     sent = Picky().craft(model, Round(SPACE, FedSGD(), clients=3, batch_size=1), rng())
-    assert len(sent) == 3
-    assert all(one is model for one in sent)
+    assert len(sent.models) == 3
+    assert all(one is model for one in sent.models)
+    assert sent.kept is None
 
 
 def test_an_upload_of_local_steps_is_the_mean_gradient_of_a_step() -> None:

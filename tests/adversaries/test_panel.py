@@ -100,8 +100,9 @@ def crafted(name: str) -> Observation:
         )
     )
     known = Round(SPACE, FedSGD(), 1, 8, THREAT.public)
-    models = PANEL.members[name].craft(model, known, rng(6))
-    (seen,) = observe(make_client(model), [batch(8, 3)], THREAT, rng(1), models=models)
+    crafted = PANEL.members[name].craft(model, known, rng(6))
+    sent = {"models": crafted.models, "kept": crafted.kept}
+    (seen,) = observe(make_client(model), [batch(8, 3)], THREAT, rng(1), **sent)
     return seen.observation
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from synthetic import ARMS, SCENARIOS, make_results
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.run.store import Store
 
 benchmark = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "cascade.py"))
@@ -28,7 +28,7 @@ def test_the_same_worst_cases_differ_nowhere(
     assert "0 of " in output.splitlines()[-1]
 
 
-def compared(cascade: Results, individual: Results) -> dict[str, int]:
+def compared(cascade: Conclusions, individual: Conclusions) -> dict[str, int]:
     """Return how many victims of a passive server differ, by defense."""
     table = benchmark["compared"](cascade, individual)
     table = table[(table["server"] == "passive") & (table["scenario"] == SCENARIOS[1])]

@@ -70,7 +70,7 @@ def test_a_crafted_model_is_refused() -> None:
     for own_blocks in (True, False):
         agreed = mlp(16)
         known = Round(SPACE, FedSGD(), 4, 1, public())
-        for sent in ToyImprint(own_blocks).craft(agreed, known, rng()):
+        for sent in ToyImprint(own_blocks).craft(agreed, known, rng()).models:
             assert "layer '1': 75.00% of its rows are zero" in reason(sent, agreed)
 
 
@@ -97,7 +97,7 @@ def test_another_architecture_is_refused(position: int, layer: nn.Module) -> Non
 
 def test_an_inserted_or_missing_module_is_refused_whatever_the_thresholds() -> None:
     trusting, model = WeightInspection(1.0, 1.0, 1.0, 1.0, math.inf, 0.0), mlp()
-    (inserted,) = Normalising().craft(model, Round(SPACE, FedSGD(), 1, 1), rng())
+    (inserted,) = Normalising().craft(model, Round(SPACE, FedSGD(), 1, 1), rng()).models
     for sent, agreed in ((inserted, model), (model, inserted)):
         with pytest.raises(Refused, match="another architecture"):
             trusting.on_receive(sent, agreed)

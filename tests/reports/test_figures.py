@@ -5,7 +5,7 @@ import pytest
 from synthetic import SCENARIOS, shared_results
 
 from leakfrontier.evaluate.conclude.analysis import at, with_scores
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.reports.charts import Figure
 from leakfrontier.reports.figures import accuracy_figure, psnr_figure, strength_figure
 
@@ -13,7 +13,7 @@ MLP = SCENARIOS[1]
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
+def results() -> Conclusions:
     return shared_results(scenarios=(MLP,), candidates=True, active=True)
 
 
@@ -22,13 +22,13 @@ def titles(figure: Figure | None) -> list[str]:
     return [panel["title"] for panel in figure.spec["concat"]]
 
 
-def test_every_sweep_has_a_panel(results: Results) -> None:
+def test_every_sweep_has_a_panel(results: Conclusions) -> None:
     assert titles(strength_figure(MLP, 0, at(results.worst_case(), MLP, 0))) == ["DPSGD", "TopK"]
     worst = results.worst_case()
     assert strength_figure(MLP, 0, worst[worst["control"]]) is None
 
 
-def test_psnr_is_that_of_the_closest_passive_guess(results: Results) -> None:
+def test_psnr_is_that_of_the_closest_passive_guess(results: Conclusions) -> None:
     attacks, scores = at(results.attacks, MLP, 0), at(results.scores, MLP, 0)
     figure = psnr_figure(MLP, 0, attacks, scores)
     assert titles(figure) == ["DPSGD", "TopK"]
@@ -46,7 +46,7 @@ def test_without_psnr_there_is_no_figure_of_it() -> None:
     assert psnr_figure(MLP, 0, at(results.attacks, MLP, 0), at(results.scores, MLP, 0)) is None
 
 
-def test_accuracy_needs_several_rounds(results: Results) -> None:
+def test_accuracy_needs_several_rounds(results: Conclusions) -> None:
     curve = results.utility_curve()
     curve = curve[curve["scenario"] == MLP]
     assert titles(accuracy_figure(MLP, curve)) == ["DPSGD", "TopK"]

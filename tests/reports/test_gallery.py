@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from synthetic import RENDERED, SCENARIOS, SHAPE, shared_results, write_tiny
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.rows import Media, Rendering
 from leakfrontier.reports.gallery import Gallery, Tile, Token, make_gallery
 
@@ -18,7 +18,7 @@ MLP = SCENARIOS[1]
 PROTECTED = "DPSGD noise_multiplier=1.0"
 
 
-def gallery(results: Results, scenario: str = MLP) -> Gallery:
+def gallery(results: Conclusions, scenario: str = MLP) -> Gallery:
     found = make_gallery(results, scenario, 0)
     assert found is not None
     return found

@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 from synthetic import make_results, write_tiny
 
 from leakfrontier.adversaries import TokenSpace
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.data.tokenizers import ByteTokenizer
 from leakfrontier.evaluate.foundations.rows import Media, Rendering
 from leakfrontier.evaluate.modality.modality import modality_of
@@ -32,7 +32,7 @@ SENTENCES = [
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Conclusions]:
     folder = tmp_path_factory.mktemp("report")
     results = make_results(folder, failed=1, missing=1, candidates=True, guaranteed=True, bound=0.9)
     write_report(folder)
@@ -41,7 +41,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
 
 @pytest.fixture(scope="module")
 def of_media(
-    report: tuple[Path, Results], tmp_path_factory: pytest.TempPathFactory
+    report: tuple[Path, Conclusions], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Media], Path]:
     """Return a function that returns a page of a kind of victims, which is made once."""
     pages = {"image/png": report[0] / "report.html"}
@@ -86,7 +86,7 @@ def text_of(page: Path) -> str:
     return page.read_text().replace("\u00a0", " ")
 
 
-def test_tables_round_trip(report: tuple[Path, Results]) -> None:
+def test_tables_round_trip(report: tuple[Path, Conclusions]) -> None:
     folder, results = report
     names = {path.stem for path in (folder / "tables").glob("*.csv")}
     assert names == {
@@ -102,7 +102,7 @@ def test_tables_round_trip(report: tuple[Path, Results]) -> None:
     assert set(pd.read_csv(folder / "tables" / "cells.csv")["status"]) == {"ok", "error", "missing"}
 
 
-def test_figures_are_drawn(report: tuple[Path, Results]) -> None:
+def test_figures_are_drawn(report: tuple[Path, Conclusions]) -> None:
     folder, _ = report
     stems = {path.stem for path in (folder / "figures").iterdir()}
     for kind in ("frontier", "heatmap", "strength", "psnr", "accuracy"):
@@ -115,7 +115,7 @@ def test_figures_are_drawn(report: tuple[Path, Results]) -> None:
     assert not list(folder.rglob("*.partial"))
 
 
-def test_charts_keep_to_the_schema(report: tuple[Path, Results]) -> None:
+def test_charts_keep_to_the_schema(report: tuple[Path, Conclusions]) -> None:
     with unvalidated():  # as a report makes them: each is held against it whole, below
         figures = _figures(_scenarios(report[1]))
     assert len(figures) == len(list((report[0] / "figures").glob("*.svg")))
@@ -125,13 +125,13 @@ def test_charts_keep_to_the_schema(report: tuple[Path, Results]) -> None:
                 chart.to_dict(validate=True)
 
 
-def test_zero_is_never_printed_as_zero(report: tuple[Path, Results]) -> None:
+def test_zero_is_never_printed_as_zero(report: tuple[Path, Conclusions]) -> None:
     page = text_of(report[0] / "report.html")
     assert "&lt;= 16.8 %" in page
     assert not re.search(r">\s*-?0(\.0+)? ?%", page)
 
 
-def test_page_names_gaps(report: tuple[Path, Results]) -> None:
+def test_page_names_gaps(report: tuple[Path, Conclusions]) -> None:
     page = text_of(report[0] / "report.html")
     assert "the first layer is a convolution" in page
     assert "ValueError: loss is not finite" in page
@@ -227,7 +227,9 @@ def test_page_says_what_was_refused_and_what_was_not_needed(faulty: Path) -> Non
     assert "informed" not in page.partition("<script>")[0]
 
 
-def test_nothing_is_said_of_refusals_and_cascades_without_any(report: tuple[Path, Results]) -> None:
+def test_nothing_is_said_of_refusals_and_cascades_without_any(
+    report: tuple[Path, Conclusions],
+) -> None:
     page = text_of(report[0] / "report.html")
     for words in (
         "False alarms",
@@ -255,7 +257,7 @@ def test_definitions_are_those_of_the_modality(
     assert ("How close the reconstructions are" in page) == (media != "tokens")
 
 
-def test_page_works_offline(page: Page, report: tuple[Path, Results]) -> None:
+def test_page_works_offline(page: Page, report: tuple[Path, Conclusions]) -> None:
     works_offline(page, report[0], settings=2)
 
 

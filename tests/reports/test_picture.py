@@ -11,7 +11,7 @@ from packing import make_pack
 from PIL import Image
 from synthetic import SCENARIOS, make_results, write_tiny
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.reports.picture import picture, write_picture
 
@@ -21,12 +21,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Conclusions]:
     folder = tmp_path_factory.mktemp("run")
     return folder, make_results(folder)
 
 
-def test_it_has_the_verdict_the_frontier_and_the_gallery(run: tuple[Path, Results]) -> None:
+def test_it_has_the_verdict_the_frontier_and_the_gallery(run: tuple[Path, Conclusions]) -> None:
     svg = picture(run[1], MLP)
     root = ElementTree.fromstring(svg)
     words = " ".join("".join(text.itertext()) for text in root.iter(f"{SVG}text"))
@@ -47,7 +47,9 @@ def test_it_has_the_verdict_the_frontier_and_the_gallery(run: tuple[Path, Result
     assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)
 
 
-def test_the_command_writes_it(run: tuple[Path, Results], command: Command, tmp_path: Path) -> None:
+def test_the_command_writes_it(
+    run: tuple[Path, Conclusions], command: Command, tmp_path: Path
+) -> None:
     path = tmp_path / "new" / "picture.png"
     code, output, errors = command("report", run[0], "--picture", path, "--scenario", MLP)
     assert code == 0, errors
@@ -69,7 +71,9 @@ def test_a_pack_will_do(command: Command, tmp_path: Path) -> None:
     assert "has no results.sqlite" in errors
 
 
-def test_mistakes_are_named(run: tuple[Path, Results], command: Command, tmp_path: Path) -> None:
+def test_mistakes_are_named(
+    run: tuple[Path, Conclusions], command: Command, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"must be \.svg or \.png"):
         write_picture(run[1], tmp_path / "picture.pdf")
     with pytest.raises(UserError, match="no scenario 'other'; it has fashion-mini/lenet, fashion"):

@@ -28,7 +28,7 @@ SMALL_SCENARIO = {
 SMALL_RUN = {
     "scenarios": [SMALL_SCENARIO],
     "defenses": ["none", "my_defense.py:Rounded", "my_private_defense.py:ClippedNoise"],
-    "adversaries": ["PriorGuess", "my_attack.py:Bias"],
+    "adversaries": ["PriorGuess", "my_attack.py:Bias", "my_server.py:OneRow"],
     "observations": 3,
 }
 

@@ -39,13 +39,15 @@ def attacked(
     (private, test), protocol = data.normalised, protocol or FedSGD()
     rows = torch.randperm(len(private.inputs), generator=rng(seed))[: examples * clients]
     known = PublicData(*test) if public else None
-    models = attack.craft(
+    crafted = attack.craft(
         model, Round(data.space, protocol, clients, examples, known), rng(seed + 1)
     )
     client = Client(model, cross_entropy, defense or Defense(), protocol, data.space)
     shares = [Batch(private.inputs[part], private.targets[part]) for part in rows.split(examples)]
     threat = ThreatModel(public=known)
-    (upload,) = observe(client, shares, threat, rng(seed + 2), models=models)
+    (upload,) = observe(
+        client, shares, threat, rng(seed + 2), models=crafted.models, kept=crafted.kept
+    )
     return upload
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from synthetic import make_results
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.run.store import Store
 from leakfrontier.evaluate.share.pack import write_pack
 from leakfrontier.evaluate.share.packed_rows import outcomes_of
@@ -17,7 +17,7 @@ from leakfrontier.evaluate.share.packed_rows import outcomes_of
 _NOT_LABELS = ("cell", "kind", "status", "error", "note", "seconds", "busy")
 
 
-def packed(results: Results, path: Path) -> Path:
+def packed(results: Conclusions, path: Path) -> Path:
     """Write the pack of results, whatever made them."""
     names = [name for name in results.cells if name not in _NOT_LABELS]
     labels: list[dict[str, Any]] = []
@@ -28,7 +28,7 @@ def packed(results: Results, path: Path) -> Path:
     return path
 
 
-def make_pack(folder: Path, name: str = "made-up", **options: Any) -> tuple[Results, Path]:  # noqa: ANN401
+def make_pack(folder: Path, name: str = "made-up", **options: Any) -> tuple[Conclusions, Path]:  # noqa: ANN401
     """Return made-up results, as `make_results` writes them to a folder, and their pack."""
     results = make_results(folder, **options)
     return results, packed(Store(folder).results(), folder / f"{name}.zip")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.rows import (
     AttackRow,
     Cell,
@@ -137,7 +137,7 @@ def make_results(
     replay: dict[str, Any] | None = None,
     other_cohort: str = "",
     other_examples: str = "",
-) -> Results:
+) -> Conclusions:
     """Write `results.sqlite` to a folder and return what it holds.
 
     Args:
@@ -231,7 +231,7 @@ def make_results(
 
 
 @cache
-def shared_results(**options: Any) -> Results:  # noqa: ANN401 - as above
+def shared_results(**options: Any) -> Conclusions:  # noqa: ANN401 - as above
     """Return what `make_results` does, made once for all who only read it, tables and all."""
     with TemporaryDirectory() as folder:
         return make_results(Path(folder), **options)
@@ -257,7 +257,9 @@ def _still_safe(outcome: Outcome, found: set[tuple[int, int]]) -> Outcome:
     return replace(outcome, **left, status="ok" if safe else "not needed")
 
 
-def _write(folder: Path, cells: list[tuple[Cell, Outcome]], failed: int, missing: int) -> Results:
+def _write(
+    folder: Path, cells: list[tuple[Cell, Outcome]], failed: int, missing: int
+) -> Conclusions:
     store = Store(folder, create=True)
     config = {"scenarios": SCENARIOS, "rounds": ROUNDS[-1], "candidates": CANDIDATES}
     store.begin("panel-1", config, [cell for cell, _ in cells])
@@ -447,7 +449,7 @@ TinyArm = tuple[str, str, float | None, int, list[bool]]
 
 def write_tiny(
     folder: Path, arms: list[TinyArm], *, renderings: tuple[Rendering, ...] = ()
-) -> Results:
+) -> Conclusions:
     """Write arms of (label, family, strength, correct of 1000, identified) and one attack."""
     cells = []
     for label, family, strength, correct, identified in arms:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from leakfrontier.adversaries import (
     Adversary,
+    Crafted,
     NotApplicable,
     Observation,
     Reconstruction,
@@ -40,7 +40,7 @@ class ToyImprint(Adversary):
 
     own_blocks: bool = True
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return a model per client."""
         if round.public is None:
             raise NotApplicable("no public data to take quantiles of")
@@ -49,8 +49,9 @@ class ToyImprint(Adversary):
         rows = _linear_layers(model)[0].out_features
         blocks = torch.arange(rows).split(rows // round.clients)
         if not self.own_blocks:
-            return [_imprinted(model, blocks[0], brightness)] * round.clients
-        return [_imprinted(model, block, brightness) for block in blocks[: round.clients]]
+            return Crafted([_imprinted(model, blocks[0], brightness)] * round.clients)
+        own = blocks[: round.clients]
+        return Crafted([_imprinted(model, block, brightness) for block in own])
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return what each pair of neighbouring rows isolates."""
@@ -96,10 +97,10 @@ class Normalising(Adversary):
 
     threat: ClassVar[Threat] = Threat.ARCHITECTURE
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return the same model for all."""
         normalised = nn.BatchNorm2d(round.space.shape[0], track_running_stats=False)
-        return [nn.Sequential(normalised, model)] * round.clients
+        return Crafted([nn.Sequential(normalised, model)] * round.clients)
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Guess nothing."""
@@ -134,6 +135,6 @@ class Inspecting(Defense):
 class Generous(Normalising):
     """Send more models than there are clients."""
 
-    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Sequence[nn.Module]:
+    def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return three models."""
-        return [model] * 3
+        return Crafted([model] * 3)

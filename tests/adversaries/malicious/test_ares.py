@@ -79,10 +79,11 @@ def upload(
     client = make_client(model, defense, protocol)
     public = PublicData(photos(256, seed=9), torch.zeros(256, dtype=torch.long))
     known = Round(SPACE, client.protocol, clients, examples, public)
-    models = attack.craft(model, known, rng())
+    crafted = attack.craft(model, known, rng())
     labels = torch.arange(examples) % 10
     shares = [Batch(photos(examples, seed), labels) for seed in range(clients)]
-    (seen,) = observe(client, shares, ThreatModel(), rng(1), models=models)
+    sent = {"models": crafted.models, "kept": crafted.kept}
+    (seen,) = observe(client, shares, ThreatModel(), rng(1), **sent)
     return seen
 
 
@@ -120,7 +121,7 @@ def test_flat_pictures_can_be_inverted_whatever_the_filters() -> None:
     colours = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * 3)[:13]
     inputs = colours[:, :, None, None] + 0.01 * torch.randn(13, *shape, generator=rng())
     for seed in range(5):
-        (model,) = ARES().craft(cnn(), Round(SPACE, FedSGD(), 1, 8), rng(seed))
+        (model,) = ARES().craft(cnn(), Round(SPACE, FedSGD(), 1, 8), rng(seed)).models
         first = model.get_submodule("0")
         assert isinstance(first, nn.Conv2d)
         measurement = Measurement(first, shape)
@@ -132,7 +133,7 @@ def test_the_share_that_is_alone_is_that_of_independent_examples() -> None:
     shares = [alone(upload(ARES(), cnn(rows=128), 64)).double().mean()]
     attack = ARES()
     known = Round(SPACE, FedSGD(), 1, 64, PublicData(photos(512, 9), torch.zeros(512)))
-    (model,) = attack.craft(cnn(rows=128), known, rng())
+    (model,) = attack.craft(cnn(rows=128), known, rng()).models
     assert isinstance(model, nn.Sequential)
     with torch.no_grad():
         bins = [(model[:7](photos(64, seed)) > 0).sum(dim=1) for seed in range(20)]
@@ -155,7 +156,7 @@ def test_the_papers_bins_and_no_public_data_do_too() -> None:
     for attack in (ARES(bins="paper"), ARES()):
         model = cnn()
         known = Round(SPACE, FedSGD(), 1, 8)
-        models = attack.craft(model, known, rng())
+        models = attack.craft(model, known, rng()).models
         share = Batch(photos(8), torch.arange(8))
         (seen,) = observe(make_client(model), [share], ThreatModel(), rng(1), models=models)
         assert alone(seen).sum() >= 4
@@ -219,7 +220,7 @@ def test_sound() -> None:
     )
     waves = torch.randn(4, 1, 200, generator=rng())
     client = Client(model, nn.functional.cross_entropy, Defense(), FedSGD(), space)
-    models = ARES().craft(model, Round(space, FedSGD(), 1, 4), rng())
+    models = ARES().craft(model, Round(space, FedSGD(), 1, 4), rng()).models
     share = Batch(space.clamp(waves), torch.arange(4))
     (seen,) = observe(client, [share], ThreatModel(), rng(1), models=models)
     guess = ARES().reconstruct(seen.observation, rng()).inputs

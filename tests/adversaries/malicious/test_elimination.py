@@ -23,17 +23,18 @@ def seen(examples: int, defense: Defense | None = None) -> Observation:
         )
     )
     known = Round(SPACE, FedSGD(), 1, examples, PublicData(*batch(200, 9)))
-    models = ARES().craft(model, known, rng())
+    crafted = ARES().craft(model, known, rng())
     client = make_client(model, defense)
-    (upload,) = observe(client, [batch(examples)], ThreatModel(), rng(1), models=models)
+    (upload,) = observe(client, [batch(examples)], ThreatModel(), rng(1), models=crafted.models)
     return upload.observation
 
 
 def found(observation: Observation) -> Tensor:
     model = observation.model
-    head = model.get_submodule("5")
+    first, head = model.get_submodule("1"), model.get_submodule("5")
+    assert isinstance(first, nn.Linear)
     assert isinstance(head, nn.Linear)
-    return eliminated(observation, model, "1", head)
+    return eliminated(observation, model, "1", head, first.weight.any(dim=1))
 
 
 def nearest(guesses: Tensor, truth: Tensor) -> list[float]:

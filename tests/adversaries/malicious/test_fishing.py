@@ -32,7 +32,7 @@ PRIVATE = Batch(FASHION.space.to_inputs(FASHION.train.inputs), FASHION.train.tar
 
 def crafted(model: nn.Module, size: int = 8, clients: int = 1) -> nn.Module:
     known = Round(SPACE, FedSGD(), clients, size)
-    return ATTACK.craft(model, known, rng())[0]
+    return ATTACK.craft(model, known, rng()).models[0]
 
 
 def target_of(model: nn.Module) -> int:
@@ -117,7 +117,7 @@ def uploads(query: str, size: int, count: int) -> tuple[float, list[Upload]]:
     assert isinstance(model, nn.Sequential)
     chance = best_query(model[:-1](PUBLIC.inputs).detach(), PUBLIC.targets, size).chance
     known = Round(space, FedSGD(), 1, size, PUBLIC if query == "feature" else None)
-    (sent,) = ATTACK.craft(model, known, rng())
+    (sent,) = ATTACK.craft(model, known, rng()).models
     client = replace(make_client(sent), space=space)
     rows = [torch.randperm(len(PRIVATE.inputs), generator=rng(i))[:size] for i in range(count)]
     shares = [PRIVATE.at(part) for part in rows]

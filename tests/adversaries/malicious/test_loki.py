@@ -95,7 +95,7 @@ def test_dpsgd_leaves_nothing(few_photos: Dataset) -> None:
 
 
 def test_clients_have_blocks_of_their_own() -> None:
-    models = LOKI().craft(mlp(), KNOWN, rng())
+    models = LOKI().craft(mlp(), KNOWN, rng()).models
     assert len(models) == 3
     shapes = [{name: value.shape for name, value in m.named_parameters()} for m in models]
     assert shapes[0] == shapes[1] == shapes[2]
@@ -111,7 +111,7 @@ def test_clients_have_blocks_of_their_own() -> None:
 
 def test_all_draws_come_from_the_generator() -> None:
     before = torch.get_rng_state()
-    one, other = (LOKI().craft(mlp(), KNOWN, rng(3))[1].state_dict() for _ in range(2))
+    one, other = (LOKI().craft(mlp(), KNOWN, rng(3)).models[1].state_dict() for _ in range(2))
     torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -119,7 +119,7 @@ def test_all_draws_come_from_the_generator() -> None:
 def test_sound_has_a_brightness_too() -> None:
     space = WaveSpace(shape=(1, 192), classes=10)
     known = replace(KNOWN, space=space, public=PublicData(torch.rand(50, 1, 192), torch.zeros(50)))
-    (model, *_) = LOKI().craft(mlp(), known, rng())
+    (model, *_) = LOKI().craft(mlp(), known, rng()).models
     assert model(torch.rand(2, 1, 192)).shape == (2, 10)
 
 

@@ -86,8 +86,10 @@ def test_sparse_rows_isolate_in_one_step_too(few_photos: Dataset) -> None:
 def test_confidence_is_low_where_signs_mix() -> None:
     attack, client = RobbingTheFed(bins=8), make_client(mlp())
     known = Round(SPACE, FedSGD(), 1, 32, PublicData(*batch(200, 9)))
-    models = attack.craft(mlp(), known, rng())
-    (upload,) = observe(client, [batch(32)], ThreatModel(), rng(1), models=models)
+    crafted = attack.craft(mlp(), known, rng())
+    (upload,) = observe(
+        client, [batch(32)], ThreatModel(), rng(1), models=crafted.models, kept=crafted.kept
+    )
     guess = attack.reconstruct(upload.observation, rng())
     assert guess.confidence is not None
     assert 0 <= float(guess.confidence.min()) < 0.9
@@ -146,8 +148,15 @@ def test_in_a_cnn_as_it_is_negative_values_are_lost(few_photos: Dataset) -> None
 def test_in_a_perceptron_as_it_is_nothing_is_lost() -> None:
     attack, model = RobbingTheFedDirectPass(), mlp(512)
     known = Round(SPACE, FedSGD(), 1, 8, PublicData(*batch(200, 9)))
-    models = attack.craft(model, known, rng())
-    (upload,) = observe(make_client(model), [batch(8)], ThreatModel(), rng(1), models=models)
+    crafted = attack.craft(model, known, rng())
+    (upload,) = observe(
+        make_client(model),
+        [batch(8)],
+        ThreatModel(),
+        rng(1),
+        models=crafted.models,
+        kept=crafted.kept,
+    )
     assert exact(attack, upload) >= 6
 
 
@@ -178,7 +187,8 @@ def test_what_lies_between_is_named(between: nn.Module, reason: str) -> None:
         RobbingTheFedDirectPass().craft(model, Round(SPACE, FedSGD(), 1, 4), rng())
     model = layers(nn.ReLU())
     model(batch(2).inputs)
-    assert len(RobbingTheFedDirectPass().craft(model, Round(SPACE, FedSGD(), 3, 4), rng())) == 3
+    crafted = RobbingTheFedDirectPass().craft(model, Round(SPACE, FedSGD(), 3, 4), rng())
+    assert len(crafted.models) == 3
 
 
 @pytest.mark.parametrize("attack", [RobbingTheFed(), RobbingTheFedDirectPass()])
@@ -192,7 +202,9 @@ def test_an_honest_round_is_not_applicable(attack: Adversary) -> None:
 def test_all_draws_come_from_the_generator() -> None:
     known, attack = Round(SPACE, FedSGD(), 1, 4), RobbingTheFed(query="random", bins=8)
     before = torch.get_rng_state()
-    one, other, third = (attack.craft(mlp(), known, rng(s))[0].state_dict() for s in (3, 3, 4))
+    one, other, third = (
+        attack.craft(mlp(), known, rng(s)).models[0].state_dict() for s in (3, 3, 4)
+    )
     torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert not torch.equal(one["0.measure.weight"], third["0.measure.weight"])
     assert torch.equal(torch.get_rng_state(), before)

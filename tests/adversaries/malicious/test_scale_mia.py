@@ -17,7 +17,6 @@ from leakfrontier.adversaries import (
     Round,
     ScaleMIA,
 )
-from leakfrontier.adversaries.malicious import scale_mia
 from leakfrontier.adversaries.malicious.imprint import dissect, expected_recovery
 from leakfrontier.adversaries.malicious.scale_mia import encode_all, mirrored
 from leakfrontier.defenses import DPSGD, Batch, Defense
@@ -56,11 +55,12 @@ def network() -> nn.Module:
 def attacked(defense: Defense | None = None, clients: int = 1, seed: int = 2) -> Upload:
     """Observe a batch of images, on one client or divided among several."""
     known = Round(SPACE, FedSGD(), clients, SIZE // clients, PUBLIC)
-    models = ATTACK.craft(network(), known, rng(1))
+    crafted = ATTACK.craft(network(), known, rng(1))
     rows = torch.randperm(len(PRIVATE.inputs), generator=rng(seed))[:SIZE]
-    client = replace(make_client(models[0], defense), space=SPACE)
+    client = replace(make_client(crafted.models[0], defense), space=SPACE)
     shares = [PRIVATE.at(part) for part in rows.chunk(clients)]
-    (upload,) = observe(client, shares, ThreatModel(public=PUBLIC), rng(3), models=models)
+    sent = {"models": crafted.models, "kept": crafted.kept}
+    (upload,) = observe(client, shares, ThreatModel(public=PUBLIC), rng(3), **sent)
     return upload
 
 
@@ -107,20 +107,23 @@ def test_noise_hides_everything() -> None:
 def test_training_is_done_once_for_the_same_model_and_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scale_mia._KEPT.clear()
     train = create_autospec(ScaleMIA._train, side_effect=ScaleMIA._train)
     monkeypatch.setattr(ScaleMIA, "_train", train)
     attack = replace(ATTACK, epochs=1, examples=40)
     known = Round(SPACE, FedSGD(), 1, SIZE, PUBLIC)
-    first, second = (attack.craft(network(), known, rng(i))[0] for i in range(2))
-    assert train.call_count == 1
-    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
-    scale_mia._KEPT.clear()
-    again = attack.craft(network(), known, rng(9))[0]
-    assert train.call_count == 2
-    torch.testing.assert_close(first.state_dict(), again.state_dict(), rtol=0, atol=0)
-    replace(attack, examples=30).craft(network(), known, rng())
-    assert train.call_count == 3
+    first = attack.craft(network(), known, rng())
+    assert train.call_count == 2  # the autoencoder, and the decoder again
+    kept = replace(known, kept=first.kept)
+    second, third = attack.craft(network(), kept, rng(1)), attack.craft(network(), known, rng(9))
+    assert train.call_count == 4  # the second time from nothing
+    for one in (second, third):
+        weights = (sent.models[0].state_dict() for sent in (first, one))
+        torch.testing.assert_close(*weights, rtol=0, atol=0)
+    replace(attack, examples=30).craft(network(), kept, rng())
+    other = network()
+    next(other.parameters()).data.mul_(2)
+    attack.craft(other, kept, rng())
+    assert train.call_count == 8  # what was kept is of other examples, or of another model
 
 
 @pytest.mark.parametrize("pool", [1, 2, 28])

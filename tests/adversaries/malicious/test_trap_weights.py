@@ -46,11 +46,12 @@ def attack(
     """Attack a batch of images; return the guess, the truth and what the client was sent."""
     agreed = build_model(model, space, rng(), **({"width": 400} if model == "mlp" else {}))  # type: ignore[arg-type]
     public = PublicData(space.to_inputs(DATA.test.inputs), DATA.test.targets)
-    (sent,) = traps.craft(agreed, Round(space, FedSGD(), 1, SIZE, public), rng(1))
+    crafted = traps.craft(agreed, Round(space, FedSGD(), 1, SIZE, public), rng(1))
+    (sent,) = crafted.models
     rows = torch.randperm(len(DATA.train.inputs), generator=rng(2))[:SIZE]
     share = Batch(space.to_inputs(DATA.train.inputs[rows]), DATA.train.targets[rows])
     client = replace(make_client(sent, defense), space=space)
-    (upload,) = observe(client, [share], ThreatModel(), rng(3))
+    (upload,) = observe(client, [share], ThreatModel(), rng(3), kept=crafted.kept)
     return traps.reconstruct(upload.observation, rng()), share, sent
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 from synthetic import CANDIDATES, SCENARIOS, make_results, shared_results
 
 from leakfrontier.evaluate.conclude.analysis import optimiser_failed, victim_matrix, with_scores
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations import statistics
 from leakfrontier.evaluate.modality import metrics
 from leakfrontier.evaluate.run.store import Store
@@ -21,7 +21,7 @@ LIMITS = ["rate", "low", "high"]
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
+def results() -> Conclusions:
     return shared_results()
 
 
@@ -45,7 +45,7 @@ def test_a_stored_bound_below_chance_is_none() -> None:
     assert none.any()
 
 
-def test_one_row_per_attack_and_knowledge(results: Results) -> None:
+def test_one_row_per_attack_and_knowledge(results: Conclusions) -> None:
     rates = results.rates()
     keys = rates[["scenario", "checkpoint", "defense", "adversary", "knows_defense"]]
     assert not keys.duplicated().any()
@@ -54,7 +54,7 @@ def test_one_row_per_attack_and_knowledge(results: Results) -> None:
     assert set(rates.loc[rates["baseline"], "adversary"]) == {"PriorGuess"}
 
 
-def test_rates_are_exact_binomial_intervals_over_observations(results: Results) -> None:
+def test_rates_are_exact_binomial_intervals_over_observations(results: Conclusions) -> None:
     rates = results.rates()
     for row in rates[rates["rate"].notna()].itertuples():
         same = results.attacks[
@@ -71,13 +71,13 @@ def test_rates_are_exact_binomial_intervals_over_observations(results: Results) 
         assert (row.psnr, row.ssim) == pytest.approx((scores.psnr.median(), scores.ssim.median()))
 
 
-def test_no_success_prints_the_upper_limit(results: Results) -> None:
+def test_no_success_prints_the_upper_limit(results: Conclusions) -> None:
     strongest = "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0)"
     row = one(results.worst_case(), scenario=MLP, defense=strongest)
     assert row["text"] == "<= 16.8 %"
 
 
-def test_not_applicable_is_not_zero(results: Results) -> None:
+def test_not_applicable_is_not_zero(results: Conclusions) -> None:
     row = one(results.rates(), scenario=LENET, defense="none", adversary="LinearLeakage")
     assert row[[*LIMITS, "advantage", "psnr", "seconds"]].isna().all()
     assert row["text"] == "n/a"
@@ -157,7 +157,7 @@ def test_without_a_blind_guess_advantage_is_over_chance(tmp_path: Path) -> None:
     assert row["advantage"] == pytest.approx((0.9 - 1 / CANDIDATES) / (1 - 1 / CANDIDATES))
 
 
-def test_tiers_are_those_of_the_metrics(results: Results) -> None:
+def test_tiers_are_those_of_the_metrics(results: Conclusions) -> None:
     labels = {"scenario": MLP, "defense": TOPK, "adversary": "LinearLeakage"}
     attacks = results.attacks
     same = attacks[np.logical_and.reduce([attacks[k] == v for k, v in labels.items()])]
@@ -173,7 +173,7 @@ def test_tiers_are_those_of_the_metrics(results: Results) -> None:
 
 
 @pytest.mark.parametrize("metric", ["psnr", "ssim"])
-def test_without_psnr_or_ssim_there_is_no_tier(results: Results, metric: str) -> None:
+def test_without_psnr_or_ssim_there_is_no_tier(results: Conclusions, metric: str) -> None:
     fewer = replace(results, scores=results.scores[results.scores["metric"] != metric])
     rates = fewer.rates()
     assert rates[metric].isna().all()
@@ -189,7 +189,7 @@ def test_every_metric_has_its_median(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("defense", ["none", TOPK])
-def test_worst_case_is_the_union(results: Results, defense: str) -> None:
+def test_worst_case_is_the_union(results: Conclusions, defense: str) -> None:
     attacks = results.attacks
     panel = attacks[
         (attacks["scenario"] == MLP)
@@ -205,7 +205,9 @@ def test_worst_case_is_the_union(results: Results, defense: str) -> None:
     assert row["rate"] > successes.mean(axis=1).max() or defense == "none"
 
 
-def test_candidates_are_another_threat_and_do_not_enter_the_worst_case(results: Results) -> None:
+def test_candidates_are_another_threat_and_do_not_enter_the_worst_case(
+    results: Conclusions,
+) -> None:
     given = shared_results(candidates=True)
     plain, both = results.worst_case(), given.worst_case()
     pd.testing.assert_series_equal(both["rate"], plain["rate"])
@@ -336,7 +338,7 @@ def test_guarantees_are_those_of_the_worst_seed(tmp_path: Path) -> None:
     assert (row["seed"], row["epsilon"]) == (0, 100.0)
 
 
-def test_an_arm_that_no_attack_applies_to_has_no_worst_case(results: Results) -> None:
+def test_an_arm_that_no_attack_applies_to_has_no_worst_case(results: Conclusions) -> None:
     analytic = replace(
         results,
         attacks=results.attacks[results.attacks["adversary"] != "InvertingGradients"],
@@ -347,7 +349,7 @@ def test_an_arm_that_no_attack_applies_to_has_no_worst_case(results: Results) ->
     assert (nothing["text"], nothing["observations"]) == ("n/a", 0)
 
 
-def test_victim_matrix_pairs_the_victims_of_all_defenses(results: Results) -> None:
+def test_victim_matrix_pairs_the_victims_of_all_defenses(results: Conclusions) -> None:
     matrix = victim_matrix(results, MLP, 0)
     assert matrix.shape == (20, 6)
     assert matrix.index.names == ["seed", "observation", "victim"]
@@ -363,7 +365,7 @@ def test_checkpoints_are_kept_apart(tmp_path: Path) -> None:
     assert victim_matrix(results, MLP, 7).empty
 
 
-def test_utility_is_that_of_the_last_round(results: Results) -> None:
+def test_utility_is_that_of_the_last_round(results: Conclusions) -> None:
     table = results.final_utility()
     row = one(table, scenario=LENET, defense=TOPK)
     assert (row["seeds"], row["rounds"]) == (2, 40)
@@ -379,7 +381,7 @@ def test_utility_without_a_control_has_no_relative_accuracy(tmp_path: Path) -> N
     assert table["accuracy"].notna().all()
 
 
-def test_utility_curve_averages_seeds(results: Results) -> None:
+def test_utility_curve_averages_seeds(results: Conclusions) -> None:
     curve = results.utility_curve()
     assert len(curve) == 2 * 6 * 3
     assert one(curve, scenario=LENET, defense="none", round=0)["accuracy"] == pytest.approx(0.1025)
@@ -401,7 +403,7 @@ def test_a_run_of_training_only_has_utility(tmp_path: Path) -> None:
     assert results.worst_case().empty
 
 
-def test_types_of_labels_do_not_matter(results: Results) -> None:
+def test_types_of_labels_do_not_matter(results: Conclusions) -> None:
     plain = results.attacks.astype({"knows_defense": bool, "baseline": bool, "checkpoint": int})
     other = replace(results, attacks=plain)
     pd.testing.assert_frame_equal(other.rates(), results.rates())

@@ -8,7 +8,7 @@ import pytest
 from synthetic import SCENARIOS, make_results, shared_results
 
 from leakfrontier.evaluate.conclude.checks import Check, conclusion, overall
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 
 NAMES = [
     "undefended control",
@@ -29,17 +29,17 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
+def results() -> Conclusions:
     return shared_results()
 
 
 @pytest.fixture(scope="module")
-def rising() -> Results:
+def rising() -> Conclusions:
     """Return an evaluation in which stronger DPSGD leaks more."""
     return shared_results(monotone=False, scenarios=SCENARIOS[:1])
 
 
-def with_weakest(results: Results, options: dict[str, Any]) -> Results:
+def with_weakest(results: Conclusions, options: dict[str, Any]) -> Conclusions:
     """Return an evaluation whose weakest DPSGD has other options."""
     weakest = {"noise_multiplier": 0.01, "max_grad_norm": 1.0}
     known = results.attacks["defense_options"]
@@ -48,15 +48,15 @@ def with_weakest(results: Results, options: dict[str, Any]) -> Results:
     )
 
 
-def troubles(results: Results) -> dict[str, Check]:
+def troubles(results: Conclusions) -> dict[str, Check]:
     return {check.name: check for check in results.checks() if check.verdict in ("warn", "fail")}
 
 
-def with_attacks(results: Results, **columns: Any) -> Results:  # noqa: ANN401 - as pandas has it
+def with_attacks(results: Conclusions, **columns: Any) -> Conclusions:  # noqa: ANN401 - as pandas has it
     return replace(results, attacks=results.attacks.assign(**columns))
 
 
-def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Results) -> None:
+def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Conclusions) -> None:
     checks = results.checks()
     assert [check.name for check in checks] == NAMES
     asked = {check.name for check in checks if check.verdict == "pass"}
@@ -310,7 +310,7 @@ def test_a_run_of_training_only_is_not_trusted(tmp_path: Path) -> None:
     assert found["undefended control"].verdict == "fail"
 
 
-def test_one_useless_attack_is_named_where_another_works(results: Results) -> None:
+def test_one_useless_attack_is_named_where_another_works(results: Conclusions) -> None:
     useless = results.attacks["adversary"] == "LinearLeakage"
     identified = results.attacks["identified"].mask(useless & results.attacks["identified"], False)
     found = troubles(with_attacks(results, identified=identified))
@@ -318,7 +318,7 @@ def test_one_useless_attack_is_named_where_another_works(results: Results) -> No
     assert found["undefended control"].details == ("LinearLeakage: never",)
 
 
-def test_a_scenario_that_no_attack_breaks_fails(results: Results) -> None:
+def test_a_scenario_that_no_attack_breaks_fails(results: Conclusions) -> None:
     here = results.attacks["scenario"] == "fashion-mini/lenet"
     identified = results.attacks["identified"].mask(here & results.attacks["identified"], False)
     check = troubles(with_attacks(results, identified=identified))["undefended control"]
@@ -326,22 +326,24 @@ def test_a_scenario_that_no_attack_breaks_fails(results: Results) -> None:
     assert check.details == ("fashion-mini/lenet, round 0: no attack",)
 
 
-def test_a_success_short_of_the_truth_s_objective_is_no_failed_optimiser(results: Results) -> None:
+def test_a_success_short_of_the_truth_s_objective_is_no_failed_optimiser(
+    results: Conclusions,
+) -> None:
     objective = results.attacks["objective"].mask(results.attacks["identified"] == True, 9.0)  # noqa: E712
     assert "optimiser" not in troubles(with_attacks(results, objective=objective))
 
 
-def test_strengths_are_compared_only_if_all_other_options_agree(rising: Results) -> None:
+def test_strengths_are_compared_only_if_all_other_options_agree(rising: Conclusions) -> None:
     other = with_weakest(rising, {"noise_multiplier": 0.01, "max_grad_norm": 9.0})
     assert "monotone" in troubles(rising)
     assert "monotone" not in troubles(other)
 
 
-def test_an_option_left_at_its_default_is_part_of_the_sweep(rising: Results) -> None:
+def test_an_option_left_at_its_default_is_part_of_the_sweep(rising: Conclusions) -> None:
     assert "monotone" in troubles(with_weakest(rising, {"max_grad_norm": 1.0}))
 
 
-def test_options_may_be_lists_and_mappings(rising: Results) -> None:
+def test_options_may_be_lists_and_mappings(rising: Conclusions) -> None:
     """As those of a chain: what is equal is compared, whatever it is made of."""
 
     def wrapped(options: dict[str, Any]) -> dict[str, Any]:

@@ -9,20 +9,20 @@ import pytest
 from synthetic import SCENARIOS, make_results, write_tiny
 
 from leakfrontier.evaluate.conclude import analysis
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Conclusions:
     return make_results(tmp_path_factory.mktemp("run"), checkpoints=(0, 20))
 
 
-def test_everything_is_computed_once(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_computed_once(results: Conclusions, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["attack_rates", "claims", "final_utility", "utility_curve", "worst_case"]
     calls = Counter[str]()
 
-    def count(name: str, original: Callable[[Results], object]) -> None:
-        def counted(run: Results) -> object:
+    def count(name: str, original: Callable[[Conclusions], object]) -> None:
+        def counted(run: Conclusions) -> object:
             calls[name] += 1
             return original(run)
 
@@ -39,14 +39,14 @@ def test_everything_is_computed_once(results: Results, monkeypatch: pytest.Monke
     assert fresh.frontiers() is fresh.frontiers()
 
 
-def test_changed_rows_are_analysed_anew(results: Results) -> None:
+def test_changed_rows_are_analysed_anew(results: Conclusions) -> None:
     before = results.rates()
     none = replace(results, attacks=results.attacks.assign(identified=False))
     assert none.rates()["rate"].max() == 0 < before["rate"].max()
     assert results.rates() is before
 
 
-def test_a_frontier_is_chosen_by_name(results: Results) -> None:
+def test_a_frontier_is_chosen_by_name(results: Conclusions) -> None:
     frontier = results.frontier(SCENARIOS[1], 20)
     assert (frontier.scenario, frontier.checkpoint) == (SCENARIOS[1], 20)
     with pytest.raises(ValueError, match=r"must leave one frontier, got 2; there are: .*lenet' at"):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pandas as pd
 from synthetic import make_results
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.conclude.tables import Tables, once
 
 
@@ -11,7 +11,7 @@ def test_a_part_has_the_rows_of_one_setting_and_of_its_trainings(tmp_path: Path)
     results = make_results(tmp_path)
     scenario = str(results.attacks["scenario"].iloc[0])
     part = results.part(scenario, 0)
-    assert isinstance(part, Results)
+    assert isinstance(part, Conclusions)
     assert set(part.attacks["checkpoint"]) == {0}
     assert set(part.utility["scenario"]) == {scenario}
     assert 0 < len(part.utility) < len(results.utility)

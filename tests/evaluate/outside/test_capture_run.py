@@ -15,12 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from leakfrontier.adversaries import ImageSpace
 from leakfrontier.evaluate.conclude.analysis import victim_matrix
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.evaluate.outside.capture import Description, capture, write_capture
 from leakfrontier.evaluate.outside.capture_run import attack_captures
-from leakfrontier.evaluate.run.cells import AttackTrial, _Server
+from leakfrontier.evaluate.run.cells import AttackTrial, Rounds
 from leakfrontier.evaluate.run.run import run_trials
+from leakfrontier.evaluate.run.server import Server
 from leakfrontier.evaluate.run.store import Store
 from leakfrontier.evaluate.users.methods import Method, build_adversary
 from leakfrontier.evaluate.world.scenario import Scenario, load_world
@@ -73,8 +74,10 @@ def captured(
     """Write the uploads of a run as captures."""
     world = load_world(SCENARIO)
     (first, *_) = trials(defense)
-    built = world.defense(defense)
-    server = _Server(first, world, built, build_adversary(first.adversary), folder)
+    built, adversary = world.defense(defense), build_adversary(first.adversary)
+    threat = world.threat(first.knows_defense)
+    server = Server(world, built, adversary, threat, first.seed, first.draws, examined=None)
+    rounds = Rounds(first, server, folder)
     about = Description.model_validate(
         {
             "model": MODEL,
@@ -85,7 +88,7 @@ def captured(
         }
     )
     for number in range(uploads):
-        upload = server.observe(number).upload
+        upload = rounds.observe(number).upload
         assert upload is not None
         write_capture(
             folder / f"{number}",
@@ -98,13 +101,13 @@ def captured(
 
 
 @pytest.fixture(scope="module")
-def in_a_run(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def in_a_run(tmp_path_factory: pytest.TempPathFactory) -> Conclusions:
     out = tmp_path_factory.mktemp("run")
     return run_trials(trials(TOPK), out, panel="test", config={}, workers=1)
 
 
 @pytest.fixture(scope="module")
-def of_captures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, bool]:
+def of_captures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conclusions, bool]:
     folder = tmp_path_factory.mktemp("captures")
     captured(folder / "in", TOPK)
     return attack_captures(
@@ -112,7 +115,9 @@ def of_captures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, bool
     )
 
 
-def test_rows_are_those_of_a_run(in_a_run: Results, of_captures: tuple[Results, bool]) -> None:
+def test_rows_are_those_of_a_run(
+    in_a_run: Conclusions, of_captures: tuple[Conclusions, bool]
+) -> None:
     results, scored = of_captures
     assert scored
     assert set(results.cells["status"]) == {"ok"}
@@ -131,7 +136,7 @@ def test_rows_are_those_of_a_run(in_a_run: Results, of_captures: tuple[Results, 
 
 
 def test_the_control_is_an_undefended_upload_of_the_same_examples(
-    of_captures: tuple[Results, bool],
+    of_captures: tuple[Conclusions, bool],
 ) -> None:
     results, _ = of_captures
     rates = results.rates().set_index(["defense", "adversary"])["rate"]
@@ -298,7 +303,7 @@ def own_loop(
     return folder
 
 
-def attacked(folder: Path) -> Results:
+def attacked(folder: Path) -> Conclusions:
     attacks = [Method(name="PriorGuess"), Method(name="LinearLeakage")]
     results, scored = attack_captures(
         folder / "in",
@@ -313,7 +318,7 @@ def attacked(folder: Path) -> Results:
     return results
 
 
-def counted(results: Results) -> dict[str, tuple[int, int]]:
+def counted(results: Conclusions) -> dict[str, tuple[int, int]]:
     """Return uploads and victims of every scenario, round and defense, and check all tables."""
     found = {}
     for row in results.rates().itertuples():

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from leakfrontier.adversaries import ADVERSARIES
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.run.cascade import ReadyCell, Schedule
 from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
 from leakfrontier.evaluate.run.config import load_config
@@ -136,7 +136,7 @@ def counted(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~rows["baseline"].astype(bool) & ~rows["candidates_granted"].astype(bool)]
 
 
-def identified(results: Results) -> pd.Series:
+def identified(results: Conclusions) -> pd.Series:
     """Return whether any attack has identified a victim, victim by victim."""
     rows = counted(results.attacks)
     keys = ["scenario", "defense", "observation", "victim"]

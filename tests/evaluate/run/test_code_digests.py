@@ -93,6 +93,7 @@ def test_an_edit_changes_the_keys_of_what_runs_it_and_of_nothing_else(
         "evaluate/client/client.py",
         "evaluate/client/federation.py",
         "evaluate/run/scoring.py",
+        "evaluate/run/server.py",
     ]
     edits += ["adversaries/__init__.py", "adversaries/panel.py", "evaluate/conclude/checks.py"]
     edits += ["evaluate/run/run.py", "adversaries/matching/dlg.py"]
@@ -119,6 +120,7 @@ def test_an_edit_changes_the_keys_of_what_runs_it_and_of_nothing_else(
         "evaluate/client/client.py": cells,
         "evaluate/client/federation.py": trained,
         "evaluate/run/scoring.py": attacks,
+        "evaluate/run/server.py": attacks,
         "adversaries/__init__.py": [],
         "adversaries/panel.py": [],
         "evaluate/conclude/checks.py": [],

@@ -35,7 +35,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from leakfrontier.adversaries import Adversary, NotApplicable, Reconstruction
+from leakfrontier.adversaries import Adversary, Crafted, NotApplicable, Reconstruction
 from leakfrontier.defenses import Batch, Defense, Guarantee, Refused, TopK, batch_gradient
 """
 
@@ -193,7 +193,10 @@ BROKEN_ATTACKS = {
         "Mine.reconstruct must take (self, observation, rng), got (self, observation)"
     ),
     RECONSTRUCT % "1" + "\ndef crafted(self, model, round, rng):\n    pass": "did you mean craft?",
-    RECONSTRUCT % "1" + "\ndef craft(self, model, round, rng):\n    return []": (
+    RECONSTRUCT % "1" + "\ndef craft(self, model, round, rng):\n    return [model]": (
+        "Mine.craft must return Crafted(models, kept), got list"
+    ),
+    RECONSTRUCT % "1" + "\ndef craft(self, model, round, rng):\n    return Crafted([])": (
         "Mine.craft must return a model for each of 1 clients, got 0"
     ),
 }

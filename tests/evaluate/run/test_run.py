@@ -17,7 +17,7 @@ from PIL import Image
 from rich.console import Console
 
 from leakfrontier.defenses import Batch, Defense
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.engines import engine
 from leakfrontier.evaluate.foundations.rows import AttackRow, Outcome
 from leakfrontier.evaluate.run.cells import AttackTrial, run_trial
@@ -34,7 +34,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 TABLES = ("cells", "attacks", "scores", "utility", "renderings", "guarantees", "replays")
 
 
-def records(results: Results) -> dict[str, list[tuple[Any, ...]]]:
+def records(results: Conclusions) -> dict[str, list[tuple[Any, ...]]]:
     """Return all rows, sorted, without the times: only in these may two runs differ."""
     tables = {}
     for name in TABLES:
@@ -179,7 +179,7 @@ class SpoilsBatch(Defense):
 """
 
 
-def unprobed(config: Config, out: Path, **options: Any) -> Results:  # noqa: ANN401
+def unprobed(config: Config, out: Path, **options: Any) -> Conclusions:  # noqa: ANN401
     """Run methods whose faults a probe would have found."""
     loaded = load_config(config)
     return run_trials(plan(loaded), out, panel=loaded.panel, config=config, cascade=True, **options)

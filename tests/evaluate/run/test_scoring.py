@@ -22,6 +22,7 @@ from leakfrontier.evaluate.client.client import Upload, observe
 from leakfrontier.evaluate.foundations.rows import AttackRow
 from leakfrontier.evaluate.foundations.seeds import generator
 from leakfrontier.evaluate.modality import metrics
+from leakfrontier.evaluate.modality.modality import Modality
 from leakfrontier.evaluate.run.scoring import Attempt, Scoring
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario, World, load_world
@@ -267,3 +268,22 @@ def test_a_counterfactual_is_of_other_victims() -> None:
     found = [row.counterfactual for row, _ in scored(here, twice, again, other)]
     assert found == [False, False, False]
     assert [row.counterfactual for row, _ in scored(here, twice, again)] == [None, None]
+
+
+def test_guesses_are_assigned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, calls = world(2), []
+    kind = type(here.modality)
+    match = kind.match
+
+    def counted(self: Modality, guesses: Tensor, truth: Tensor) -> Tensor:
+        calls.append(len(guesses))
+        return match(self, guesses, truth)
+
+    monkeypatch.setattr(kind, "match", counted)
+    for defense, count in ((Defense(), 1), (Inverted(), 2)):  # and to what was trained on
+        calls.clear()
+        attempts = [attempt(here, 0, 0.1, defense)]
+        scoring = Scoring(here, defense, PriorGuess(), 0, attempts)
+        assert len([*scoring.rows(seconds=1.0)]) == 2
+        assert len([*scoring.renderings((0,))]) == 1
+        assert len(calls) == count

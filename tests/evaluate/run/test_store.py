@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.rows import (
     TABLES,
     AttackRow,
@@ -240,7 +240,7 @@ def test_another_panel_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     store = written(tmp_path, none=FOUND)
     with pytest.raises(StoreError, match=r"panel '1', this is panel '2'.*another --out"):
         store.begin("2", {}, [cell("TopK")])
-    results: Results = store.results()
+    results: Conclusions = store.results()
     assert results.panel == "1"
     assert set(results.cells["defense"]) == {"none"}
 

@@ -12,7 +12,7 @@ from packing import make_pack, rewritten
 from rich.console import Console
 
 from leakfrontier.evaluate.conclude.analysis import victim_matrix
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.run.run import run
 from leakfrontier.evaluate.share.archive import AlteredError, PackError
@@ -87,24 +87,24 @@ def test_an_edited_file_is_not_packed(ran: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Path]:
+def made_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conclusions, Path]:
     """Return results and their pack, which tests leave as it is."""
     options = {"cascade": True, "active": True, "guaranteed": True, "candidates": True}
     return make_pack(tmp_path_factory.mktemp("made-up"), **options)
 
 
 @pytest.fixture
-def copied(made_up: tuple[Results, Path], tmp_path: Path) -> Path:
+def copied(made_up: tuple[Conclusions, Path], tmp_path: Path) -> Path:
     """Return a pack that tests may spoil."""
     return Path(shutil.copy(made_up[1], tmp_path / "spoiled.zip"))
 
 
-def test_only_runs_are_packed(made_up: tuple[Results, Path]) -> None:
+def test_only_runs_are_packed(made_up: tuple[Conclusions, Path]) -> None:
     with pytest.raises(PackError, match="no folder of `leakfrontier run`"):
         pack_run(made_up[1].parent)
 
 
-def test_conclusions_are_those_of_the_run(made_up: tuple[Results, Path]) -> None:
+def test_conclusions_are_those_of_the_run(made_up: tuple[Conclusions, Path]) -> None:
     results, path = made_up
     pack = read_pack(path)
     for table in ("rates", "worst_case", "final_utility", "claims"):
@@ -118,7 +118,7 @@ def test_conclusions_are_those_of_the_run(made_up: tuple[Results, Path]) -> None
     assert path.stat().st_size < 1e6
 
 
-def test_digests_are_of_all_digits(made_up: tuple[Results, Path]) -> None:
+def test_digests_are_of_all_digits(made_up: tuple[Conclusions, Path]) -> None:
     results, path = made_up
     cells = read_pack(path).cells.set_index("cell")["digest"]
     for key, outcome in outcomes_of(results).items():
@@ -126,7 +126,7 @@ def test_digests_are_of_all_digits(made_up: tuple[Results, Path]) -> None:
     assert cells.nunique() > 10
 
 
-def test_the_gallery_keeps_few_pictures_and_no_more(made_up: tuple[Results, Path]) -> None:
+def test_the_gallery_keeps_few_pictures_and_no_more(made_up: tuple[Conclusions, Path]) -> None:
     results, path = made_up
     kept = read_pack(path).results.renderings
     assert 0 < len(kept) < len(results.renderings)
@@ -180,9 +180,9 @@ def test_rows_that_are_none(copied: Path, edit: Callable[..., None]) -> None:
         read_pack(copied)
 
 
-def test_results_are_typed_like_those_of_a_folder(made_up: tuple[Results, Path]) -> None:
+def test_results_are_typed_like_those_of_a_folder(made_up: tuple[Conclusions, Path]) -> None:
     results, path = made_up
-    pack: Results = read_pack(path).results
+    pack: Conclusions = read_pack(path).results
     for name in ("attacks", "utility", "guarantees", "replays", "scores"):
         own, given = getattr(pack, name), getattr(results, name)
         assert own.dtypes.to_dict() == given.dtypes.to_dict(), name

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from synthetic import SCENARIOS, shared_results
 
-from leakfrontier.evaluate.conclude.results import Results
+from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.rows import TABLES, Column, Outcome, columns
 from leakfrontier.evaluate.share.packed_rows import (
     frame_of,
@@ -20,24 +20,24 @@ TYPES = {"count": Column(int), "note": Column(str)}
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
+def results() -> Conclusions:
     return shared_results(active=True, guaranteed=True, scenarios=SCENARIOS[:1])
 
 
 @pytest.fixture(scope="module")
-def outcome(results: Results) -> Outcome:
+def outcome(results: Conclusions) -> Outcome:
     """Return what an attack has left behind."""
     return next(one for one in outcomes_of(results).values() if one.attacks and one.scores)
 
 
-def test_every_row_of_every_cell_is_there(results: Results) -> None:
+def test_every_row_of_every_cell_is_there(results: Conclusions) -> None:
     outcomes = outcomes_of(results).values()
     for table in TABLES:
         assert sum(len(getattr(one, table)) for one in outcomes) == len(getattr(results, table))
 
 
 @pytest.mark.parametrize("table", ["attacks", "scores", "utility", "guarantees", "replays"])
-def test_types_are_those_of_a_folder(results: Results, table: str) -> None:
+def test_types_are_those_of_a_folder(results: Conclusions, table: str) -> None:
     types = columns(TABLES[table])
     given = getattr(results, table)[[*types]]
     own = from_csv(to_csv(given), types)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Generator
+
+from leakfrontier.adversaries import (
+    Adversary,
+    InvertingGradients,
+    NotApplicable,
+    Observation,
+    PriorAware,
+    PriorGuess,
+    Reconstruction,
+)
+from leakfrontier.defenses import Defense, Refused, TopK
+from leakfrontier.evaluate.client.client import Client, observe
+from leakfrontier.evaluate.foundations.rows import ReplayRow
+from leakfrontier.evaluate.run.cells import ReplayTrial
+from leakfrontier.evaluate.run.scoring import Attempt
+from leakfrontier.evaluate.run.server import Server
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.scenario import Scenario, load_world
+from leakfrontier.evaluate.world.victims import victims
+
+SCENARIO = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 8}), candidates=20)
+WORLD = load_world(SCENARIO)
+
+
+def server(
+    adversary: Adversary, defense: Defense | None = None, *, knows_defense: bool = True
+) -> Server:
+    threat = WORLD.threat(knows_defense)
+    return Server(WORLD, defense or Defense(), adversary, threat, 0, ("test",), examined=None)
+
+
+def client(defense: Defense | None = None) -> Client:
+    defense = defense or Defense()
+    return WORLD.client(defense, WORLD.model(defense, 0))
+
+
+def test_candidates_are_granted_to_who_chooses_among_them_for_a_lone_example() -> None:
+    chooses, lone = server(PriorAware()), victims(WORLD, 0, 0)
+    granted = chooses.granted(lone, 0, examples=1).candidates
+    assert granted is not None
+    assert len(granted.inputs) == 20
+    assert chooses.granted(lone, 0, examples=4).candidates is None
+    assert chooses.granted(lone[:0], 0, examples=1).candidates is None
+    assert server(PriorGuess()).granted(lone, 0, examples=1).candidates is None
+
+
+def test_clients_with_the_same_models_have_one_replay() -> None:
+    one, other = client(), client()
+    ours = server(PriorGuess())
+    assert ours.replay(one, (one.model,)) is ours.replay(one, (one.model,))
+    assert ours.replay(one, (one.model,)) is not ours.replay(other, (other.model,))
+
+
+def test_replays_are_examined_for_who_knows_the_defense_and_replays_it() -> None:
+    calls: list[Client] = []
+
+    def examined(one: Client) -> ReplayRow:
+        calls.append(one)
+        return ReplayTrial(SCENARIO, Method(name="TopK", options={"ratio": 0.5})).examined()
+
+    one = client(TopK(0.5))
+    for adversary, knows, count in (
+        (PriorGuess(), True, 0),
+        (InvertingGradients(), False, 0),
+        (InvertingGradients(), True, 1),
+    ):
+        calls.clear()
+        ours = replace(server(adversary, TopK(0.5), knows_defense=knows), examined=examined)
+        ours.replay(one, (one.model,))
+        ours.replay(one, (one.model,))
+        assert len(calls) == count
+
+
+def test_clients_that_refuse_to_be_examined_are_replayed_as_they_are() -> None:
+    def refused(_: Client) -> ReplayRow:
+        raise Refused("no")
+
+    one = client()
+    ours = replace(server(InvertingGradients()), examined=refused)
+    batch = WORLD.train.at(torch.tensor([0]))
+    (upload,) = observe(one, [batch], ours.threat, torch.Generator().manual_seed(0))
+    replayed = ours.replay(one, (one.model,))(*batch, upload.observation.update)
+    torch.testing.assert_close(dict(replayed), dict(upload.observation.update))
+
+
+@dataclass(frozen=True)
+class Says(Adversary):
+    """Return what it was told to."""
+
+    cost: ClassVar[int] = 0
+
+    result: object = None
+    times: int = 1
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        return self.result  # type: ignore[return-value]
+
+    def reconstruct_all(
+        self, observations: Sequence[Observation], rngs: Sequence[Generator]
+    ) -> list[Reconstruction | NotApplicable]:
+        return super().reconstruct_all(observations, rngs) * self.times
+
+
+def seen() -> Observation:
+    rng, batch = torch.Generator().manual_seed(0), WORLD.train.at(torch.tensor([0]))
+    return observe(client(), [batch], WORLD.threat(knows_defense=True), rng)[0].observation
+
+
+def test_results_of_another_kind_or_number_are_named() -> None:
+    guess = Reconstruction(torch.zeros(1, 1, 8, 8))
+    for result, reason in (
+        (Says(), "Says must return a Reconstruction, got NoneType"),
+        (Says(guess, times=2), "Says.reconstruct_all must return 1 results, got 2"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            server(result).attack({0: seen()})
+    assert server(Says(guess)).attack({7: seen()}) == {7: guess}
+    features = server(Says(replace(guess, layer="1"))).attack({0: seen()})[0]
+    assert isinstance(features, NotApplicable)
+    assert "layer '1'" in str(features)
+    assert server(Says()).attack({}) == {}
+
+
+def test_attempts_become_rows() -> None:
+    attempts = [Attempt(i, victims(WORLD, 0, i), NotApplicable("no")) for i in range(2)]
+    outcome = server(PriorGuess()).outcome(attempts, 3.0, rounds=None, shown=())
+    assert [(row.observation, row.outcome, row.reason) for row in outcome.attacks] == [
+        (0, "not applicable", "no"),
+        (1, "not applicable", "no"),
+    ]
+    assert outcome.busy == 3.0
