@@ -346,7 +346,7 @@ def _with_derived(results: Analysed) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
-    """Return proven bounds; NaN for one below chance, which the standard packs hold without a guess."""
+    """Return proven bounds; NaN below chance, which packs of 2026.8 hold without a guess."""
     bound = _floats(attacks["bound"])
     return bound.where(bound * _floats(attacks["candidates"]) > 1 - _ROUNDING)
 
