@@ -164,8 +164,8 @@ def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> ShownTable:
 
     Args:
         claims: `Conclusions.claims` of one scenario.
-        rates: `Conclusions.rates` of this scenario and one checkpoint. A rate over what a cascade has
-            left cannot be compared with a bound.
+        rates: `Conclusions.rates` of this scenario and one checkpoint. A rate over what a cascade
+            has left cannot be compared with a bound.
     """
     header = (
         *("Defense", "\u03b5 at \u03b4", "Protects a", "q", "Steps", "\u03c3 claimed"),

@@ -56,7 +56,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def test_the_source_distribution_holds_all_that_its_tests_need(built: Built) -> None:
     made = {"PKG-INFO", "setup.cfg"} | {name for name in built.sdist if ".egg-info/" in name}
-    assert {"tests/conftest.py", "tests/support/synthetic.py", "docs/notebook.py"} < built.sdist
+    assert {
+        "tests/conftest.py",
+        "tests/support/synthetic.py",
+        "examples/own_defense.py",
+    } < built.sdist
     assert built.sdist - made == built.tree - made
 
 

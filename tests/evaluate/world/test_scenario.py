@@ -13,8 +13,6 @@ DPSGD = Method(name="DPSGD", options={"noise_multiplier": 1.0})
 BOTH = Method(name="Chain", links=(DPSGD, TOPK))
 
 
-
-
 @pytest.mark.parametrize(
     ("change", "description"),
     [
