@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import ClassVar, NamedTuple
 from typing import Protocol as TypingProtocol
 
@@ -19,7 +19,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean loss of a batch of model outputs against its targets."""
 
 
-class Threat(Enum):
+class Threat(StrEnum):
     """How far the server departs from the protocol."""
 
     PASSIVE = "passive"  # reads what honest training reveals

@@ -191,7 +191,7 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     ),
     "capture: many examples": (ATTACK, about(batch_size=10**12), "batch_size"),
     "capture: an endless round": (ATTACK, about(round=10**400), "1,329 bits is too large"),
-    "capture: a round of no training": (ATTACK, about(round=10**12), "less than or equal to 10"),
+    "capture: a round of no training": (ATTACK, about(round=10**12), "must be at most 1000000000"),
     "capture: an endless mean": (
         ATTACK,
         about(space={"kind": "images", "shape": [1, 8, 8], "classes": 10, "mean": [10**400]}),

@@ -152,57 +152,18 @@ class SOMP(Adversary):
         if not first.rank or not second.rank:
             raise NotApplicable("nothing of the gradient is above the noise")
         table = TABLE_5[min(size for size in TABLE_5 if size >= min(observation.batch_size, 16))]
-        pool = self._tokens(view, observation, first, table)
-        how = Search(
-            self.width or table.width,
-            self.groups or table.groups,
-            self.language,
-            self.diversity,
-            self.repetition,
-        )
-        probe = Probe.of(view, observation, second)
-        limit = Limit.of(view, probe, pool, rng, causal=True)
-        if second.saturated:
-            module, distance = _soft(view, observation, self._heads(view, table))
-        else:
-            module, distance = probe.module, probe.space.distance
-
-        def allowed(tokens: Tensor, distances: Tensor) -> Tensor:
-            if second.saturated:
-                return torch.ones_like(distances, dtype=torch.bool)
-            again = echoes(tokens, pool.at(tokens.shape[1])) & (not view.absolute)
-            new = distances.masked_fill(again, torch.inf)
-            near = limit.accepts(new, how.beams) if limit.clear else new < limit.high
-            return near | (again & (distances < limit.low) & (not limit.noisy))
-
-        greedy: list[Sentence] = []
-        if not second.saturated:
-            greedy = grow(view, probe, pool, limit, observation.batch_size)
-        if limit.noisy and limit.clear and not second.saturated:
-            greedy = verified(view, observation, pool, greedy, rng)
-            found = sorted((Candidate(*sentence) for sentence in greedy), key=_score)
-        else:
-            beams = search(view, module, distance, allowed, pool, how)
-            found = [*(Candidate(*sentence) for sentence in greedy), *beams]
-        if second.saturated or (limit.noisy and limit.clear):
-            found = self._clusters(found)
-        return self._choose(
-            view,
-            observation,
-            found,
-            greedy=[] if limit.noisy else [sentence.tokens for sentence in greedy],
-            prefixes=not (limit.clear or second.saturated),
-            leaves=limit.noisy,
-        )
+        pool = self._pool(view, observation, first, table)
+        decoded = self._decoded(view, observation, second, pool, table, rng)
+        return self._chosen(view, observation, decoded)
 
     @staticmethod
     def _heads(view: Transformer, table: Aggregation) -> int:
         return -(-view.heads // table.active)
 
-    def _tokens(
+    def _pool(
         self, view: Transformer, observation: Observation, first: Subspace, table: Aggregation
     ) -> TokenPool:
-        """Return the pool of stage I."""
+        """Stage I: return the tokens that are near the spaces of the first block."""
         size, length = self.pool or table.pool, view.positions
         sure = None
         if not first.saturated:
@@ -226,6 +187,65 @@ class SOMP(Adversary):
             distances.append(far.mean(0)[kept, place].double())
         return TokenPool(tokens, distances, 0.0 if sure is None else sure.level)
 
+    def _decoded(
+        self,
+        view: Transformer,
+        observation: Observation,
+        second: Subspace,
+        pool: TokenPool,
+        table: Aggregation,
+        rng: Generator,
+    ) -> _Decoded:
+        """Stage II: return sentences of these tokens that are near the second block's space."""
+        probe = Probe.of(view, observation, second)
+        limit = Limit.of(view, probe, pool, rng, causal=True)
+        geometry = _Geometry(limit, second.saturated)
+        greedy: list[Sentence] = []
+        if not geometry.full:
+            greedy = grow(view, probe, pool, limit, observation.batch_size)
+        if geometry.verifies:
+            greedy = verified(view, observation, pool, greedy, rng)
+            found = sorted((Candidate(*sentence) for sentence in greedy), key=_score)
+        else:
+            beams = self._beams(view, observation, probe, geometry, pool, table)
+            found = [*(Candidate(*sentence) for sentence in greedy), *beams]
+        if geometry.full or geometry.verifies:
+            found = self._clusters(found)
+        return _Decoded(found, [sentence.tokens for sentence in greedy], geometry)
+
+    def _beams(
+        self,
+        view: Transformer,
+        observation: Observation,
+        probe: Probe,
+        geometry: _Geometry,
+        pool: TokenPool,
+        table: Aggregation,
+    ) -> list[Candidate]:
+        """Return what diverse beams find; where the space is full, by the nearest other one."""
+        how = Search(
+            self.width or table.width,
+            self.groups or table.groups,
+            self.language,
+            self.diversity,
+            self.repetition,
+        )
+        limit = geometry.limit
+
+        def any_of(tokens: Tensor, distances: Tensor) -> Tensor:
+            return torch.ones_like(distances, dtype=torch.bool)
+
+        def near(tokens: Tensor, distances: Tensor) -> Tensor:
+            again = echoes(tokens, pool.at(tokens.shape[1])) & (not view.absolute)
+            new = distances.masked_fill(again, torch.inf)
+            close = limit.accepts(new, how.beams) if limit.clear else new < limit.high
+            return close | (again & (distances < limit.low) & (not limit.noisy))
+
+        if geometry.full:
+            module, distance = _soft(view, observation, self._heads(view, table))
+            return search(view, module, distance, any_of, pool, how)
+        return search(view, probe.module, probe.space.distance, near, pool, how)
+
     def _clusters(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Return the best sentence of each cluster."""
         kept: list[Candidate] = []
@@ -234,40 +254,11 @@ class SOMP(Adversary):
                 kept.append(candidate)
         return kept
 
-    def _choose(
-        self,
-        view: Transformer,
-        observation: Observation,
-        found: Sequence[Candidate],
-        *,
-        greedy: Sequence[tuple[int, ...]],
-        prefixes: bool,
-        leaves: bool,
+    def _chosen(
+        self, view: Transformer, observation: Observation, decoded: _Decoded
     ) -> Reconstruction:
-        """Return the sentences of stage III.
-
-        Args:
-            view: The model.
-            observation: What was seen.
-            found: The sentences of stage II, the best first.
-            greedy: Those of them whose ends are also read off as if there were no others.
-            prefixes: Whether what they begin with are candidates, too.
-            leaves: Whether ends within a sentence do not count: noise looks like them.
-        """
-        longest = [sentence.tokens for sentence in without_echoes(found, view)]
-        endings = find_endings(view, observation, longest)
-        if endings is None:
-            endings = [Ending(tokens, 0, 1.0, 1.0, True) for tokens in longest]
-        if leaves:
-            endings = [ending for ending in endings if ending.leaf]
-        place = {tokens: index for index, tokens in enumerate(longest)}
-        endings.sort(key=lambda ending: place.get(ending.prefix, len(place)))
-        if {*greedy} != {*longest}:
-            endings += find_endings(view, observation, greedy) or []
-        if prefixes:
-            endings += _beginnings(view, longest)
-        once = {(ending.prefix, ending.label): ending for ending in reversed(endings)}
-        endings = [*reversed(once.values())]  # what was read off first counts
+        """Stage III: return the few sentences whose gradients make up the upload."""
+        endings = _endings(view, observation, decoded)
         inputs = view.padded([sentence_of(view, ending) for ending in endings])
         labels = torch.tensor([ending.label for ending in endings], device=view.device)
         targets = inputs if view.space.task == "next-token" else labels
@@ -301,6 +292,63 @@ class SOMP(Adversary):
             objective=selection.residual,
             confidence=torch.tensor(sure),
         )
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """How far distances from the second block's space tell sentences from others.
+
+    Attributes:
+        limit: Which distances count as none.
+        full: Whether the space is everything, so that they tell nothing.
+    """
+
+    limit: Limit
+    full: bool
+
+    @property
+    def verifies(self) -> bool:
+        """Return whether noise is known and leaves a gap: sentences are verified as a whole."""
+        return self.limit.noisy and self.limit.clear and not self.full
+
+    @property
+    def vague(self) -> bool:
+        """Return whether there is no gap, so that sentences may be too long."""
+        return not (self.limit.clear or self.full)
+
+
+class _Decoded(NamedTuple):
+    """The sentences of stage II.
+
+    Attributes:
+        sentences: All of them, the best first.
+        greedy: Those of greedy growth.
+        geometry: What they were found by.
+    """
+
+    sentences: Sequence[Candidate]
+    greedy: Sequence[tuple[int, ...]]
+    geometry: _Geometry
+
+
+def _endings(view: Transformer, observation: Observation, decoded: _Decoded) -> list[Ending]:
+    """Return the candidates of the pursuit: sentences, with where each ends and its label."""
+    noisy = decoded.geometry.limit.noisy
+    longest = [sentence.tokens for sentence in without_echoes(decoded.sentences, view)]
+    endings = find_endings(view, observation, longest)
+    if endings is None:
+        endings = [Ending(tokens, 0, 1.0, 1.0, True) for tokens in longest]
+    if noisy:  # which looks like ends within a sentence
+        endings = [ending for ending in endings if ending.leaf]
+    place = {tokens: index for index, tokens in enumerate(longest)}
+    endings.sort(key=lambda ending: place.get(ending.prefix, len(place)))
+    alone = [] if noisy else decoded.greedy  # read off as if there were no others
+    if {*alone} != {*longest}:
+        endings += find_endings(view, observation, alone) or []
+    if decoded.geometry.vague:
+        endings += _beginnings(view, longest)
+    once = {(ending.prefix, ending.label): ending for ending in reversed(endings)}
+    return [*reversed(once.values())]  # what was read off first counts
 
 
 def head_spaces(observation: Observation, view: Transformer, count: int) -> list[Subspace]:

@@ -85,6 +85,14 @@ def test_grid_is_every_combination_of_lists() -> None:
     assert {m.name for m in defense_grid([method])} == {"DPSGD"}
 
 
+def test_lists_of_options_become_defenses_and_each_is_tried() -> None:
+    several = Method(name="TopK", options={"ratio": [0.1, 0.5]})
+    found = defense_grid([Method(name="none"), several])
+    assert [label(one) for one in found] == ["none", "TopK(ratio=0.1)", "TopK(ratio=0.5)"]
+    with pytest.raises(ValueError, match=r"ratio must be in \(0, 1\]"):
+        defense_grid([Method(name="TopK", options={"ratio": [0.1, 2.0]})])
+
+
 def test_grid_without_lists_is_the_method_itself() -> None:
     for method in (Method(name="none"), Method(name="TopK", options={"ratio": 0.1})):
         assert defense_grid([method]) == [method]
