@@ -249,7 +249,7 @@ class ARES(Adversary):
         return Reconstruction(space.clamp(inputs), confidence=rows[:, -1])
 
     def _of_convolutional(
-        self, observation: Observation, model: nn.Module, layers: _Anatomy, imprint: Imprint
+        self, observation: Observation, model: nn.Module, layers: _Anatomy, imprint: ClientImprint
     ) -> tuple[Tensor, Tensor]:
         """Return examples, and the confidence in each."""
         rows, own = imprint.rows, imprint.kernels
@@ -280,7 +280,7 @@ class ARES(Adversary):
         return recovered.inputs, (1 - recovered.residual).clamp(min=0)
 
     def _of_perceptron(
-        self, observation: Observation, model: nn.Module, layers: _Anatomy, imprint: Imprint
+        self, observation: Observation, model: nn.Module, layers: _Anatomy, imprint: ClientImprint
     ) -> tuple[Tensor, Tensor]:
         first, last = imprint.names.first, layers.tail[-1]
         inputs = eliminated(observation, model, first, last, imprint.kernels)
@@ -358,7 +358,7 @@ class _Names:
 
 
 @dataclass(frozen=True, eq=False)
-class Imprint:
+class ClientImprint:
     """What the server keeps of the model that it sent to a client.
 
     Attributes:
@@ -400,17 +400,17 @@ class Imprint:
 class Imprints:
     """What the server keeps: an imprint for each client."""
 
-    clients: tuple[Imprint, ...]
+    clients: tuple[ClientImprint, ...]
 
 
-def _noted(model: nn.Module, names: _Names, space: InputSpace) -> Imprint:
+def _noted(model: nn.Module, names: _Names, space: InputSpace) -> ClientImprint:
     """Return what to keep of a crafted model; kernels and rows without weights are not its own."""
     layers = names.within(model, space)
     kernels = layers.first.weight.detach().flatten(1).any(dim=1)
-    return Imprint(names, kernels, layers.imprinted.weight.detach().any(dim=1))
+    return ClientImprint(names, kernels, layers.imprinted.weight.detach().any(dim=1))
 
 
-def _imprints(observation: Observation) -> list[tuple[nn.Module, Imprint]]:
+def _imprints(observation: Observation) -> list[tuple[nn.Module, ClientImprint]]:
     """Return the models that clients received, each with what was imprinted."""
     kept = observation.kept
     if isinstance(kept, Imprints):
@@ -418,7 +418,7 @@ def _imprints(observation: Observation) -> list[tuple[nn.Module, Imprint]]:
     return [(one, _recognised(one, observation.space)) for one in dict.fromkeys(observation.models)]
 
 
-def _recognised(model: nn.Module, space: InputSpace) -> Imprint:
+def _recognised(model: nn.Module, space: InputSpace) -> ClientImprint:
     """Return the imprint of a model that this server did not send, as in a capture.
 
     Raises:

@@ -135,13 +135,15 @@ class LOKI(Adversary):
         if not isinstance(kept, Blocks):
             raise NotApplicable("the clients were not sent modules of their own by this server")
         parts = [
-            self._of(Block(kept.layer.received(observation, model), columns, kept), observation)
+            self._of(
+                ClientBlock(kept.layer.received(observation, model), columns, kept), observation
+            )
             for model, columns in zip(observation.models, kept.columns, strict=True)
         ]
         inputs, confidence = (torch.cat(part) for part in zip(*parts, strict=True))
         return Reconstruction(space.clamp(space.to_inputs(inputs)), confidence=confidence)
 
-    def _of(self, block: Block, observation: Observation) -> tuple[Tensor, Tensor]:
+    def _of(self, block: ClientBlock, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return the examples of one client, on the scale of the data, and how sound they are."""
         weight, bias = (observation.update[name] for name in block.kept.layer.parameters)
         rows = weight[:, block.columns]
@@ -227,7 +229,7 @@ class Blocks:
     queries: int
 
 
-class Block(NamedTuple):
+class ClientBlock(NamedTuple):
     """One client's part of the bins.
 
     Attributes:

@@ -267,7 +267,7 @@ class Participant:
         return AESGCM(agree(self._encryption_key, peer.encryption, b"shares"))
 
 
-class Server:
+class Aggregator:
     """Relays messages, adds masked vectors up, and removes the masks from their sum.
 
     Attributes:
@@ -378,7 +378,7 @@ def aggregate(
         Refused: If the threshold is at most half of a client's neighbours and itself.
         TooFewClients: If more clients are lost than the threshold allows.
     """
-    server = Server(graph, threshold)
+    server = Aggregator(graph, threshold)
     digests = digests or [b""] * len(graph)
     clients = {u: Participant(u, threshold, randbytes, digest) for u, digest in enumerate(digests)}
     keys = server.relay_keys({u: client.public_keys for u, client in clients.items()})

@@ -9,11 +9,11 @@ from scipy.stats import chisquare
 
 from leakfrontier.defenses.secagg.masks import Vector, keystream
 from leakfrontier.defenses.secagg.protocol import (
+    Aggregator,
     Graph,
     OtherModel,
     Participant,
     Request,
-    Server,
     TamperedShares,
     TooFewClients,
     UnsafeRequest,
@@ -51,10 +51,10 @@ def looks_uniform(vector: Vector) -> bool:
 
 def shared_round(
     graph: Graph | None = None, threshold: int = THRESHOLD
-) -> tuple[Server, list[Participant]]:
+) -> tuple[Aggregator, list[Participant]]:
     """Play a round up to the point where every client holds its shares."""
     graph = graph or circular_graph(range(CLIENTS))
-    server = Server(graph, threshold)
+    server = Aggregator(graph, threshold)
     clients = [Participant(u, threshold, seeded(u)) for u in graph]
     keys = server.relay_keys({c.index: c.public_keys for c in clients})
     inboxes = server.relay_shares({c.index: c.share(keys[c.index]) for c in clients})
@@ -99,7 +99,7 @@ def test_recovers_every_loss_that_leaves_the_threshold(before: int, after: int) 
 
 def test_clients_who_never_share_their_keys_are_left_out() -> None:
     inputs = vectors(CLIENTS)
-    server = Server(circular_graph(range(CLIENTS)), THRESHOLD)
+    server = Aggregator(circular_graph(range(CLIENTS)), THRESHOLD)
     clients = [Participant(u, THRESHOLD, seeded(u)) for u in range(CLIENTS)]
     keys = server.relay_keys({c.index: c.public_keys for c in clients[1:]})
     inboxes = server.relay_shares({c.index: c.share(keys[c.index]) for c in clients[2:]})
@@ -289,7 +289,7 @@ def test_graphs_are_regular_symmetric_and_connected(
 
 def test_a_client_shares_only_with_its_neighbours() -> None:
     graph = circular_graph(range(8), neighbours=2)
-    server = Server(graph, 2)
+    server = Aggregator(graph, 2)
     clients = [Participant(u, 2, seeded(u)) for u in graph]
     keys = server.relay_keys({c.index: c.public_keys for c in clients})
     assert clients[0].share(keys[0]).keys() == {1, 7}
