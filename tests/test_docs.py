@@ -1,6 +1,8 @@
 """What the README and the guides show works as it stands; examples run; the site is whole."""
 
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,13 +18,15 @@ from synthetic import shared_results
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
+import leakfrontier
 from leakfrontier.defenses import DPSGD, Batch, Defense
 from leakfrontier.defenses.vector import flatten
 from leakfrontier.evaluate.commands.main import app
 from leakfrontier.evaluate.foundations.plugins import load_attribute
-from leakfrontier.evaluate.run.config import load_config
+from leakfrontier.evaluate.privacy.accounting import epsilon as epsilon_of
+from leakfrontier.evaluate.run.config import RunConfig, load_config
 from leakfrontier.evaluate.run.run import run
-from leakfrontier.evaluate.world.scenario import Scenario
+from leakfrontier.evaluate.world.scenario import Scenario, Training
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SUPPORT = Path(__file__).parent / "support"
@@ -108,9 +112,6 @@ def _whole(content: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML
 
 
 def test_every_key_is_explained() -> None:
-    from leakfrontier.evaluate.run.config import RunConfig
-    from leakfrontier.evaluate.world.scenario import Training
-
     text = (DOCS / "guides/configuration.md").read_text()
     for kind in (RunConfig, Scenario, Training):
         assert [key for key in kind.model_fields if f"| `{key}` |" not in text] == []
@@ -155,6 +156,27 @@ def test_every_check_has_its_section() -> None:
     for section in sections:
         for part in ("**Raised if**", "**What it means.**", "**What to do.**"):
             assert part in section, section
+
+
+def test_the_numbers_of_the_guide_to_dp_are_those_of_the_accountant() -> None:
+    text = (DOCS / "guides/choose_dp_parameters.md").read_text()
+    known = {"clients": 5, "examples_per_client": 8000, "batch_size": 64, "rounds": 30}
+    steps = leakfrontier.advise(epsilon=3, **known, quiet=True).recommended
+    epochs = leakfrontier.advise(epsilon=3, **known, local_epochs=1, quiet=True).recommended
+    assert steps is not None
+    assert epochs is not None
+    delta = min(1e-5, 40_000**-1.1)
+    spent = epsilon_of(64 / 8000, steps.noise_multiplier, 3750, delta)
+    assert f"| one step | 30 | {steps.noise_multiplier:.3f} | 3 |" in text
+    assert f"| one epoch | 3,750 | {epochs.noise_multiplier:.3f} | {spent:.1f} |" in text
+    bounds = {"run": epochs.run_bound, "upload": epochs.upload_bound, "both": epochs.bound}
+    for name, bound in bounds.items():
+        up = math.ceil(10_000 * bound) / 100  # as printed: rounded up to three digits
+        assert f"| {name} | {up:.3g} % |" in text, name
+    for epsilon, most in re.findall(r"^\| ([\d.]+) \| ([\d.]+) % \|$", text, re.MULTILINE):
+        digits = len(most.partition(".")[2])
+        exact = 100 / (1 + math.exp(-float(epsilon)))
+        assert f"{exact:.{digits}f}" == most
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -125,7 +125,7 @@ def _tables() -> Iterable[tuple[str, str, str]]:
 
 
 TIMES = {
-    "quick": "5 minutes",
+    "quick": "2.5 minutes",
     "quick-text": "2 minutes",
     "standard": "4 hours",
     "full": "days",
