@@ -106,6 +106,7 @@ def main(folder: Path) -> None:
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                 "init_args": {
+                    "address": "local",  # not a cluster that happens to run here
                     "num_cpus": 1,  # clients take turns in one process
                     "log_to_driver": False,
                     "include_dashboard": False,

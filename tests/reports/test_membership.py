@@ -13,7 +13,7 @@ from leakfrontier.evaluate.privacy.membership import ROC, replacement_bounds
 from leakfrontier.reports.charts import Figure
 from leakfrontier.reports.membership import membership_figure
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "membership.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "lab" / "membership.md"
 
 
 def gaussian_roc(separation: float, size: int = 2000) -> ROC:
