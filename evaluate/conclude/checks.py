@@ -68,6 +68,9 @@ class Check:
 class Checks(list[Check]):
     """The answers to all questions about an evaluation."""
 
+    def __repr__(self) -> str:
+        return "\n".join(f"{one.verdict:4} {one.name}: {one.text}" for one in self)
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
         rows = [(one.name, one.verdict, one.text) for one in self]

@@ -39,7 +39,7 @@ AFFORDABLE = 0.02
 _STRONGER = [server for server in SERVERS if server != "passive"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Frontier:
     """All defenses of one scenario, against the model of one round.
 
@@ -69,14 +69,23 @@ class Frontier:
     baseline: pd.DataFrame
     order: Dominance
 
+    def __repr__(self) -> str:
+        return f"{self._title}\n{self._table.to_string(index=False)}"
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows: every defense, and what it is worth."""
-        shown = self.points[["name", "success_text", "accuracy", "verdict"]].rename(
-            columns={"name": "defense", "success_text": "victims identified"}
-        )
+        return f"<p>{escape(self._title)}</p>{self._table.to_html(index=False)}"
+
+    @property
+    def _title(self) -> str:
+        return f"{self.scenario}, model of round {self.checkpoint}"
+
+    @property
+    def _table(self) -> pd.DataFrame:
+        shown = self.points[["name", "success_text", "accuracy", "verdict"]]
         accuracy = [percent(value) for value in shown["accuracy"]]
-        return f"<p>{escape(self.scenario)}, model of round {self.checkpoint}</p>" + str(
-            shown.assign(accuracy=accuracy).to_html(index=False)
+        return shown.assign(accuracy=accuracy).rename(
+            columns={"name": "defense", "success_text": "victims identified"}
         )
 
 

@@ -51,4 +51,8 @@ def test_all_parts_show_themselves(results: Results) -> None:
     assert "<table" in results.frontier()._repr_html_()
     assert results.rates()._repr_html_()
     assert "<table" in results._repr_html_()
+    assert [line[:4].strip() for line in repr(checks).splitlines()] == [c.verdict for c in checks]
+    lines = repr(results.frontier()).splitlines()
+    assert lines[0] == f"{results.frontier().scenario}, model of round 0"
+    assert len(lines) == 2 + len(results.frontier().points)
     assert repr(results).startswith(f"<Results in {results.folder}: ")
