@@ -158,7 +158,7 @@ class RobbingTheFed(Adversary):
         _need_values(observation.space)
         bins = observation.kept
         if not isinstance(bins, Bins):
-            raise NotApplicable("this server did not send the clients an imprint module")
+            raise NotApplicable("the clients were not sent an imprint module by this server")
         measure = bins.layer.received(observation)
         weight, bias = (observation.update[name] for name in bins.layer.parameters)
         found = isolate(
