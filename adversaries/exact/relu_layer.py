@@ -76,7 +76,7 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
             known = ", ".join(call.name for call in calls)
             raise NotApplicable(f"the model has no linear layer {name!r}, only: {known or 'none'}")
     if chosen.bias is None:
-        raise NotApplicable(f"layer {chosen.name!r} has no bias, which fixes the scale")
+        raise NotApplicable(f"layer {chosen.name!r} has no bias to fix the scale")
     layer = ReLULayer(chosen.name, chosen.weight, chosen.bias, chosen.sees_inputs)
     if not {layer.parameter("weight"), layer.parameter("bias")} <= {*observation.update}:
         raise NotApplicable(f"layer {chosen.name!r} is frozen, so the update does not contain it")
@@ -238,7 +238,7 @@ def factorise(observation: Observation, layer: ReLULayer) -> Factors | None:
     if not observation.batch_size < min(outputs, inputs):
         raise NotApplicable(
             f"{observation.batch_size} examples behind one update do not fit the rank of layer "
-            f"{layer.name!r}, {min(outputs, inputs)}"
+            f"{layer.name!r}, which is {min(outputs, inputs)}"
         )
     if not gradient.any() or not bias_gradient.any():
         return None

@@ -107,7 +107,9 @@ def fitted(samples: Tensor, family: Callable[[float, float], Quantiles]) -> Quan
         NotApplicable: If all samples are equal.
     """
     if not (len(samples) >= 2 and samples.std() > 0):
-        raise NotApplicable("the projection is the same for all public examples, or there is one")
+        raise NotApplicable(
+            "the projection is the same for all public examples, or there is only one example"
+        )
     return family(float(samples.mean()), float(samples.std()))
 
 

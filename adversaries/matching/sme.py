@@ -24,7 +24,7 @@ class SME(Matching):
     The update w_T - w_0 of many local steps is not a gradient at w_0. It is nearly a gradient at
     some surrogate w_0 + alpha (w_T - w_0), because local training moves almost in a plane
     [Prop. 4.1, Thm. 4.3]. The attack minimises 1 - cos(w_0 - w_T, gradient at the surrogate) +
-    `total_variation` * TV(x) over inputs and alpha at once (Algorithm 1), with all examples in one
+    `total_variation` * TV(x) over inputs and alpha at once (Algorithm 1). All examples are in one
     batch. It needs neither the local learning rate nor the number of steps, and its cost does not
     depend on them. With `alpha` 0 and `alpha_lr` 0 it is the paper's baseline, Inverting Gradients
     at w_0.

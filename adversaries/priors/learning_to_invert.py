@@ -100,8 +100,8 @@ class LearningToInvert(Adversary):
         _, public = _granted(observation)
         if size > self.max_examples:
             raise NotApplicable(
-                f"the upload has {size} examples, too many to learn at once: at most "
-                f"{self.max_examples}"
+                f"the upload has {size} examples, but the attack learns at most "
+                f"{self.max_examples} at once (max_examples)"
             )
         if len(public.inputs) < 2 * _HELD_OUT * size:
             raise NotApplicable(

@@ -1,4 +1,4 @@
-"""Separate examples of which the last layer holds only the sum, by the convolution before it.
+"""Separate examples that the last layer only holds as a sum, by the convolution before it.
 
 Examples with one label and one saturated prediction have the same slope g at the outputs of the
 convolution's activation. The last layer's gradient then holds only the sum of these outputs. The

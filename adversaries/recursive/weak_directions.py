@@ -7,7 +7,7 @@ directions. If all examples of a batch are known, so are their slopes k, and the
     dL/dW = sum_k k_k * x_k
 
 must hold too. In the few weak directions, it has many more equations than unknowns for any number
-of examples. The system is solved for the correction, of which a few digits suffice.
+of examples. The system is solved for the correction, which needs only a few digits.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class DAGER(Adversary):
         """
         if not space.rank:
             raise NotApplicable(
-                f"nothing of the {place} block's gradient is above the noise"
+                f"no part of the {place} block's gradient is above the noise"
                 if space.noise > 0
                 else f"the {place} block's gradient is zero"
             )
@@ -144,9 +144,9 @@ def why_full(space: Subspace, inputs: int, place: str) -> str:
     if inputs < space.width:
         return (
             f"{spans}, but at most {inputs} tokens are behind the upload: noise, compression or an "
-            "adaptive optimizer has filled it"
+            "adaptive optimizer has filled the rest"
         )
-    return f"{spans}, and as many tokens may be behind the upload ({inputs})"
+    return f"{spans}, and up to {inputs} tokens may be behind the upload"
 
 
 def _search(

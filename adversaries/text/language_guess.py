@@ -20,7 +20,7 @@ class LanguageGuess(Adversary):
     """Guess the sentences that the attacked model itself finds most likely.
 
     Each sentence starts with a different likely first token. The model continues it by the most
-    likely token at each step, until it ends the text or the text is as long as the median public
+    likely token at each step. It stops at an end of text, or at the length of the median public
     text. If all texts begin with the same token, the first tokens are those that follow it.
     Otherwise they are the most frequent first tokens of public texts. Without public texts, they
     are those that follow the model's beginning-of-text token.

@@ -3,9 +3,9 @@
 After the last block's attention, tokens do not interact. The gradient of the block's last linear
 layer is sum_n d_n a_n^T over the tokens n. Here a_n is the layer's input, a known function of the
 prefix that ends in n. The slope of the cross-entropy is d_n = J_n^T W^T sum_v w_nv (softmax(z_n) -
-e_v), where W is the output head, J_n the Jacobian of the last norm, and w_nv the weight with which
-label v follows prefix n. Once the prefixes are known, so are the a_n. A least-squares problem then
-gives every d_n, and hence w_nv. This reveals three facts that spans of inputs cannot show:
+e_v). W is the output head, J_n is the Jacobian of the last norm, and w_nv is the weight of label v
+after prefix n. Once the prefixes are known, so are the a_n. A least-squares problem then gives
+every d_n, and hence w_nv. This reveals three facts that spans of inputs cannot show:
 
 - the last token of a sentence trained for next tokens, which is a label and never an input;
 - that a sentence is the beginning of another, so its prefixes were already found;

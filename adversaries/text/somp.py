@@ -77,8 +77,8 @@ class SOMP(Adversary):
     - The feed-forward scores compare normalised inputs with parts of its first layer's gradient.
     - If the second block's space is full, sentences are compared at the output layer of the first
       block's feed-forward layer. That layer has more inputs than the model's width, so its
-      gradient does not span a full space, and true inputs have more of their norm in it. This is an
-      extension of the paper.
+      gradient does not span a full space. True inputs have more of their norm in it than others.
+      This is an extension of the paper.
     - Beam widths are per group: as printed, W / G is below 1 at batch sizes of 8 and 16. Between
       two columns of Table 5, the larger batch size applies. Groups avoid tokens that earlier groups
       chose at the same step. Repetitions are those of trigrams.
@@ -152,7 +152,7 @@ class SOMP(Adversary):
             raise NotApplicable("the model is an encoder: its sentences cannot be grown by tokens")
         first, second = block_spaces(view, observation)
         if not first.rank or not second.rank:
-            raise NotApplicable("nothing of the gradient is above the noise")
+            raise NotApplicable("no part of the gradient is above the noise")
         table = TABLE_5[min(size for size in TABLE_5 if size >= min(observation.batch_size, 16))]
         pool = self._pool(view, observation, first, table)
         decoded = self._decoded(view, observation, second, pool, table, rng)

@@ -140,8 +140,8 @@ def row_space(
     by s^2 / (s^2 + m sigma^2), where m sigma^2 is the noise along it. If the smallest singular
     values do not look like noise either, the space is full.
 
-    If the deviations of the noise are known, the noise is first made equal in all entries, as far
-    as factors for rows and columns can do that. All directions above it are kept. If hardly any
+    If the deviations of the noise are known, factors for rows and columns first make the noise as
+    equal as possible in all entries. All directions above it are kept. If hardly any
     direction is then left out, there is more noise than the known noise, and it is ignored.
 
     Rows with entries that are not finite are left out: in half precision, large entries overflow.
