@@ -85,8 +85,8 @@ def greedy_filter(
 ) -> tuple[Tensor, Solution]:
     """Swap directions of a basis for others if that raises the sparsity matching coefficient.
 
-    Only directions that disagree with their outputs are swapped. Of these, a direction is swapped
-    only if it has one of the largest coefficients in the other direction; otherwise the new basis
+    Only directions that disagree with their outputs are swapped. A swapped direction must also
+    have one of the largest coefficients in the expansion of the new one. Otherwise the new basis
     would be nearly singular.
     """
     best = solve(factors, directions)

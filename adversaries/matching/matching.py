@@ -250,13 +250,13 @@ def evaluation(
 
 
 def squared_error(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
-    """Return the sum of squared differences (the likelihood under Gaussian noise)."""
+    """Return the sum of squared differences, which suits Gaussian noise."""
     errors = {name: replayed[name] - value for name, value in observed.items()}
     return _norm(errors).square(), {name: error.mul_(2) for name, error in errors.items()}
 
 
 def absolute_error(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
-    """Return the sum of absolute differences (the likelihood under Laplace noise)."""
+    """Return the sum of absolute differences, which suits Laplace noise."""
     errors = {name: replayed[name] - value for name, value in observed.items()}
     values = _sum(vector_norm(error.flatten(1), 1, dim=1) for error in errors.values())
     return values, {name: error.sign_() for name, error in errors.items()}

@@ -164,8 +164,8 @@ class Simulator:
             to bins, and the entries of a bin are summed with random signs.
         order: The permutation.
         signs: The signs.
-        stochastic: Whether two uploads of the same examples differ. If not, all random draws of
-            the client are public.
+        stochastic: Whether uploads have private random draws. All other draws of the client are
+            public.
     """
 
     observation: Observation

@@ -118,9 +118,9 @@ def grow(
     """Return a decoder's sentences: prefixes near the space that no token continues.
 
     There are never more different prefixes of one length than examples. If positions are
-    rotations, repetitions of a first token leave the first block unchanged, because attention finds
-    the same value everywhere. Such a prefix is as near as the token alone and carries no
-    information. Without noise, it is still followed, because another token may come after it. With
+    rotations, a repeated first token has the same output of the first block as the token alone,
+    because attention finds the same value everywhere. Such a prefix is as near as the token and
+    carries no information. Without noise, it is still followed, because another token may come after it. With
     noise it is not: the more often a token is repeated, the less another token changes its
     attention.
     """
@@ -162,9 +162,9 @@ def verified(
     found: Sequence[tuple[tuple[int, ...], float]],
     rng: Generator,
 ) -> list[Sentence]:
-    """Cut each sentence where the input of the second block's feed-forward layer becomes far.
+    """Cut each sentence where it leaves the space of the second block's feed-forward layer.
 
-    There, contexts have mixed twice, so noise hides a wrong context less than in earlier layers.
+    In that layer, contexts have mixed twice, so noise hides a wrong context less than before.
     The test needs two blocks, so it is applied only to whole sentences.
     """
     layers = [layer for layer in view.second.up if layer.name in observation.update]
