@@ -200,7 +200,7 @@ class Reconstruction:
 
 
 def only(results: Sequence[Reconstruction | NotApplicable]) -> Reconstruction:
-    """Return the result of an attack on one observation, or raise the reason why it failed."""
+    """Return the result for a single observation, or raise its `NotApplicable`."""
     (result,) = results
     if isinstance(result, NotApplicable):
         raise result

@@ -120,9 +120,9 @@ def grow(
     There are never more different prefixes of one length than examples. If positions are
     rotations, a repeated first token has the same output of the first block as the token alone,
     because attention finds the same value everywhere. Such a prefix is as near as the token and
-    carries no information. Without noise, it is still followed, because another token may come after it. With
-    noise it is not: the more often a token is repeated, the less another token changes its
-    attention.
+    carries no information. Without noise, it is still followed, because another token may come
+    after it. With noise it is not: the more often a token is repeated, the less another token
+    changes its attention.
     """
     prefixes, totals = view.no_prefix(), torch.zeros(1, dtype=torch.float64, device=view.device)
     found: list[Sentence] = []
