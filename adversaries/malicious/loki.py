@@ -136,7 +136,7 @@ class LOKI(Adversary):
         space = _checked(observation.space)
         kept = observation.kept
         if not isinstance(kept, Blocks):
-            raise NotApplicable("this server did not send the clients modules of their own")
+            raise NotApplicable("the clients were not sent modules of their own by this server")
         parts = [
             self._of(
                 ClientBlock(kept.layer.received(observation, model), columns, kept), observation
