@@ -1,4 +1,4 @@
-"""What an adversary sees, what it may do, and what it returns."""
+"""The interface of adversaries: what they observe, what they may send and what they return."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class Threat(StrEnum):
 
 
 THREATS = tuple(threat.value for threat in Threat)
-"""Threats by name, from the weakest server to the strongest: each can do what those before can."""
+"""Names of the threats, from the weakest server to the strongest. Each includes those before."""
 
 
 class PublicData(NamedTuple):
-    """Auxiliary examples of the private data's distribution, disjoint from the victims."""
+    """Auxiliary examples from the distribution of the private data; they include no victim."""
 
     inputs: Tensor
     targets: Tensor
 
 
 class Candidates(NamedTuple):
-    """The N batches that a prior holds equally likely, in random order; one is the private one.
+    """N equally likely batches in random order; one of them is the private batch.
 
-    Examples that all candidates have in common are thereby known to the adversary. A guess that
-    ignores the update is right with probability 1 / N.
+    The adversary therefore knows the examples that all candidates share. A guess that ignores
+    the update is right with probability 1 / N.
 
     Attributes:
-        inputs: N x examples in a batch x the shape of one.
-        targets: Their labels, N x examples in a batch.
+        inputs: Tensor of shape N x batch size x shape of one example.
+        targets: Labels, of shape N x batch size.
     """
 
     inputs: Tensor
@@ -58,13 +58,13 @@ class Round:
     """What a malicious server knows when it sends models.
 
     Attributes:
-        space: What is known of the inputs.
-        protocol: What is agreed on.
-        clients: Clients that take part; the first is the one whose examples are sought.
-        batch_size: Private examples of each of them.
+        space: Public facts about the inputs.
+        protocol: The agreed protocol.
+        clients: Number of clients in the round. The first one is the victim.
+        batch_size: Private examples of each client.
         public: Auxiliary data, if the threat model grants it.
-        kept: What `craft` kept when the server last sent models, which may save work; what is
-            sent must not depend on it.
+        kept: What `craft` kept when the server last sent models. It may save work. The models
+            that the server sends must not depend on it.
     """
 
     space: InputSpace
@@ -77,12 +77,12 @@ class Round:
 
 @dataclass(frozen=True)
 class Crafted:
-    """What a server sends, and what it keeps.
+    """What a server sends to the clients, and what it keeps for itself.
 
     Attributes:
-        models: A model for each client. Their parameters have the same names and shapes, so that
-            updates can be summed.
-        kept: What `reconstruct` will find in `Observation.kept`; None if nothing is needed.
+        models: One model per client. Their parameters have the same names and shapes, because
+            their updates are summed.
+        kept: Passed to `reconstruct` as `Observation.kept`. None if the attack needs nothing.
     """
 
     models: Sequence[nn.Module]
@@ -90,7 +90,7 @@ class Crafted:
 
 
 class Replay(TypingProtocol):
-    """The clients' own code, for a guess."""
+    """The clients' own code, applied to a guess."""
 
     def __call__(
         self,
@@ -101,43 +101,43 @@ class Replay(TypingProtocol):
         *,
         by_epoch: bool = False,
     ) -> Mapping[str, Tensor]:
-        """Return the upload that clients would make of a guess.
+        """Return the upload that clients would send for a guess.
 
         Args:
             inputs: The guess.
             targets: Its labels.
-            observed: The upload that was seen.
-            by_epoch: Whether the guess holds the examples of every epoch, one after the other,
-                instead of those that all epochs see.
+            observed: The upload that the server received.
+            by_epoch: If True, the guess lists the examples of every epoch, one epoch after the
+                other. If False, all epochs see the same examples.
         """
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Everything that the adversary is granted, and nothing else.
+    """Everything that the adversary is allowed to see.
 
     Attributes:
-        models: The models as the clients behind the update received them, the victim's first.
-        loss: Mean loss of a batch of outputs, by which clients train.
-        update: What the server saw, by parameter name, after the defense.
-        protocol: How the update came about.
-        space: What is known of the inputs.
+        models: The models that the clients behind the update received, the victim's first.
+        loss: Mean loss of a batch of outputs; clients train on it.
+        update: What the server received after the defense, by parameter name.
+        protocol: How clients compute the update.
+        space: Public facts about the inputs.
         batch_size: Number of private examples behind the update.
-        replay: The update that clients would upload for guessed inputs and targets, given the
-            observed one; differentiable, through one local step or many, and with the defense
-            only if the threat model lets the adversary know it. Observations of the same models
-            share one `replay`, so that an attack can vectorise over them.
-        release: The upload of another client, for examples of the adversary's own: unlike a
-            replay, with noise and choices of its own, drawn from the given generator; with the
-            defense only if the adversary knows it. None for a client that cannot be run.
+        replay: Returns the update that clients would upload for guessed inputs and targets,
+            given the observed update. It is differentiable through all local steps. It includes
+            the defense only if the threat model lets the adversary know it. Observations of the
+            same models share one `replay`, which lets an attack vectorise over them.
+        release: Returns the upload of another client for examples that the adversary chooses.
+            Unlike `replay`, it draws fresh noise and choices from the given generator. It
+            includes the defense only if the adversary knows it. None if the client cannot be run.
         targets: The private labels, if the threat model grants them.
-        log_likelihood: log p(observed update | replayed update), if the defense is known and
-            has one.
+        log_likelihood: log p(observed update | replayed update), if the adversary knows the
+            defense and the defense has a density.
         public: Auxiliary data, if the threat model grants it.
-        candidates: Batches among which the private one is, if the threat model grants them.
-        kept: What `craft` kept for all clients of the round. None if it kept nothing, or if the
-            models were not crafted by this server, as in a capture. The defense may have altered
-            models since: `models` holds what the clients train on.
+        candidates: Batches that include the private one, if the threat model grants them.
+        kept: What `craft` kept for all clients of the round. None if it kept nothing, or if this
+            server did not craft the models, as in a capture. A defense may change a model after
+            it is sent: `models` holds the models that the clients train.
     """
 
     models: tuple[nn.Module, ...]
@@ -162,33 +162,33 @@ class Observation:
         return self.models[0]
 
     def as_gradient(self, name: str) -> Tensor:
-        """Return what was seen of a parameter as the mean gradient per client and local step."""
+        """Return one parameter's update as the mean gradient per client and local step."""
         return self.protocol.as_gradient(self.update[name], self.batch_size)
 
     @property
     def local_steps(self) -> int:
-        """Return how many local steps are behind one client's update."""
+        """Return the number of local steps behind one client's update."""
         return self.protocol.local_steps(self.batch_size // self.protocol.clients)
 
     def simulate(self, inputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Return what the client would have uploaded, had its batch been this guess."""
+        """Return what the client would have uploaded if this guess were its batch."""
         return self.replay(inputs, targets, self.update)
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Guessed examples, in no particular order: metrics match them to the truth.
+    """Guessed examples in any order. Metrics match them to the private ones.
 
     Attributes:
-        inputs: Guessed model inputs, stacked; there may be fewer than private examples.
+        inputs: Guessed model inputs, stacked. There may be fewer than private examples.
         targets: Guessed labels, if the attack has any.
-        objective: What the attack minimised, at this guess; it chooses between guesses without
+        objective: The value that the attack minimised, at this guess. It ranks guesses without
             ground truth.
-        confidence: How well each guess explains the update, in [0, 1], where the attack can
-            tell; 1 is certain.
-        layer: Name of the layer whose inputs were recovered, if these are not the model's.
-        residuals: Of an attack that goes back layer by layer, the part of each layer's equations
-            that is left unexplained: where it jumps, the recursion broke.
+        confidence: How well each guess explains the update, from 0 to 1 (certain). None if the
+            attack cannot tell.
+        layer: Name of the layer whose inputs were recovered; None means the model's own inputs.
+        residuals: For attacks that go back layer by layer: the unexplained part of each layer's
+            equations. The recursion broke where it jumps.
     """
 
     inputs: Tensor
@@ -200,7 +200,7 @@ class Reconstruction:
 
 
 def only(results: Sequence[Reconstruction | NotApplicable]) -> Reconstruction:
-    """Return the result of an attack on a single observation, or raise why there is none."""
+    """Return the result for a single observation, or raise its `NotApplicable`."""
     (result,) = results
     if isinstance(result, NotApplicable):
         raise result
@@ -212,12 +212,12 @@ def in_groups(
     alike: Callable[[int], Hashable],
     attack: Callable[[Sequence[int]], Sequence[Reconstruction]],
 ) -> list[Reconstruction | NotApplicable]:
-    """Return the results of attacking observations together that have something in common.
+    """Attack observations in groups that share something; return the results in input order.
 
     Args:
         count: Number of observations.
-        alike: From an observation's index to what a group shares; it may raise `NotApplicable`.
-        attack: From the indices of a group to its results.
+        alike: Maps an observation's index to what its group shares. May raise `NotApplicable`.
+        attack: Maps the indices of a group to its results.
     """
     results: dict[int, Reconstruction | NotApplicable] = {}
     groups: dict[Hashable, list[int]] = {}
@@ -233,17 +233,17 @@ def in_groups(
 
 @dataclass(frozen=True)
 class Adversary(ABC):
-    """An attack; its fields are its hyper-parameters, defaulting to the published ones.
+    """An attack. Its fields are its hyper-parameters; the defaults are the published values.
 
     Attributes:
         threat: How far the server departs from the protocol.
-        simulates: Whether the attack replays the client, so that knowing the defense matters.
-        pooled: Whether what it makes of an observation depends on which others it is given.
-        baseline: Whether it ignores the update: what it reaches is not leakage.
-        needs_candidates: Whether the attack chooses among candidates, which the harness then
-            grants: each victim's look-alikes, and the victim among them.
-        cost: Its stage in a cascade: 0 if it takes no search, 1 for a quick one, 2 for one, 3
-            for a long one. A stage runs only where those before left something to find.
+        simulates: Whether the attack replays the client. If so, knowing the defense matters.
+        pooled: Whether a result depends on the other observations in the same call.
+        baseline: Whether the attack ignores the update. Its success is then not leakage.
+        needs_candidates: Whether the attack chooses among candidates. The harness then grants
+            them: each victim, hidden among its look-alikes.
+        cost: Stage in a cascade: 0 needs no search, 1 is a quick search, 2 a normal one and 3 a
+            long one. A stage attacks only what earlier stages did not recover.
     """
 
     threat: ClassVar[Threat] = Threat.PASSIVE
@@ -256,12 +256,12 @@ class Adversary(ABC):
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return the model that the server sends to each client, and what it keeps.
 
-        An honest server sends the given model to all, and keeps nothing. The given model is left
-        as it is.
+        By default, an honest server sends the given model to every client and keeps nothing.
+        An attack must not modify the given model.
 
         Args:
-            model: The model that was agreed on and trained so far.
-            round: What the server knows of those that it sends models to.
+            model: The agreed model, trained so far.
+            round: What the server knows about the clients.
             rng: Source of all randomness.
 
         Raises:
@@ -280,7 +280,7 @@ class Adversary(ABC):
     def reconstruct_all(
         self, observations: Sequence[Observation], rngs: Sequence[Generator]
     ) -> list[Reconstruction | NotApplicable]:
-        """Attack several observations; an attack that can vectorise over them overrides this."""
+        """Attack several observations. Override this if the attack can vectorise over them."""
         results: list[Reconstruction | NotApplicable] = []
         for observation, rng in zip(observations, rngs, strict=True):
             try:
@@ -290,17 +290,17 @@ class Adversary(ABC):
         return results
 
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float | None:
-        """Return what the attack minimises, at any guess; None if it optimises nothing.
+        """Return the attack's objective at any guess, or None if the attack does not optimise.
 
-        The harness compares it at the guess and at the truth, to tell an optimiser that failed
-        from information that is missing.
+        The harness compares its values at the guess and at the truth. This shows whether the
+        optimiser failed or whether the information is missing.
         """
         return None
 
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Run a model without dropout, and leave it as it was."""
+    """Run a model in evaluation mode (no dropout) and restore its mode afterwards."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:

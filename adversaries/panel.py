@@ -1,7 +1,7 @@
-"""The fixed panel: named, versioned, frozen. A panel with other members needs another version.
+"""The fixed panel: named, versioned and frozen. A panel with other members needs a new version.
 
-Every hyper-parameter is written out, so that a default that changes changes no panel; a test
-holds what each member reconstructs against what it did when the panel was made.
+Every hyper-parameter is written out, so new defaults do not change a panel. A test compares what
+each member reconstructs with what it reconstructed when the panel was made.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from .text.somp import SOMP
 
 @dataclass(frozen=True)
 class Panel:
-    """Adversaries with fixed hyper-parameters, so that rates of different runs compare.
+    """Adversaries with fixed hyper-parameters. They make the rates of different runs comparable.
 
     Attributes:
         version: Recorded with every result.
-        members: The adversaries by name, with budgets for CPUs: on 20 uploads of LeNet, a search
+        members: The adversaries by name, with budgets for CPUs. On 20 uploads of LeNet, a search
             takes seconds.
-        published: The same with the budgets of their papers.
-        alike: Earlier versions whose attacks differ on texts alone: on all else, rates compare.
+        published: The same adversaries with the budgets of their papers.
+        alike: Earlier versions whose attacks differ only on texts. On all other data, their
+            rates are comparable.
     """
 
     version: str
@@ -195,9 +196,9 @@ _BUDGETS: dict[str, dict[str, Any]] = {
     "LAMP": _TEXTS,
     "GRAB": {**_TEXTS, "rounds": 30},
 }
-"""What members may spend in their papers, where it is more than above.
+"""Budgets of the papers, for the members whose paper spends more than the panel.
 
-Batches and step size of ScaleMIA are chosen for its number of epochs.
+The batch size and learning rate of ScaleMIA are chosen for its number of epochs.
 """
 
 PANEL = Panel(
@@ -208,4 +209,4 @@ PANEL = Panel(
     ),
     alike=("2026.8",),
 )
-"""The panel in force."""
+"""The current panel."""

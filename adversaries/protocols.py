@@ -1,4 +1,4 @@
-"""How a client makes an upload of its examples, and what a server makes of uploads."""
+"""Protocols: how a client computes its upload and how the server uses uploads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Protocol(ABC):
-    """What clients and server have agreed on.
+    """What clients and server agreed on.
 
     Attributes:
-        clients: Clients behind one observed upload: above 1, the server sees only their sum.
-        uploads_gradient: Whether an upload is a gradient, or else a change of weights.
+        clients: Clients behind one observed upload. Above 1, the server sees only their sum.
+        uploads_gradient: Whether an upload is a gradient. Otherwise it is a change of weights.
     """
 
     uploads_gradient: ClassVar[bool]
@@ -40,19 +40,19 @@ class Protocol(ABC):
 
     @abstractmethod
     def local_steps(self, examples: int) -> int:
-        """Return how many local steps one client takes on its examples."""
+        """Return the number of local steps that one client takes on its examples."""
 
     @abstractmethod
     def step_size(self, examples: int) -> int:
-        """Return how many examples a local step sees, of those behind one client's upload."""
+        """Return how many of a client's examples one local step sees."""
 
     @abstractmethod
     def drawn(self, examples: int, batches: Callable[[], Iterator[Tensor]]) -> Tensor:
-        """Return which of a client's examples are behind its upload of one round.
+        """Return the indices of the client's examples that one upload is computed from.
 
         Args:
-            examples: How many the client has.
-            batches: Draws batches of them.
+            examples: Number of examples that the client has.
+            batches: Draws batches of their indices.
         """
 
     @abstractmethod
@@ -63,57 +63,57 @@ class Protocol(ABC):
         batches: Callable[[int, int], Iterator[Part]],
         gradient: Callable[[Weights, Part], Weights],
     ) -> Weights:
-        """Return what local training gives: what is uploaded, before the defense's `on_update`.
+        """Train locally and return the upload, before the defense's `on_update`.
 
         Args:
             start: The weights that the client received.
-            examples: All its examples of this round.
-            batches: From a batch size and a number of epochs to the local steps' examples.
-            gradient: The gradient of a local step, at any weights.
+            examples: All its examples in this round.
+            batches: Maps a batch size and a number of epochs to the examples of each local step.
+            gradient: Returns the gradient of a local step at given weights.
         """
 
     @abstractmethod
     def as_gradient(self, value: Tensor, examples: int) -> Tensor:
-        """Return a part of an upload as the mean gradient per client and local step.
+        """Return one parameter's upload as the mean gradient per client and local step.
 
         Args:
             value: The upload of one parameter.
-            examples: Private examples behind the upload, of all its clients together.
+            examples: Private examples behind the upload, summed over all its clients.
         """
 
     def rounding(self, weight: Tensor, examples: int) -> Tensor:
-        """Return the deviation that rounded weights give each entry of `as_gradient`.
+        """Return the standard deviation of `as_gradient` that rounding of weights causes.
 
         Args:
             weight: The parameter that the client received.
-            examples: Private examples behind the upload, of all its clients together.
+            examples: Private examples behind the upload, summed over all its clients.
         """
         return torch.zeros_like(weight)
 
     def descent(self, value: Tensor) -> Tensor:
-        """Return a part of an upload as what a server's optimizer takes for a gradient."""
+        """Return an upload with the sign of a gradient, for the server's optimizer."""
         return value if self.uploads_gradient else -value
 
     def uploads(self, clients_per_round: int) -> int:
-        """Return how many uploads make a step of the server."""
+        """Return the number of uploads per server step."""
         return clients_per_round
 
     def staleness(self, rounds: int, rng: Generator) -> int:
-        """Return how many versions old the model is that a client trains on.
+        """Return the age of the model that a client trains on, in versions.
 
         Args:
-            rounds: Versions that there have been.
+            rounds: Number of versions so far.
             rng: Source of all randomness.
         """
         return 0
 
     @property
     def max_staleness(self) -> int:
-        """Return how many versions old a client's model may be."""
+        """Return the largest possible staleness, in versions."""
         return 0
 
     def weight(self, staleness: int) -> float:
-        """Return how much the upload of a client with an old model counts."""
+        """Return the weight of an upload that was trained on an old model."""
         return 1.0
 
 
@@ -133,7 +133,7 @@ class FedSGD(Protocol):
         return 1
 
     def step_size(self, examples: int) -> int:
-        """Return all of them."""
+        """Return the number of examples."""
         return examples
 
     def drawn(self, examples: int, batches: Callable[[], Iterator[Tensor]]) -> Tensor:
@@ -163,9 +163,9 @@ class FedAvg(Protocol):
         epochs: Passes over the client's examples.
         batch_size: Examples in one local step.
         lr: Local learning rate.
-        steps: Local steps of every client, however many examples it has, so that an upload does
-            not tell; None takes as many as `epochs` have.
-        clients: Clients behind one observed upload: above 1, the server sees only their sum.
+        steps: Local steps of every client, independent of its number of examples, so an upload
+            does not reveal that number. None takes as many steps as `epochs` contain.
+        clients: Clients behind one observed upload. Above 1, the server sees only their sum.
     """
 
     uploads_gradient: ClassVar[bool] = False
@@ -185,15 +185,15 @@ class FedAvg(Protocol):
         if self.steps is not None and not self.steps >= 1:
             raise ValueError(f"steps must be at least 1, or None, got {self.steps}")
         if self.steps is not None and self.epochs > 1:
-            raise ValueError("give either epochs or steps: a number of steps ends at any epoch")
+            raise ValueError("give either epochs or steps: steps may end within an epoch")
 
     @property
     def passes(self) -> int:
-        """Return the epochs, or the most that a number of steps may have."""
+        """Return the number of epochs, or the largest number that fixed steps may reach."""
         return self.steps or self.epochs
 
     def local_steps(self, examples: int) -> int:
-        """Return the batches of all epochs, unless their number is fixed."""
+        """Return the number of batches in all epochs, or the fixed number of steps."""
         return self.steps or self.epochs * -(-examples // self.batch_size)
 
     def step_size(self, examples: int) -> int:
@@ -201,7 +201,7 @@ class FedAvg(Protocol):
         return min(self.batch_size, examples)
 
     def drawn(self, examples: int, batches: Callable[[], Iterator[Tensor]]) -> Tensor:
-        """Return all of them."""
+        """Return the indices of all examples."""
         return torch.arange(examples)
 
     def train(
@@ -219,14 +219,15 @@ class FedAvg(Protocol):
         return {name: weights[name] - start[name] for name in start}
 
     def as_gradient(self, value: Tensor, examples: int) -> Tensor:
-        """Return minus the mean step, in units of the learning rate."""
+        """Return minus the mean step, divided by the learning rate."""
         steps = self.local_steps(examples // self.clients)
         return -value / (self.clients * self.lr * steps)
 
     def rounding(self, weight: Tensor, examples: int) -> Tensor:
-        """Return what independent errors of half a spacing of numbers at most add up to.
+        """Return the standard deviation of the sum of independent rounding errors.
 
-        Every local step rounds the weights anew; their difference in the end is exact.
+        Each error is at most half the spacing of floats. Every local step rounds the weights
+        again; the final difference of weights is exact.
         """
         size = weight.detach().abs()
         spacing = torch.nextafter(size, torch.full_like(size, torch.inf)) - size
@@ -238,21 +239,22 @@ class FedAvg(Protocol):
 class FedBuff(FedAvg):
     """Asynchronous federated averaging: the server steps whenever its buffer is full.
 
-    Clients train at their own pace, on the version of the model that they were sent. When an
-    upload arrives, the model is tau versions newer; it counts (1 + tau)^-a. How old uploads are
-    is drawn for each: the simulation has no clocks. An attacked upload belongs to the version
-    that its client had.
+    Each client trains at its own pace on the version of the model that it received. When its
+    upload arrives, the model is tau versions newer, and the upload counts (1 + tau)^-a. The
+    simulation has no clocks: it draws tau for each upload. The adversary knows the version that
+    the attacked client trained.
 
     Attributes:
         epochs: Passes over the client's examples.
         batch_size: Examples in one local step.
         lr: Local learning rate.
-        steps: Local steps of every client; None takes as many as `epochs` have.
-        buffer: Uploads that make a step of the server, K.
+        steps: Local steps of every client. None takes as many steps as `epochs` contain.
+        buffer: Uploads per server step, K.
         oldest: The largest staleness.
-        delays: Distribution of tau: `uniform` on 0 to `oldest`, or `half-normal` as the paper
-            draws training times, with `oldest` at two standard deviations and the rest cut off.
-        exponent: a, by which old uploads are damped; 0 for not at all.
+        delays: Distribution of tau. `uniform` draws from 0 to `oldest`. `half-normal` is the
+            paper's distribution of training times, with `oldest` at two standard deviations and
+            larger values cut off.
+        exponent: a, which damps old uploads. 0 means no damping.
 
     References:
         Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba. "Federated Learning with Buffered
@@ -286,7 +288,7 @@ class FedBuff(FedAvg):
         return self.buffer
 
     def staleness(self, rounds: int, rng: Generator) -> int:
-        """Draw tau; there are no versions before the first."""
+        """Draw tau; it never exceeds the number of versions so far."""
         if self.delays == "uniform":
             drawn = int(torch.randint(self.oldest + 1, (), generator=rng))
         else:

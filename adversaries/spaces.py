@@ -1,4 +1,4 @@
-"""What is publicly known of the inputs: images, sound or tokens."""
+"""Public facts about the inputs: images, sound or tokens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 class NotApplicable(ValueError):
-    """The attack cannot run on this observation; recorded as such, never as a failed attack."""
+    """The attack cannot run on this observation. This is not recorded as a failed attack."""
 
 
 @dataclass(frozen=True)
 class InputSpace:
-    """What is publicly known of the inputs, whatever they are.
+    """Public facts about inputs of any kind.
 
     Attributes:
         shape: Shape of one example, without the batch axis.
         classes: Number of classes.
-        continuous: Whether inputs have values that can be moved a little.
+        continuous: Whether inputs have values that gradient descent can change.
     """
 
     continuous: ClassVar[bool] = False
@@ -42,7 +42,7 @@ class InputSpace:
         raise NotApplicable("the inputs are tokens, which have no scale")
 
     def clamp(self, inputs: Tensor) -> Tensor:
-        """Return model inputs with every value moved into the range of the data."""
+        """Return model inputs with every value clamped to the range of the data."""
         raise NotApplicable("tokens cannot be moved by gradient descent")
 
 
@@ -51,8 +51,8 @@ class ContinuousSpace(InputSpace):
     """Real-valued inputs: data in [0, 1], normalised by channel.
 
     Attributes:
-        mean: Per-channel mean that the model's inputs were centred by.
-        std: Per-channel standard deviation that they were divided by.
+        mean: Per-channel mean that is subtracted from the data.
+        std: Per-channel standard deviation that the data is then divided by.
     """
 
     continuous: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class ContinuousSpace(InputSpace):
         return (values - self._per_channel(self.mean, values)) / self._per_channel(self.std, values)
 
     def clamp(self, inputs: Tensor) -> Tensor:
-        """Return model inputs with every value moved into the range of the data."""
+        """Return model inputs with every value clamped to the range of the data."""
         low = self.to_inputs(torch.zeros((1, *self.shape)).to(inputs))
         high = self.to_inputs(torch.ones((1, *self.shape)).to(inputs))
         return torch.minimum(torch.maximum(inputs, low), high)
@@ -85,7 +85,7 @@ class ImageSpace(ContinuousSpace):
 
 @dataclass(frozen=True)
 class WaveSpace(ContinuousSpace):
-    """Sound of shape (channels, samples); 0 and 1 stand for the amplitudes -1 and 1.
+    """Sound of shape (channels, samples). Values 0 and 1 mean the amplitudes -1 and 1.
 
     Attributes:
         rate: Samples per second.
@@ -96,23 +96,23 @@ class WaveSpace(ContinuousSpace):
 
 @dataclass(frozen=True)
 class TokenSpace(InputSpace):
-    """Sequences of token ids, of shape (length,), filled up on the right.
+    """Sequences of token ids, of shape (length,), padded on the right.
 
-    The padding of a sequence is the run of `padding` at its end, and nothing else: the same id
-    within a sequence is a token like any other, so that a tokenizer without a padding token can
-    pad with its end of text.
+    The padding of a sequence is only the run of `padding` at its end. The same id within a
+    sequence is an ordinary token. A tokenizer without a padding token can therefore pad with its
+    end-of-text token.
 
     Attributes:
         vocabulary: Number of different tokens.
-        padding: The token that fills what is shorter; None if nothing is.
-        task: What is learned of a sequence: its label, or each token from those before it. For
-            `next-token` the targets are the tokens themselves, padding included, and `classes`
-            is the size of the vocabulary.
-        first: The token that every sequence begins with, such as BERT's [CLS] or Llama's
-            beginning of text, if there is one.
-        last: The token that every sequence ends with, before its padding, such as BERT's [SEP],
-            if there is one; where a text was cut, too.
-        special: All ids that stand for no text.
+        padding: The token that fills shorter sequences. None if there is no padding.
+        task: What the model learns: the label of a sequence, or each token from the tokens
+            before it. For `next-token` the targets are the tokens themselves, including padding,
+            and `classes` is the size of the vocabulary.
+        first: The token that begins every sequence, such as BERT's [CLS] or Llama's beginning of
+            text. None if there is no such token.
+        last: The token that ends every sequence before its padding, such as BERT's [SEP]. Texts
+            that were cut end with it too. None if there is no such token.
+        special: All ids that do not stand for text.
     """
 
     vocabulary: int = 0
@@ -127,17 +127,17 @@ class TokenSpace(InputSpace):
             raise ValueError(f"vocabulary must be at least 1, got {self.vocabulary}")
 
     def real(self, tokens: Tensor) -> Tensor:
-        """Return which places of sequences hold tokens and not padding."""
+        """Return which positions of sequences hold tokens rather than padding."""
         return real_tokens(tokens, self.padding)
 
 
 def real_tokens(tokens: Tensor, padding: int | None) -> Tensor:
-    """Return which places of sequences come before the padding at their ends."""
+    """Return which positions of sequences come before the final padding."""
     if padding is None:
         return torch.ones_like(tokens, dtype=torch.bool)
     return up_to_last(tokens != padding)
 
 
 def up_to_last(true: Tensor) -> Tensor:
-    """Return which places of the last axis are not after its last true one."""
+    """Return which positions along the last axis are not after the last true one."""
     return true.flip(-1).cumsum(-1).flip(-1) > 0

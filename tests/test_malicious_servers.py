@@ -254,7 +254,7 @@ def test_a_client_that_trains_on_another_model_is_a_result(name: str) -> None:
     if name in SEPARATE:
         assert {row.outcome for row in rows} == {"not applicable"}
         assert {row.reason for row in rows} == {
-            "the client does not train layer '0.measure' as it was sent"
+            "the client does not train layer '0.measure' as the server sent it"
         }
     else:
         assert {row.outcome for row in rows} == {"scored"}

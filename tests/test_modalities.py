@@ -99,7 +99,7 @@ def test_optimisation_gets_nearer_to_speech(digits: Dataset, model: str, gain: f
 def test_every_attack_runs_on_text_or_says_why_not(sentences: Dataset) -> None:
     train = sentences.train
     granted = Candidates(train.inputs[:8, None], train.targets[:8, None])
-    reasons = ("token", "candidates", "no transformers model")
+    reasons = ("token", "candidates", "not a transformers model")
     for examples in (1, 4):
         seen = upload(sentences, "token_mlp", examples=examples).observation
         for observation in (seen, replace(seen, public=None), replace(seen, candidates=granted)):

@@ -1,8 +1,8 @@
 """The disaggregation matrix of SPEAR: from sparse directions to a batch.
 
-With dL/dW = LR (`relu_layer.Factors`), the columns of the disaggregation matrix Q are the
-directions q that make Lq sparse, and X^T = Q^-1 R [1]. A pool collects such directions, chooses a
-basis of them, and judges it by the ReLU pattern of the batch that follows.
+Let dL/dW = LR (`relu_layer.Factors`). The columns of the disaggregation matrix Q are the
+directions q that make Lq sparse, and X^T = Q^-1 R [1]. A pool collects such directions and chooses
+a basis of them. It scores the basis by the ReLU pattern of the batch that follows from it.
 
 References:
     [1] Dimitrov, Baader, Mueller, Vechev. "SPEAR: Exact Gradient Inversion of Batches in
@@ -25,19 +25,20 @@ from .relu_layer import Factors, ReLULayer
 from .sphere import in_cache, refine
 
 SAME = 0.95
-"""Cosine above which two directions are one and the same; those of two examples are below 0.6."""
+"""Two directions are the same if their cosine is above this; those of two examples are below 0.6.
+"""
 _AT_ONCE = 16
-"""Directions that are tried in a basis at once."""
+"""Number of directions that are tried in a basis at once."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A batch that follows from directions.
+    """A batch that follows from a basis of directions.
 
     Attributes:
-        inverse: Q^-1, so that X^T = Q^-1 R.
+        inverse: Q^-1. The batch is X^T = Q^-1 R.
         agreement: For each example, the share of neurons at which its gradient is zero if and
-            only if its output is not positive; their mean is the sparsity matching coefficient.
+            only if its output is not positive. The mean is the sparsity matching coefficient.
     """
 
     inverse: Tensor
@@ -45,12 +46,12 @@ class Solution:
 
     @property
     def coefficient(self) -> float:
-        """The sparsity matching coefficient lambda [1, Definition 3.4]; 1 if exact."""
+        """The sparsity matching coefficient lambda [1, Definition 3.4]. It is 1 if exact."""
         return float(self.agreement.mean())
 
 
 def solve(factors: Factors, directions: Tensor) -> Solution:
-    """Scale a basis of directions, or several, by the bias gradient; score it [1, Theorem 4.1]."""
+    """Scale one or more bases by the bias gradient and score them [1, Theorem 4.1]."""
     inverse = torch.linalg.inv(directions.mT)
     inverse = inverse / _nonzero(inverse @ factors.bias_gradient).unsqueeze(-1)
     outputs = inverse @ factors.hidden.T + factors.bias
@@ -64,7 +65,7 @@ def _nonzero(scales: Tensor) -> Tensor:
 
 
 def initial_filter(directions: Tensor) -> Tensor:
-    """Return indices of the first directions, sparsest first, that are linearly independent."""
+    """Return the indices of the first linearly independent directions (sparsest first)."""
     chosen: list[int] = []
     basis = directions.new_zeros(0, directions.shape[1])
     for index, direction in enumerate(directions):
@@ -82,10 +83,11 @@ def initial_filter(directions: Tensor) -> Tensor:
 def greedy_filter(
     factors: Factors, directions: Tensor, others: Tensor, enough: float
 ) -> tuple[Tensor, Solution]:
-    """Swap directions of a basis for others where the sparsity matching coefficient rises.
+    """Swap directions of a basis for others if that raises the sparsity matching coefficient.
 
-    Only directions that do not agree with their outputs are swapped, and only those that the
-    other one has the largest parts of: without these, the basis would be nearly singular.
+    Only directions that disagree with their outputs are swapped. A swapped direction must also
+    have one of the largest coefficients in the expansion of the new one. Otherwise the new basis
+    would be nearly singular.
     """
     best = solve(factors, directions)
     while len(others):
@@ -103,7 +105,7 @@ def greedy_filter(
 
 
 def _swaps(directions: Tensor, others: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bases with one direction swapped, and the index of the other one that is in each."""
+    """Return bases with one direction swapped, and the index of the new direction in each."""
     parts = torch.linalg.solve(directions.T, others.T).T.abs() * allowed
     parts, columns = parts.topk(min(3, len(directions)), dim=1)
     taken, rank = (parts >= 1e-3).nonzero(as_tuple=True)
@@ -114,11 +116,11 @@ def _swaps(directions: Tensor, others: Tensor, allowed: Tensor) -> tuple[Tensor,
 
 @dataclass(frozen=True)
 class Remainder:
-    """What known directions leave open.
+    """The space that known directions leave for the missing ones.
 
     Attributes:
-        rows: The known examples' rows of Q^-1, as far as they can be told.
-        basis: An orthonormal basis of where the missing directions are, as rows.
+        rows: Estimated rows of Q^-1 for the known examples.
+        basis: An orthonormal basis of the space of the missing directions, as rows.
     """
 
     rows: Tensor
@@ -126,14 +128,14 @@ class Remainder:
 
 
 def deflate(factors: Factors, directions: Tensor) -> Remainder:
-    """Return where the directions must be that are still missing.
+    """Return the space in which the missing directions must lie.
 
-    The rows a_i of Q^-1 are orthogonal to all directions but their own, so the missing
-    directions lie in the complement of the known rows a_i. Known directions leave of a_i only the
-    part in their own complement N open, and that is estimated from the ReLU: the example's
-    outputs W R^T a_i + b are positive exactly where its gradient is not zero. A linear regression
-    of that pattern on W R^T N gives it. Without it, a_i are the rows of the pseudo-inverse, and
-    the result is the orthogonal complement of the directions, as in SPEAR++.
+    Each row a_i of Q^-1 is orthogonal to all directions except its own. The missing directions
+    therefore lie in the complement of the known rows a_i. The known directions determine a_i up to
+    a part in their own complement N. The ReLU gives an estimate of that part: the outputs
+    W R^T a_i + b are positive exactly where the gradient of the example is not zero. The estimate
+    is a linear regression of that pattern on W R^T N. Without it, a_i would be the rows of the
+    pseudo-inverse, and the result the orthogonal complement of the directions, as in SPEAR++.
     """
     count = len(directions)
     orthogonal = torch.linalg.svd(directions, full_matrices=True).Vh[count:]
@@ -146,7 +148,7 @@ def deflate(factors: Factors, directions: Tensor) -> Remainder:
     free: Tensor = known - basis @ (basis.T @ known)
 
     def fit(values: Tensor) -> Tensor:
-        """Regress values over the neurons on each example's own row and the open part."""
+        """Regress values over the neurons on each example's own row and the unknown part."""
         scale: Tensor = (free * values).sum(0) / _nonzero(free.square().sum(0))
         rest = basis.T @ (values - scale * known)
         open_part = torch.linalg.solve_triangular(triangle, rest, upper=True)
@@ -155,7 +157,7 @@ def deflate(factors: Factors, directions: Tensor) -> Remainder:
 
     estimate = fit(active.to(rows) - 0.5)
     estimate = estimate / _nonzero(estimate @ factors.bias_gradient).unsqueeze(1)
-    for _ in range(50):  # alternating projections: onto the pattern's orthant, and back
+    for _ in range(50):  # alternating projections: onto the orthant of the pattern, and back
         outputs = factors.hidden @ estimate.T + factors.bias.unsqueeze(1)
         estimate = estimate - 1.5 * fit(torch.where((outputs > 0) == active, 0.0, outputs))
     rows = estimate / _nonzero((estimate * directions).sum(1, keepdim=True))
@@ -163,12 +165,12 @@ def deflate(factors: Factors, directions: Tensor) -> Remainder:
 
 
 def pattern_starts(factors: Factors, rows: Tensor, basis: Tensor) -> Tensor:
-    """Return directions that vanish where mixtures of examples would be off.
+    """Return directions that vanish at the neurons where mixtures of examples are off.
 
-    A row of L is a mixture of rows of Q^-1, and dividing it by its bias gradient makes it a
-    weighted mean of examples. Where one example dominates, the mean is off at nearly the same
-    neurons, and the direction in the span of `basis` that is smallest there is close to its own.
-    For a neuron that a single example activates, it is exact.
+    A row of L is a mixture of rows of Q^-1. Divided by its bias gradient, it is a weighted mean of
+    examples. If one example dominates, the mean is off at nearly the same neurons as that example.
+    The direction in the span of `basis` that is smallest at these neurons is then close to the
+    example's own. It is exact for a neuron that only one example activates.
     """
     left = factors.left @ basis.T
     starts = []
@@ -187,14 +189,14 @@ def pattern_starts(factors: Factors, rows: Tensor, basis: Tensor) -> Tensor:
 
 
 class Pool:
-    """Candidate directions without duplicates or negatives, sparsest first, and their best basis.
+    """Candidate directions without repeats up to sign, sparsest first, and their best basis.
 
     Attributes:
-        factors: What the directions factorise.
-        enough: Agreement of gradient and output, over the neurons, that confirms an example.
+        factors: The factorisation that the directions belong to.
+        enough: An example is confirmed if its agreement reaches this share of the neurons.
         directions: Candidates, as rows.
-        basis: Independent ones among them, as many as there are.
-        solution: The batch that follows from the basis; None unless it is complete.
+        basis: The largest independent subset that was found.
+        solution: The batch that follows from the basis. None if the basis is incomplete.
     """
 
     def __init__(self, factors: Factors, *, exact: bool) -> None:
@@ -208,14 +210,14 @@ class Pool:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the basis explains the pattern of zeros of every example."""
+        """Whether the basis explains the zero pattern of every example."""
         return self.solution is not None and bool((self.solution.agreement >= self.enough).all())
 
     @property
     def trusted(self) -> Tensor:
-        """Directions of the basis that are taken for true while others are sought.
+        """Directions of the basis that are treated as true while the search goes on.
 
-        Where all are confirmed, the weakest tenth is sought again.
+        If all of them are confirmed, the weakest tenth is searched for again.
         """
         if self.solution is None:
             return self.basis[self.factors.zeros(self.basis).sum(1) >= self._typical]
@@ -228,11 +230,11 @@ class Pool:
 
     @property
     def progress(self) -> float:
-        """What the search increases: directions of the basis, then their coefficient."""
+        """The value that the search increases: the size of the basis, then its coefficient."""
         return len(self.basis) + (self.solution.coefficient if self.solution else 0.0)
 
     def add(self, candidates: Tensor) -> bool:
-        """Polish candidates and add the sparse and new ones; return whether that was progress."""
+        """Polish candidates and add the new sparse ones. Return whether there was progress."""
         before = self.progress
         fresh = self.polish(self._nearly_sparse(candidates))
         fresh = fresh[self.factors.zeros(fresh).sum(1) >= self._sparse]
@@ -244,14 +246,14 @@ class Pool:
         return self.progress > before + 1e-3
 
     def polish(self, candidates: Tensor) -> Tensor:
-        """Return the candidates that are new, polished (`sphere.refine`)."""
+        """Return the new candidates, polished by `sphere.refine`."""
         known = self.directions
-        same = SAME if self.factors.noisy else 0.999  # a false one may be close to a true one
+        same = SAME if self.factors.noisy else 0.999  # a false direction may be close to a true one
         fresh = _unique(torch.cat([known, candidates]), same)[len(known) :]
         return refine(self.factors.left, fresh, self._sparse, self.factors.noise)
 
     def _nearly_sparse(self, candidates: Tensor) -> Tensor:
-        """Return the candidates that may be sparse once polished, sparsest first."""
+        """Return the candidates that polishing may make sparse, sparsest first."""
         outputs = self.factors.outputs(candidates).abs()
         near = torch.maximum(
             1e-2 * outputs.amax(1, keepdim=True), self.factors.tolerance(candidates, outputs)
@@ -272,7 +274,7 @@ class Pool:
 
 
 def _unique(directions: Tensor, same: float = SAME) -> Tensor:
-    """Return directions without those that repeat an earlier one, up to sign."""
+    """Return directions without repeats of an earlier one, up to sign."""
     repeats = ((directions @ directions.T).abs() > same).tril(-1).cpu().numpy()
     kept = np.zeros(len(repeats), dtype=bool)
     for index, row in enumerate(repeats):
@@ -281,15 +283,15 @@ def _unique(directions: Tensor, same: float = SAME) -> Tensor:
 
 
 def is_exact(observation: Observation, factors: Factors) -> bool:
-    """Return whether zeros can be told exactly.
+    """Return whether zeros of the gradient are exact.
 
-    Noise blurs them, and over several local steps some neurons switch on or off.
+    Noise blurs them. Over several local steps, some neurons switch on or off.
     """
     return observation.protocol.uploads_gradient and not factors.noisy
 
 
 def no_guess(observation: Observation, layer: ReLULayer) -> Reconstruction:
-    """Return a reconstruction without examples, where an update says nothing."""
+    """Return a reconstruction without examples, for an update without information."""
     shape = observation.space.shape if layer.sees_inputs else layer.weight.shape[1:]
     inputs = layer.weight.new_zeros(0, *shape)
     name = None if layer.sees_inputs else layer.name
@@ -301,8 +303,9 @@ def no_guess(observation: Observation, layer: ReLULayer) -> Reconstruction:
 def reconstruction(observation: Observation, layer: ReLULayer, pool: Pool) -> Reconstruction:
     """Return the examples of the pool's basis, with missing directions filled in.
 
-    The pattern of the ReLU hardly depends on an example's scale, so its agreement only counts as
-    far as the bias gradient, which fixes the scale, belongs to the weights' gradient.
+    The ReLU pattern hardly depends on an example's scale, which the bias gradient fixes. The
+    agreement is therefore multiplied by the share of the bias gradient that fits the weights'
+    gradient.
     """
     factors, found = pool.factors, len(pool.basis)
     solution = pool.solution

@@ -15,12 +15,12 @@ from ..spaces import NotApplicable
 class LinearLeakage(Adversary):
     """Read inputs off the gradients of the model's first linear layer.
 
-    For a layer z = Wx + b and any loss L, the gradient of row k is dL/dW_k = dL/dz_k * x
-    and dL/db_k = dL/dz_k, so dividing the two gives x exactly [1, 2, Prop. 3.1]. The quotient
-    does not depend on the scale of the update, so clipping and learning rates are no
-    obstacle. For one example all rows agree, and their least-squares mean is returned, which
-    averages noise out. In a batch, a row is exact if a single example activates it and a linear
-    combination otherwise; rows with the largest bias gradients are returned.
+    For a layer z = Wx + b and any loss L, the gradient of row k is dL/dW_k = dL/dz_k * x and
+    dL/db_k = dL/dz_k. Their quotient is exactly x [1, 2, Prop. 3.1]. The quotient does not depend
+    on the scale of the update, so clipping and learning rates do not matter. For one example, all
+    rows agree, and the attack returns their least-squares mean, which averages out noise. In a
+    batch, a row is exact if only one example activates it. Otherwise it is a linear combination of
+    examples. The attack returns the rows with the largest bias gradients.
 
     References:
         [1] Phong, Aono, Hayashi, Wang, Moriai. "Privacy-Preserving Deep Learning via
@@ -33,7 +33,7 @@ class LinearLeakage(Adversary):
     cost: ClassVar[int] = 0
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return at most one candidate per example; a candidate without signal is all zero."""
+        """Return at most one guess per example. A guess without signal is all zero."""
         layer = _first_linear_layer(observation)
         weight = observation.update[f"{layer}weight"]
         bias = observation.update[f"{layer}bias"]
@@ -48,7 +48,7 @@ class LinearLeakage(Adversary):
 
 
 def _first_linear_layer(observation: Observation) -> str:
-    """Return the parameter prefix of the first linear layer, if that layer leaks its input."""
+    """Return the parameter prefix of the first linear layer if that layer leaks its input."""
     if not observation.space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
     size = math.prod(observation.space.shape)
@@ -60,6 +60,6 @@ def _first_linear_layer(observation: Observation) -> str:
                 raise NotApplicable(f"layer {name!r} needs a bias and {size} inputs, got {module}")
             prefix = f"{name}." if name else ""
             if not {f"{prefix}weight", f"{prefix}bias"} <= {*observation.update}:
-                raise NotApplicable(f"layer {name!r} is frozen: nothing of it is uploaded")
+                raise NotApplicable(f"layer {name!r} is frozen, so the update does not contain it")
             return prefix
     raise NotApplicable("the model has no linear layer")

@@ -1,9 +1,9 @@
-"""The gradient of a linear layer before a ReLU, and what its sparsity says about a batch.
+"""The gradient of a linear layer before a ReLU, and what its sparsity reveals about a batch.
 
-A layer Z = WX + b with activation ReLU(Z) has dL/dW = G X^T and dL/db = G 1, where G = dL/dZ is
-zero wherever Z is negative. Any factorisation dL/dW = LR has an invertible Q with G = LQ and
-X^T = Q^-1 R [1, Theorem 3.2], so that the batch is known once the directions are known, up to
-scale, that make LQ sparse.
+A layer Z = WX + b with activation ReLU(Z) has dL/dW = G X^T and dL/db = G 1. G = dL/dZ is zero
+wherever Z is negative. For any factorisation dL/dW = LR there is an invertible Q with G = LQ and
+X^T = Q^-1 R [1, Theorem 3.2]. The directions q that make Lq sparse therefore determine the batch;
+their scale need not be known.
 
 References:
     [1] Dimitrov, Baader, Mueller, Vechev. "SPEAR: Exact Gradient Inversion of Batches in
@@ -28,9 +28,9 @@ from ..base import Observation, in_evaluation
 from ..spaces import InputSpace, NotApplicable
 
 RELUS = (torch.relu, torch.relu_, functional.relu, Tensor.relu, Tensor.relu_)
-"""The functions that are a ReLU."""
+"""The functions that compute a ReLU."""
 _RANK_GAP = 100.0
-"""Ratio of successive singular values that shows the rank; below it, noise has filled the gap."""
+"""Ratio of successive singular values that marks the rank. Noise makes the ratio smaller."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ReLULayer:
         name: Name of the module in the model.
         weight: W, of shape (outputs, inputs).
         bias: b.
-        sees_inputs: Whether its inputs are the model's own, flattened.
+        sees_inputs: Whether its inputs are the flattened inputs of the model.
     """
 
     name: str
@@ -55,10 +55,10 @@ class ReLULayer:
 
 
 def find_layer(observation: Observation, name: str | None) -> ReLULayer:
-    """Return the named linear layer, or the one that sees the inputs.
+    """Return the named linear layer, or else the layer that sees the inputs.
 
     Raises:
-        NotApplicable: If there is none, with a bias and a ReLU behind it.
+        NotApplicable: If there is no such layer with a bias and a following ReLU.
     """
     if not observation.space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
@@ -67,8 +67,8 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
         chosen = next((call for call in calls if call.sees_inputs), None)
         if chosen is None:
             raise NotApplicable(
-                "no linear layer sees the inputs; name a deeper one with `layer` to recover the "
-                f"features before it: {', '.join(call.name for call in calls) or 'there is none'}"
+                "no linear layer sees the inputs. Set `layer` to a deeper one to recover its "
+                f"input features: {', '.join(call.name for call in calls) or 'there is none'}"
             )
     else:
         chosen = next((call for call in calls if call.name == name), None)
@@ -76,10 +76,10 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
             known = ", ".join(call.name for call in calls)
             raise NotApplicable(f"the model has no linear layer {name!r}, only: {known or 'none'}")
     if chosen.bias is None:
-        raise NotApplicable(f"layer {chosen.name!r} has no bias, which fixes the scale")
+        raise NotApplicable(f"layer {chosen.name!r} has no bias to fix the scale")
     layer = ReLULayer(chosen.name, chosen.weight, chosen.bias, chosen.sees_inputs)
     if not {layer.parameter("weight"), layer.parameter("bias")} <= {*observation.update}:
-        raise NotApplicable(f"layer {chosen.name!r} is frozen: nothing of it is uploaded")
+        raise NotApplicable(f"layer {chosen.name!r} is frozen, so the update does not contain it")
     if chosen.followed_by not in RELUS:
         raise NotApplicable(
             f"layer {chosen.name!r} is followed by {_described(chosen.followed_by)}, not by a "
@@ -99,7 +99,7 @@ class _Call:
 
 
 class _Tracer(TorchFunctionMode):
-    """Notes every linear layer that runs, and the function that first takes its output."""
+    """Records every linear layer that runs, and the first function that takes its output."""
 
     def __init__(self, names: Mapping[int, str], example: Tensor) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Tracer(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         result = func(*args, **(kwargs or {}))
-        if not isinstance(result, Tensor):  # such as a question for the shape
+        if not isinstance(result, Tensor):  # for example, a request for the shape
             return result
         for call in self.calls:
             if call.followed_by is None and any(call.output is value for value in args):
@@ -148,17 +148,17 @@ def _described(function: Callable[..., object] | None) -> str:
 
 @dataclass(frozen=True)
 class Factors:
-    """dL/dW = LR with orthonormal L, and all that relates a direction q to the batch.
+    """dL/dW = LR with orthonormal L, and the quantities that relate a direction q to the batch.
 
     Attributes:
         left: L, the left singular vectors.
         right: R, the right singular vectors times their singular values.
-        noise: Standard deviation of an entry of Lq by coordinate of q, estimated from what is
-            left of dL/dW beyond its rank.
-        hidden: W R^T: the layer's outputs for inputs in the span of R.
+        noise: Standard deviation of an entry of Lq, per coordinate of q. It is estimated from the
+            part of dL/dW beyond its rank.
+        hidden: W R^T, the layer's outputs for inputs in the span of R.
         bias: b.
         bias_gradient: L^T dL/db, which is the sum of the columns of Q.
-        explained: Share of dL/db in the span of L, where it must be; it fixes the scale.
+        explained: Share of dL/db in the span of L. It should be 1; dL/db fixes the scale.
     """
 
     left: Tensor
@@ -171,41 +171,41 @@ class Factors:
 
     @property
     def rank(self) -> int:
-        """Number of examples that are visible in the gradient."""
+        """Number of examples that the gradient shows."""
         return self.left.shape[1]
 
     def outputs(self, directions: Tensor) -> Tensor:
-        """Return Lq for directions as rows."""
+        """Return Lq, for directions given as rows."""
         return directions @ self.left.T
 
     def tolerance(self, directions: Tensor, outputs: Tensor) -> Tensor:
-        """Return, for each direction, the size up to which an entry of Lq may be a zero."""
+        """Return, for each direction, the size up to which an entry of Lq counts as zero."""
         noise = torch.linalg.vector_norm(directions * self.noise, dim=-1, keepdim=True)
         return torch.maximum(3 * noise, 1e-6 * outputs.abs().amax(-1, keepdim=True))
 
     def zeros(self, directions: Tensor) -> Tensor:
-        """Return which entries of Lq are zero, as far as the noise lets one see."""
+        """Return which entries of Lq are zero up to noise."""
         outputs = self.outputs(directions)
         return outputs.abs() <= self.tolerance(directions, outputs)
 
     def sparsity(self, directions: Tensor) -> Tensor:
-        """Return a score that is higher the more entries of Lq are near zero."""
+        """Return a score that grows with the number of entries of Lq near zero."""
         outputs = self.outputs(directions)
         width = self.tolerance(directions, outputs)
         return -(outputs.square() + width.square()).log().mean(1)
 
     @property
     def live(self) -> Tensor:
-        """Which neurons have any gradient."""
+        """Which neurons have a nonzero gradient."""
         return self.left.abs().amax(1) > 0
 
     def fewest_zeros(self, false_rejection: float) -> int:
-        """Return how many zeros a true column has, but for a probability of `false_rejection`.
+        """Return a number of zeros that a true column has, except with `false_rejection`.
 
-        At random weights a neuron is off for half of all inputs, independently of other neurons.
-        Any column can be made to have one zero less than the rank, beside those of neurons that
-        are off for the whole batch; a true one has more. It also has more than random directions
-        have, unless noise hides everything.
+        At random weights, a neuron is off for half of all inputs, independently of other neurons.
+        Any column can be given one zero less than the rank, in addition to the neurons that are
+        off for the whole batch. A true column has more zeros. It also has more zeros than random
+        directions, unless noise hides everything.
         """
         expected = binom.ppf(false_rejection, len(self.left), 0.5)
         made = int((~self.live).sum()) + 2 * (self.rank - 1)
@@ -218,16 +218,16 @@ class Factors:
 
     @property
     def noisy(self) -> bool:
-        """Whether noise blurs the zeros, far beyond the rounding of single precision."""
+        """Whether noise blurs the zeros far beyond the rounding of single precision."""
         return bool(self.noise.square().mean() * len(self.left) > 1e-6)
 
 
 def factorise(observation: Observation, layer: ReLULayer) -> Factors | None:
-    """Return the factors of the layer's gradient; their rank estimates the batch size.
+    """Return the factors of the layer's gradient. Their rank estimates the batch size.
 
-    A randomised range finder is exact for a matrix of low rank, and much cheaper than a full
+    A randomised range finder is exact for a matrix of low rank. It is much cheaper than a full
     decomposition of a wide layer. The scale of an update, such as a learning rate or a clipped
-    norm, cancels between weight and bias. A layer whose update is zero has no factors.
+    norm, cancels between weight and bias. The result is None for a layer whose update is zero.
 
     Raises:
         NotApplicable: If the batch is larger than the layer.
@@ -238,7 +238,7 @@ def factorise(observation: Observation, layer: ReLULayer) -> Factors | None:
     if not observation.batch_size < min(outputs, inputs):
         raise NotApplicable(
             f"{observation.batch_size} examples behind one update do not fit the rank of layer "
-            f"{layer.name!r}, {min(outputs, inputs)}"
+            f"{layer.name!r}, which is {min(outputs, inputs)}"
         )
     if not gradient.any() or not bias_gradient.any():
         return None
@@ -263,8 +263,8 @@ def factorise(observation: Observation, layer: ReLULayer) -> Factors | None:
 def _truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the leading singular vectors and values, a few more than `rank`.
 
-    Subspace iterations sharpen the range: noise flattens a spectrum, and rounding is noise. All
-    but the last can do with single precision.
+    Noise, including rounding, flattens the spectrum. Subspace iterations therefore sharpen the
+    range. Single precision suffices for all iterations except the last.
     """
     size = min(rank + 10, *matrix.shape)
     rng = torch.Generator().manual_seed(0)
@@ -278,7 +278,7 @@ def _truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _numeric_rank(values: Tensor, batch_size: int) -> int:
-    """Return the rank if a gap in the singular values shows it, and the batch size otherwise."""
+    """Return the rank if the singular values have a gap, and the batch size otherwise."""
     ratios = values[:batch_size] / values[1 : batch_size + 1].clamp(min=torch.finfo().tiny)
     gap, position = ratios.max(0)
     return int(position) + 1 if gap > _RANK_GAP else batch_size

@@ -1,4 +1,4 @@
-"""SPEAR: exact inversion of batches by sampled kernels."""
+"""SPEAR: exact inversion of batches by sampling kernels."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .disaggregation import Pool, is_exact, no_guess, reconstruction
 from .relu_layer import Factors, factorise, find_layer
 
 _CHUNK = 4096
-"""Submatrices whose kernels are computed together."""
+"""Number of submatrices whose kernels are computed together."""
 
 
 @dataclass(frozen=True)
 class SPEAR(Adversary):
     """Recover a batch exactly from the gradient of a linear layer before a ReLU [1].
 
-    With dL/dW = LR, any B - 1 rows of L for neurons that are off for an example have its
-    direction as their kernel [1, Theorem 3.3]. Rows are drawn at random; a kernel that makes
-    Lq sparse is kept. Such rows are hit with a probability of about 2^-(B-1), so the time is
-    exponential in the batch size: 14 examples take seconds, and 24 are out of reach;
-    `SPEARPlusPlus` finds the same directions by descent.
+    Let dL/dW = LR. The kernel of B - 1 rows of L is the direction of an example if the neurons of
+    all these rows are off for that example [1, Theorem 3.3]. The attack draws rows at random and
+    keeps a kernel q if Lq is sparse. A draw hits such rows with a probability of about 2^-(B-1),
+    so the time is exponential in the batch size: 14 examples take seconds, and 24 are out of
+    reach. `SPEARPlusPlus` finds the same directions by descent.
 
     Attributes:
-        layer: Name of a linear layer; by default the one that sees the inputs. The inputs of a
-            deeper one are returned as features.
-        samples: Most submatrices.
+        layer: Name of a linear layer. Default: the layer that sees the inputs. The attack returns
+            the inputs of a deeper layer as features.
+        samples: Largest number of submatrices.
 
     References:
         [1] Dimitrov, Baader, Mueller, Vechev. "SPEAR: Exact Gradient Inversion of Batches in
@@ -46,13 +46,13 @@ class SPEAR(Adversary):
             raise ValueError(f"samples must be at least 1, got {self.samples}")
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return the examples whose directions were found, exact where confidence is 1."""
+        """Return the examples whose directions were found. They are exact if confidence is 1."""
         layer = find_layer(observation, self.layer)
         factors = factorise(observation, layer)
         if factors is None:
             return no_guess(observation, layer)
         pool = Pool(factors, exact=is_exact(observation, factors))
-        drawn, most = 0, self.samples if factors.rank > 1 else 1  # there is one direction
+        drawn, most = 0, self.samples if factors.rank > 1 else 1  # rank 1 has only one direction
         while drawn < most and not pool.confirmed:
             count = min(_CHUNK, most - drawn)
             pool.add(_kernels(factors, count, rng))
@@ -61,7 +61,7 @@ class SPEAR(Adversary):
 
 
 def _kernels(factors: Factors, count: int, rng: Generator) -> Tensor:
-    """Return the kernels of random submatrices of L with one row less than columns."""
+    """Return the kernels of random submatrices of L that have one row less than columns."""
     live = factors.left[factors.live]
     keys = torch.rand(count, len(live), generator=rng, device=rng.device).to(live.device)
     rows = keys.topk(min(factors.rank - 1, len(live)), dim=1).indices

@@ -23,49 +23,51 @@ _OPTIMIZERS: dict[str, sphere.Optimizer] = {
 _LOSSES = ("log-sum", "l1", "log-cosh", "l4")
 _STARTS = ("deflation", "uniform")
 _CYCLE = ((0.1, 2.5, 1.0), (0.05, 1.0, 0.5), (0.02, 0.5, 0.1))
-"""Learning rate, widest and narrowest log-sum surrogate of successive rounds: some columns have
-wide basins, others are minima of narrow surrogates alone."""
+"""Learning rate, widest and narrowest log-sum surrogate of successive rounds. Some columns have
+wide basins; others are minima only of narrow surrogates."""
 _SETTLED = 3
-"""Rounds without progress after which a confirmed batch is final though its zeros are blurred."""
+"""If zeros are blurred, a confirmed batch is final after this many rounds without progress."""
 _FEW = 8
-"""Missing directions that deflation alone nearly determines; their starts are polished as is."""
+"""Deflation nearly determines up to this many missing directions. Their starts are only polished.
+"""
 _JITTER = (0.0, 0.1, 0.3, 1.0)
-"""Random parts of later starts, relative to the part in the complement."""
+"""Random parts of later starts, relative to their part in the complement."""
 
 
 @dataclass(frozen=True)
 class SPEARPlusPlus(Adversary):
     """Recover a batch exactly from the gradient of a linear layer before a ReLU [1].
 
-    The columns of G = dL/dZ are sparse, and G = LQ with L from the singular value decomposition
-    of dL/dW. So the columns of Q are sought as the unit vectors q with the sparsest Lq, by
-    descent on a surrogate from many starts. Directions that are sparse enough form a pool;
-    the sparsest independent ones become Q, whose scale the bias gradient fixes. The batch is
-    Q^-1 R, and the ReLU pattern of that batch confirms it: the sparsity matching coefficient is 1
-    if every gradient is zero exactly where the output is negative.
+    The columns of G = dL/dZ are sparse, and G = LQ with L from the singular value decomposition of
+    dL/dW. The attack searches for the columns of Q as the unit vectors q with the sparsest Lq, by
+    descent on a surrogate from many starts. Directions that are sparse enough form a pool. The
+    sparsest independent ones become Q, and the bias gradient fixes its scale. The batch is Q^-1 R.
+    Its ReLU pattern confirms it: the sparsity matching coefficient is 1 if every gradient is zero
+    exactly where the output is negative.
 
-    The paper starts a million times from uniformly random directions, and most starts find
-    columns again that are already known. The defaults here use what the ReLU says beforehand: a
-    row of dL/dW over its bias gradient is a weighted mean of examples, and the direction that
-    vanishes where this mean is off is close to a column (`disaggregation.pattern_starts`). Later
-    rounds start where known columns leave room for missing ones (`disaggregation.deflate`). The
-    descent is on a log-sum surrogate with one second moment per coordinate, and what is nearly
-    sparse is polished. The paper's own procedure, but for the polish, is `loss="l1",
-    optimizer="scalar-adam", starts="uniform", steps=500, initialisations=1_000_000`.
+    The paper starts a million times from uniformly random directions, and most starts find columns
+    that are already known. The defaults here use the ReLU to choose better starts. A row of dL/dW
+    over its bias gradient is a weighted mean of examples. The direction that vanishes where this
+    mean is off is close to a column (`disaggregation.pattern_starts`). Later rounds start where
+    known columns leave room for missing ones (`disaggregation.deflate`). The descent uses a log-sum
+    surrogate with one second moment per coordinate. Nearly sparse directions are then polished.
+
+    To run the paper's own procedure (plus the polish), set `loss="l1", optimizer="scalar-adam",
+    starts="uniform", steps=500, initialisations=1_000_000`.
 
     An incomplete recovery returns the examples whose directions were found. Their `confidence`
     is the share of neurons at which gradient and output agree.
 
     Attributes:
-        layer: Name of a linear layer; by default the one that sees the inputs. The inputs of a
-            deeper one are returned as features.
+        layer: Name of a linear layer. Default: the layer that sees the inputs. The attack returns
+            the inputs of a deeper layer as features.
         loss: Surrogate of the l0 norm: "log-sum", "l1", "log-cosh" or "l4".
-        optimizer: "adam" (one second moment per coordinate), "scalar-adam" (one for all, as
-            geoopt and the paper have it), "geoopt" or "pgd".
+        optimizer: "adam" (one second moment per coordinate), "scalar-adam" (one for all
+            coordinates, as in geoopt and the paper), "geoopt" or "pgd".
         starts: "deflation" or "uniform".
-        initialisations: Most starts.
+        initialisations: Largest number of starts.
         steps: Steps from each start.
-        patience: Rounds without a new direction after which the search ends.
+        patience: The search ends after this many rounds without a new direction.
 
     References:
         [1] Bakarsky, Dimitrov, Baader, Vechev. "SPEAR++: Scaling Gradient Inversion via
@@ -93,7 +95,7 @@ class SPEARPlusPlus(Adversary):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return the examples whose directions were found, exact where confidence is 1."""
+        """Return the examples whose directions were found. They are exact if confidence is 1."""
         layer = find_layer(observation, self.layer)
         factors = factorise(observation, layer)
         if factors is None:
@@ -101,7 +103,7 @@ class SPEARPlusPlus(Adversary):
         exact = is_exact(observation, factors)
         pool = Pool(factors, exact=exact)
         per_round = max(100, factors.rank) if self.starts == "deflation" else 1000
-        patience = self.patience if factors.rank > 1 else 1  # one direction needs no search
+        patience = self.patience if factors.rank > 1 else 1  # a single direction needs no search
         rounds, used, idle = 0, 0, 0
         while used < self.initialisations and idle < patience:
             if pool.confirmed and (exact or idle >= _SETTLED):
@@ -112,7 +114,7 @@ class SPEARPlusPlus(Adversary):
         return reconstruction(observation, layer, pool)
 
     def _candidates(self, pool: Pool, count: int, rounds: int, rng: Generator) -> Tensor:
-        """Return the directions that one round of the search ends in."""
+        """Return the directions that one round of the search finds."""
         if self.starts == "uniform":
             return self._descend(pool, sphere.uniform(count, pool.factors.left, rng), rounds, rng)
         closest = _deflated_starts(pool, count, rng)
@@ -125,7 +127,7 @@ class SPEARPlusPlus(Adversary):
         return torch.cat(candidates)
 
     def _descend(self, pool: Pool, starts: Tensor, rounds: int, rng: Generator) -> Tensor:
-        """Return where the surrogate's descent ends, rounded if the surrogate is smooth."""
+        """Return the end points of the descent, rounded if the surrogate is smooth."""
         left = pool.factors.left
         optimizer = _OPTIMIZERS[self.optimizer]
         if self.loss == "log-sum":
@@ -155,7 +157,7 @@ class SPEARPlusPlus(Adversary):
 def _deflated_starts(pool: Pool, count: int, rng: Generator) -> Tensor:
     """Return directions close to columns that are still missing.
 
-    A row of L is a mixture of rows of Q^-1; the parts of known examples are subtracted.
+    A row of L is a mixture of rows of Q^-1. The parts of known examples are subtracted from it.
     """
     factors, known = pool.factors, pool.trusted
     remainder = deflate(factors, known)

@@ -21,27 +21,27 @@ from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
 Slope = Callable[[Tensor, float], Tensor]
-"""phi'(y) of a surrogate, where a typical entry of y is 1; the float is the share of steps done."""
+"""phi'(y) of a surrogate, if a typical entry of y is 1. The float is the share of steps done."""
 Schedule = Callable[[float], float]
-"""Learning rate, by the share of steps done."""
+"""Maps the share of steps done to the learning rate."""
 Optimizer = Callable[[Tensor, Tensor, Slope, Schedule, int], Tensor]
-"""From L, starts, surrogate, learning rate and number of steps to directions."""
+"""Maps L, starts, surrogate, learning rate and number of steps to directions."""
 
 CHUNK = 256
-"""Starts that move together: their products with L stay in the cache."""
+"""Number of starts that move together. Their products with L stay in the cache."""
 
 
 def l1(y: Tensor, progress: float) -> Tensor:
-    """Slope of |y|, whose local minima are those of the l0 norm [1, Table II]."""
+    """Return the slope of |y|, whose local minima are those of the l0 norm [1, Table II]."""
     return y.sign()
 
 
 def log_cosh(mu: float) -> Slope:
-    """Slope of log cosh(mu y) / mu, the smooth surrogate h of [3].
+    """Return the slope of log cosh(mu y) / mu, the smooth surrogate h of [3].
 
-    The paper prints mu log cosh(y / mu) with mu = 300 or 500, which is a constant on the sphere
-    up to rounding: its slope is y / mu, and ||Lq|| = 1. mu is here on the scale of the entries
-    of an orthonormal L, as the paper's values are.
+    The paper prints mu log cosh(y / mu) with mu = 300 or 500. Up to rounding, that is constant on
+    the sphere: its slope is y / mu, and ||Lq|| = 1. Here mu is on the scale of the entries of an
+    orthonormal L, like the paper's values.
     """
 
     def slope(y: Tensor, progress: float) -> Tensor:
@@ -51,15 +51,16 @@ def log_cosh(mu: float) -> Slope:
 
 
 def negative_l4(y: Tensor, progress: float) -> Tensor:
-    """Slope of -y^4 / 4."""
+    """Return the slope of -y^4 / 4."""
     return -y.pow(3)
 
 
 def log_sum(widths: Tensor, final: float = 0.03) -> Slope:
-    """Slope of log(y^2 + w^2) / 2, with widths w (one per start) that shrink to `final` [4].
+    """Return the slope of log(y^2 + w^2) / 2, with widths w that shrink to `final` [4].
 
-    While w is wide the surrogate is smooth and has few minima. Narrow, it is closer to the
-    l0 norm than l1 is, and some columns are minima of it that are none of l1.
+    There is one width per start. While w is wide, the surrogate is smooth and has few minima. When
+    w is narrow, it is closer to the l0 norm than l1 is. Some columns are minima of it but not of
+    l1.
     """
 
     def slope(y: Tensor, progress: float) -> Tensor:
@@ -70,38 +71,38 @@ def log_sum(widths: Tensor, final: float = 0.03) -> Slope:
 
 
 def stepwise(lr: float) -> Schedule:
-    """The schedule of [3]: divided by 100 after 40 % of the steps, and again after 80 %."""
+    """Return the schedule of [3]: divide by 100 after 40 % of the steps, and again after 80 %."""
     return lambda progress: lr * (1.0 if progress < 0.4 else 1e-2 if progress < 0.8 else 1e-4)
 
 
 def geometric(lr: float, final: float) -> Schedule:
-    """A learning rate that falls from `lr` to `final` by the same factor at each step."""
+    """Return a learning rate that falls from `lr` to `final` by the same factor at each step."""
     return lambda progress: float(lr * (final / lr) ** progress)
 
 
 def uniform(count: int, like: Tensor, rng: Generator) -> Tensor:
-    """Return uniformly random unit vectors of as many coordinates as `like` has columns."""
+    """Return uniformly random unit vectors with one coordinate per column of `like`."""
     drawn = torch.randn(count, like.shape[1], generator=rng, device=rng.device)
     return normalize(drawn.to(like), dim=1)
 
 
 def adam(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: int) -> Tensor:
-    """Riemannian Adam [2] with one second moment per coordinate.
+    """Run Riemannian Adam [2] with one second moment per coordinate.
 
-    Geoopt's sphere has a single second moment for a whole vector, so the longest coordinates of
-    the gradient set the pace of all. One moment per coordinate, as in plain Adam, reaches a true
-    column from several times as many starts.
+    Geoopt's sphere has a single second moment for a whole vector. The longest coordinates of the
+    gradient then set the pace of all coordinates. With one moment per coordinate, as in plain
+    Adam, several times as many starts reach a true column.
     """
     return _adam(L, starts, slope, lr, steps, elementwise=True)
 
 
 def scalar_adam(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: int) -> Tensor:
-    """Riemannian Adam [2] as in [3]: the same iterates as `geoopt_adam`, computed faster."""
+    """Run Riemannian Adam [2] as in [3]. It gives the iterates of `geoopt_adam`, but faster."""
     return _adam(L, starts, slope, lr, steps, elementwise=False)
 
 
 def geoopt_adam(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: int) -> Tensor:
-    """Riemannian Adam of the geoopt package, the reference for `scalar_adam`."""
+    """Run Riemannian Adam of the geoopt package, the reference for `scalar_adam`."""
     import geoopt  # slow to import
 
     scaled, back = _scaled(L)
@@ -117,7 +118,7 @@ def geoopt_adam(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: in
 
 
 def gradient_descent(L: Tensor, starts: Tensor, slope: Slope, lr: Schedule, steps: int) -> Tensor:
-    """Projected gradient descent [3]: a step on phi(Lq), then back to the sphere."""
+    """Run projected gradient descent [3]: a step on phi(Lq), then back to the sphere."""
     unit = L.shape[0] ** -0.5  # the learning rates of [3] are for an orthonormal L
     scaled, back = _scaled(L)
     directions = starts
@@ -149,7 +150,7 @@ def _adam(
 
 
 def _scaled(L: Tensor) -> tuple[Tensor, Tensor]:
-    """Return L with typical entries of Lq of size 1, and its transpose, both contiguous."""
+    """Return L scaled so that typical entries of Lq are 1, and its transpose, both contiguous."""
     scaled = L * L.shape[0] ** 0.5
     return scaled.contiguous(), scaled.T.contiguous()
 
@@ -161,11 +162,12 @@ def _tangent(directions: Tensor, vectors: Tensor) -> Tensor:
 def round_by_sampling(L: Tensor, directions: Tensor, smallest: int, rng: Generator) -> Tensor:
     """Round minima of a smooth surrogate to exact sparse directions [3, Algorithm 1].
 
-    Of the `smallest` entries of |Lq|, as many rows as L has columns are drawn; if their common
-    kernel has dimension one, it is the rounded direction. Others are returned as they are.
+    Take the `smallest` entries of |Lq|, and draw as many of their rows as L has columns. If the
+    common kernel of these rows has dimension one, it is the rounded direction. Otherwise the
+    direction is returned unchanged.
     """
     size = L.shape[1]
-    L = L[L.abs().amax(1) > 1e-9]  # a neuron that is off for all says nothing
+    L = L[L.abs().amax(1) > 1e-9]  # a neuron that is off for all examples carries no information
     nearest = (directions @ L.T).abs().topk(min(smallest, len(L)), largest=False).indices
     keys = torch.rand(nearest.shape, generator=rng, device=rng.device)
     rows = nearest.gather(1, keys.to(L.device).argsort(1)[:, :size])
@@ -179,18 +181,18 @@ def round_by_sampling(L: Tensor, directions: Tensor, smallest: int, rng: Generat
 def refine(
     L: Tensor, directions: Tensor, zeros: int, noise: Tensor, iterations: int = 12
 ) -> Tensor:
-    """Polish directions that are nearly sparse, by reweighted least squares in double precision.
+    """Polish nearly sparse directions by reweighted least squares in double precision.
 
     Each iteration takes the smallest singular vector of the rows of L, weighted by
-    1 / (y^2 + w^2). The width w is the size that the smallest `zeros` entries of |y| still have:
-    all of them decide together, and it shrinks as they do, down to the noise of y.
+    1 / (y^2 + w^2). The width w is the largest of the smallest `zeros` entries of |y|. All these
+    entries thus count alike, and w shrinks with them, down to the noise of y.
 
     Args:
         L: Orthonormal columns.
         directions: Nearly sparse directions, as rows.
-        zeros: Number of zeros that a true column has at least.
-        noise: Standard deviation of an entry of Lq by coordinate of q (that of y is ||noise * q||).
-        iterations: Most reweightings.
+        zeros: Smallest number of zeros of a true column.
+        noise: Standard deviation of an entry of Lq, per coordinate of q (for y: ||noise * q||).
+        iterations: Largest number of reweightings.
     """
     parts = [
         _reweighted(L, part, zeros, noise, iterations) for part in directions.split(in_cache(L))
@@ -199,7 +201,7 @@ def refine(
 
 
 def in_cache(L: Tensor) -> int:
-    """Return how many copies of L may be weighted at once, so that they stay in the cache."""
+    """Return how many weighted copies of L fit into the cache."""
     return max(1, 2**20 // L.numel())
 
 
@@ -214,7 +216,7 @@ def _reweighted(
         weights = width.square() / (y.square() + width.square())
         gram = (L.T * weights.unsqueeze(1)) @ L
         diagonal = gram.diagonal(dim1=1, dim2=2)
-        diagonal.add_(1e-15 * diagonal.sum(1, keepdim=True))  # exact zeros leave it singular
+        diagonal.add_(1e-15 * diagonal.sum(1, keepdim=True))  # exact zeros would make it singular
         refined = normalize(torch.linalg.solve(gram, directions.unsqueeze(2)).squeeze(2), dim=1)
         moved = 1 - (refined * directions).sum(1).abs()
         directions = refined

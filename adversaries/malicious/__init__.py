@@ -1,1 +1,1 @@
-"""Servers that send models of their own."""
+"""Attacks by servers that send crafted models."""

@@ -1,4 +1,4 @@
-"""ARES: activations of single examples, isolated by a linear layer, and their sparse inversion."""
+"""ARES: isolate the activations of single examples in a linear layer, then invert them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .sparse_recovery import Measurement, inverse_cosine_transform, invert, natu
 
 
 class _Gains(NamedTuple):
-    """Factors of the first layer and of the imprinted one, and the size of the head's values."""
+    """Factors of the first and the imprinted layer, and the size of the head's values."""
 
     first: float
     imprinted: float
@@ -38,59 +38,61 @@ class _Gains(NamedTuple):
 
 _OF_CNN = _Gains(1.0, 1e-2, 1e2)
 _OF_MLP = _Gains(1e-2, 1.0, 1e2)
-"""Outputs are as with gains of 1, but the layer that is read off has nearly all of the gradient."""
+"""Outputs are as with gains of 1, but the layer to read has nearly all of the gradient."""
 _SHARP = _Gains(1e5, 1e2, 1e-7)
-"""GELU, SiLU and ELU are as good as a ReLU."""
+"""With these gains, GELU, SiLU and ELU act like a ReLU."""
 _DRIFT = 1e-4
-"""Part of their size by which local steps may move thresholds: less than a bin, yet more than
-single precision rounds."""
+"""Local steps may move thresholds by this share of their size. It is less than a bin, but more
+than the rounding of single precision."""
 _NEWTON = 4
-"""Steps in which the scale of an activation is fitted."""
+"""Number of Newton steps that fit the scale of an activation."""
 _CALIBRATION = 512
-"""Most examples that projections are calibrated on."""
+"""Largest number of examples for the calibration of projections."""
 
 
 @dataclass(frozen=True)
 class ARES(Adversary):
     """Isolate the activations of single examples, then invert them.
 
-    In a CNN, the first convolution is Gaussian with filters of norm 1, later ones pass it on, and
-    the first linear layer has identical rows with biases at quantiles: neighbouring rows differ
-    by the examples of a bin, and their quotient is what a lone one made of the ReLU behind the
-    first convolution. Active units are equations in its pixels (`sparse_recovery`). The head has
-    equal columns with values that differ by class: with equal values, as in the authors' code,
-    all that leaks is rounding.
+    In a CNN, the first convolution is Gaussian with filters of norm 1, and later convolutions copy
+    its outputs. The first linear layer has identical rows with biases at quantiles. Neighbouring
+    rows differ by the examples of one bin. If a bin has one example, the quotient of the
+    differences is its activation: the output of the ReLU after the first convolution. Active units
+    are equations in the pixels (`sparse_recovery`). The head has equal columns, with values that
+    differ by class. With equal values, as in the authors' code, only rounding errors would leak.
 
-    In an MLP, the first layer is Gaussian, with tail masses of its thresholds spread evenly in
-    their logarithm, from one example of a batch to 48: with more, what is subtracted often stops
-    short of most examples. Rows with a single active example
-    reveal it; it is then subtracted from all rows (see `elimination`). The
-    second layer is imprinted as that of a CNN, and what it isolates of the remaining examples'
-    activations is inverted; with so few equations these are likenesses at best.
+    In an MLP, the first layer is Gaussian. The tail masses of its thresholds are spaced evenly in
+    their logarithm, from 1 to 48 examples of a batch. With more than 48, the subtraction often
+    stops before most examples are found. A row with a single active example reveals it, and the
+    example is then subtracted from all rows (see `elimination`). The second layer is imprinted
+    like that of a CNN, and the attack inverts the activations that it isolates. These have few
+    equations, so the results are at best similar to the examples.
 
-    Under secure aggregation, clients get `kernels` of their own as in the paper: the update's
-    columns keep clients apart, but bias gradients are summed. The scale of an activation is then
-    the one in its bin at which the head gives it the gradient that it has. Or they get `rows` of
-    their own, which have bias gradients of their own and all kernels, but fewer bins.
+    Under secure aggregation, each client gets its own `kernels`, as in the paper, or its own
+    `rows`. With `kernels`, the columns of the update keep clients apart, but bias gradients are
+    summed. The attack then chooses the scale of an activation within its bin such that the head
+    gives it the observed gradient. With `rows`, each client has its own bias gradients and all
+    kernels, but fewer bins.
 
-    Other activations than ReLU are approached by large weights before them. Filters come in pairs
-    of opposite sign, one of which is active wherever the other is not: of independent ones, as
-    published, those that are active in flat parts of a picture may be fewer than its colours.
-    Unlike in the authors' code, bins are calibrated on public data, or on noise with the spectrum
-    of photos if there is none, and last rows are kept instead of first ones. Activations count as
-    active if they are above a multiple of the rms of negative ones, which are all noise. Mixtures
-    are not sorted out: they have a low confidence.
+    For activations other than ReLU, large weights before them approximate a ReLU. Filters come in
+    pairs of opposite sign, so one of a pair is active wherever the other is not. With independent
+    filters, as published, flat parts of a picture may have fewer active filters than colours.
+
+    Other differences from the authors' code: bins are calibrated on public data, or on noise with
+    the spectrum of photos if there is none. Last rows are kept instead of first rows. Activations
+    count as active if they exceed a multiple of the rms of the negative values, which are pure
+    noise. Mixtures are not removed; they have a low confidence.
 
     Attributes:
-        bins: Quantiles of the projection: `calibrated` (log-normal), or the `paper`'s, those of
-            a standard normal distribution.
-        separation: What each client under secure aggregation has of its own.
+        bins: Quantiles of the projection: `calibrated` (log-normal), or the `paper`'s, which are
+            those of a standard normal distribution.
+        separation: What each client gets for itself under secure aggregation.
         lift: Bias of the first convolution, in standard deviations of its outputs. At 3, hardly
-            any unit is inactive, so that kernels need only copy the channels, and as many suffice.
-            The paper has none, and loses half of the units.
+            any unit is inactive. Kernels then only copy the channels, and one per channel
+            suffices. The paper has no lift and loses half of the units.
         scale: Size of the head's values.
-        clearance: Multiple of the noise from which a unit counts as active.
-        iterations: Most iterations of the inversion.
+        clearance: A unit counts as active above this multiple of the noise.
+        iterations: Largest number of iterations of the inversion.
 
     References:
         Gong et al. "ARES: Scalable and Practical Gradient Inversion Attack in Federated Learning
@@ -121,7 +123,7 @@ class ARES(Adversary):
             raise ValueError(f"iterations must be at least 1, got {self.iterations}")
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
-        """Return a model per client: the same one, unless there are several."""
+        """Return one model per client. With several clients, each model is different."""
         public = _public(round, rng)
         names = _named(model, round.space)
         first = names.within(model, round.space).first
@@ -146,7 +148,8 @@ class ARES(Adversary):
     ) -> nn.Module:
         """Return the model of one client.
 
-        ReLUs need no gain; if the model does not do what it should without, it has others.
+        The ReLU gains are tried first. If the model then does not behave as crafted, the gains for
+        other activations are tried.
         """
         agreed = names.within(model, round.space)
         plain, one_step = _OF_MLP if agreed.perceptron else _OF_CNN, round.protocol.uploads_gradient
@@ -165,8 +168,8 @@ class ARES(Adversary):
             if _as_crafted(crafted, layers, public[:4]):
                 return crafted
         raise NotApplicable(
-            f"layer {names.imprinted!r} does not see the activations of the first layer, or has "
-            "none like a ReLU: pooling, normalisation or another function lies between"
+            f"layer {names.imprinted!r} does not see the activations of the first layer, or the "
+            "activation is not like a ReLU: pooling, normalisation or another function intervenes"
         )
 
     @torch.no_grad()
@@ -181,7 +184,7 @@ class ARES(Adversary):
             first.bias.zero_()
         if self.lift:
             if first.bias is None:
-                raise NotApplicable("the first convolution has no bias to lift its outputs by")
+                raise NotApplicable("the first convolution has no bias, which `lift` needs")
             kernels = first.weight[own]
             maps = layers.measurement.forward(public[:1])
             if len(kernels) >= public.shape[1] and maps.shape[2:] == public.shape[2:]:
@@ -205,7 +208,7 @@ class ARES(Adversary):
         edges[0] = -0.1 * gain if self.bins == "paper" else edges[0]
         size = math.prod(layers.measurement.forward(public[:1]).shape[1:])
         imprinted.weight.zero_()
-        imprinted.bias.fill_(-1.0)  # of rows without weights: dead
+        imprinted.bias.fill_(-1.0)  # rows without weights stay inactive
         imprinted.weight[rows, :size] = 1 / count
         imprinted.bias[rows] = -edges.to(imprinted.bias)
 
@@ -225,7 +228,7 @@ class ARES(Adversary):
         masses = torch.logspace(math.log10(fewest), math.log10(most), len(drawn[own]))
         projections = (public.flatten(1) @ drawn[own].T).flatten()
         order = projections.sort().values
-        biases = torch.full((len(drawn),), -1.0)  # of rows without weights: dead
+        biases = torch.full((len(drawn),), -1.0)  # rows without weights stay inactive
         biases[own] = -order[((1 - masses) * (len(order) - 1)).long()]
         first.load_state_dict({"weight": first.weight, "bias": biases})
         quantile = calibrated(layers.activations(public).mean(dim=1))
@@ -233,7 +236,7 @@ class ARES(Adversary):
         imprinted.bias.copy_(-thresholds(imprinted.out_features, quantile))
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return the examples that explain what was isolated, the best explained first."""
+        """Return the examples that explain the isolated activations, best explained first."""
         found: list[tuple[Tensor, Tensor]] = []
         for model, imprint in _imprints(observation):
             layers = imprint.received(observation, model)
@@ -251,7 +254,7 @@ class ARES(Adversary):
     def _of_convolutional(
         self, observation: Observation, model: nn.Module, layers: _Anatomy, imprint: ClientImprint
     ) -> tuple[Tensor, Tensor]:
-        """Return examples, and the confidence in each."""
+        """Return examples and their confidences."""
         rows, own = imprint.rows, imprint.kernels
         outputs = torch.zeros(len(own), *_map_shape(layers), dtype=torch.bool)
         outputs[own] = True
@@ -264,7 +267,7 @@ class ARES(Adversary):
             weight = torch.cat([weight[:-1] - weight[1:], weight[-1:]])
             edges = -layers.imprinted.bias.detach()[rows]
             bias = weight.sum(dim=1) * layers.imprinted.weight.detach().max() / _middles(edges)
-        least = 1e-6 if observation.protocol.uploads_gradient else 1e-2  # steps leave traces
+        least = 1e-6 if observation.protocol.uploads_gradient else 1e-2  # local steps leave traces
         least = max(least, 1e-4 if summed else 0.0)
         isolated = isolate(weight, bias, cumulative=not summed, least=least, examples=examples)
         if summed and observation.protocol.uploads_gradient:
@@ -285,7 +288,7 @@ class ARES(Adversary):
         first, last = imprint.names.first, layers.tail[-1]
         inputs = eliminated(observation, model, first, last, imprint.kernels)
         confidence = inputs.new_ones(len(inputs))
-        if observation.protocol.clients > 1:  # the second layer's rows are all clients'
+        if observation.protocol.clients > 1:  # all clients share the second layer's rows
             return inputs, confidence
         weight, bias = imprint.gradients(observation)
         isolated = isolate(weight, bias, examples=observation.batch_size)
@@ -300,7 +303,7 @@ class ARES(Adversary):
         return torch.cat([inputs, recovered.inputs]), torch.cat([confidence, likely])
 
     def _cleared(self, activations: Tensor) -> Tensor:
-        """Return activations with zeros where they may be noise."""
+        """Return activations, with zeros where they may be noise."""
         negative = activations.clamp(max=0)
         count = (negative < 0).sum(dim=1, keepdim=True).clamp(min=1)
         noise = (negative.square().sum(dim=1, keepdim=True) / count).sqrt()
@@ -322,14 +325,14 @@ class _Anatomy:
         return isinstance(self.first, nn.Linear)
 
     def activations(self, inputs: Tensor) -> Tensor:
-        """Return what a ReLU makes of the first layer's outputs, flattened."""
+        """Return the ReLU of the first layer's outputs, flattened."""
         outputs = self.measurement.forward(inputs) + self.measurement.bias
         return outputs.clamp(min=0).flatten(1)
 
 
 @dataclass(frozen=True)
 class _Names:
-    """Where the layers of a model are, in the order in which they run."""
+    """The names of a model's layers, in the order in which they run."""
 
     first: str
     passing: tuple[str, ...]
@@ -340,7 +343,7 @@ class _Names:
         """Return the layers of a model with these names.
 
         Raises:
-            NotApplicable: If it has others.
+            NotApplicable: If the model has different layers.
         """
         modules = dict(model.named_modules())
         first = modules.get(self.first)
@@ -351,7 +354,7 @@ class _Names:
         same = (len(convolutions), len(behind)) == (len(passing), len(linear))
         if not (same and isinstance(first, nn.Linear | nn.Conv1d | nn.Conv2d)):
             raise NotApplicable(
-                f"the client does not train layer {self.imprinted!r} as it was sent"
+                f"the client does not train layer {self.imprinted!r} as the server sent it"
             )
         measurement = Measurement(first, space.shape)
         return _Anatomy(first, convolutions, behind[0], behind[1:], measurement)
@@ -359,12 +362,12 @@ class _Names:
 
 @dataclass(frozen=True, eq=False)
 class ClientImprint:
-    """What the server keeps of the model that it sent to a client.
+    """What the server keeps about the model that it sent to a client.
 
     Attributes:
-        names: Its layers.
-        kernels: Which kernels, or rows, of the first layer are the client's.
-        rows: Which rows of the imprinted layer are.
+        names: The names of its layers.
+        kernels: Which kernels, or rows, of the first layer belong to the client.
+        rows: Which rows of the imprinted layer belong to the client.
     """
 
     names: _Names
@@ -372,17 +375,17 @@ class ClientImprint:
     rows: Tensor
 
     def received(self, observation: Observation, model: nn.Module) -> _Anatomy:
-        """Return the layers as the client received them: the defense may have altered the model.
+        """Return the layers that the client received; a defense may have changed the model.
 
         Raises:
-            NotApplicable: If it is not the architecture that was sent.
+            NotApplicable: If the architecture is not the one that was sent.
         """
         layers = self.names.within(model, observation.space)
         sizes = len(layers.first.weight), layers.imprinted.out_features
         uploaded = all(name in observation.update for name in self._parameters)
         if sizes != (len(self.kernels), len(self.rows)) or not uploaded:
             raise NotApplicable(
-                f"the client does not train layer {self.names.imprinted!r} as it was sent"
+                f"the client does not train layer {self.names.imprinted!r} as the server sent it"
             )
         return layers
 
@@ -391,27 +394,27 @@ class ClientImprint:
         return f"{self.names.imprinted}.weight", f"{self.names.imprinted}.bias"
 
     def gradients(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Return what was seen of the imprinted layer: its weight and its bias."""
+        """Return the gradients of the imprinted layer's weight and bias."""
         weight, bias = map(observation.as_gradient, self._parameters)
         return weight, bias
 
 
 @dataclass(frozen=True)
 class Imprints:
-    """What the server keeps: an imprint for each client."""
+    """What the server keeps: one imprint per client."""
 
     clients: tuple[ClientImprint, ...]
 
 
 def _noted(model: nn.Module, names: _Names, space: InputSpace) -> ClientImprint:
-    """Return what to keep of a crafted model; kernels and rows without weights are not its own."""
+    """Return the imprint of a crafted model. Only kernels and rows with weights belong to it."""
     layers = names.within(model, space)
     kernels = layers.first.weight.detach().flatten(1).any(dim=1)
     return ClientImprint(names, kernels, layers.imprinted.weight.detach().any(dim=1))
 
 
 def _imprints(observation: Observation) -> list[tuple[nn.Module, ClientImprint]]:
-    """Return the models that clients received, each with what was imprinted."""
+    """Return the models that clients received, each with its imprint."""
     kept = observation.kept
     if isinstance(kept, Imprints):
         return [*zip(observation.models, kept.clients, strict=True)]
@@ -422,7 +425,7 @@ def _recognised(model: nn.Module, space: InputSpace) -> ClientImprint:
     """Return the imprint of a model that this server did not send, as in a capture.
 
     Raises:
-        NotApplicable: If the rows of the layer differ.
+        NotApplicable: If the rows of the layer are not identical.
     """
     names = _named(model, space)
     imprint = _noted(model, names, space)
@@ -433,7 +436,7 @@ def _recognised(model: nn.Module, space: InputSpace) -> ClientImprint:
 
 
 def _named(model: nn.Module, space: InputSpace) -> _Names:
-    """Return the layers that ARES crafts.
+    """Return the names of the layers that ARES crafts.
 
     Raises:
         NotApplicable: If the model has no such layers.
@@ -443,14 +446,14 @@ def _named(model: nn.Module, space: InputSpace) -> _Names:
     called = _called(model, space)
     kinds = [isinstance(module, nn.Linear) for module, _ in called]
     if not called or kinds != sorted(kinds):
-        raise NotApplicable("the model is no row of convolutions and linear layers")
+        raise NotApplicable("the model is not a sequence of convolutions, then linear layers")
     convolutions = [name for module, name in called if not isinstance(module, nn.Linear)]
     linear = [(module, name) for module, name in called if isinstance(module, nn.Linear)]
     needed = 2 if convolutions else 3
     if len(linear) < needed:
         raise NotApplicable(
-            f"needs {needed} linear layers behind "
-            f"{'its convolutions' if convolutions else 'each other'}, got {len(linear)}"
+            f"the attack needs {needed} linear layers behind "
+            f"{'the convolutions' if convolutions else 'each other'}, got {len(linear)}"
         )
     first, first_name = called[0]
     imprinted, name = linear[0 if convolutions else 1]
@@ -465,7 +468,7 @@ def _named(model: nn.Module, space: InputSpace) -> _Names:
 def _called(
     model: nn.Module, space: InputSpace
 ) -> list[tuple[nn.Linear | nn.Conv1d | nn.Conv2d, str]]:
-    """Return convolutions and linear layers in the order in which they run, with their names."""
+    """Return convolutions and linear layers with their names, in the order in which they run."""
     called: list[tuple[nn.Linear | nn.Conv1d | nn.Conv2d, str]] = []
     handles = [
         module.register_forward_pre_hook(lambda module, _, name=name: called.append((module, name)))
@@ -483,7 +486,7 @@ def _called(
 
 
 def _as_crafted(model: nn.Module, layers: _Anatomy, probe: Tensor) -> bool:
-    """Return whether the imprinted layer sees first activations, and has a ReLU behind it."""
+    """Return whether the imprinted layer sees the first activations and a ReLU follows it."""
     expected = layers.activations(probe)
     seen = seen_by(layers.imprinted, model, probe)
     if seen.ndim != 2 or seen.shape[1] < expected.shape[1]:
@@ -499,20 +502,20 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 
 
 def _stable(round: Round, rows: int) -> _Gains:
-    """Return gains at which local steps hardly move any layer.
+    """Return gains at which local steps hardly change any layer.
 
-    Against the step size, a small head spares the thresholds, small activations spare the rows
-    behind them, and small outputs of these spare the head's equal columns.
+    Relative to the step size, a small head protects the thresholds. Small activations protect the
+    rows behind them. Small outputs of these rows protect the head's equal columns.
     """
     protocol, examples = round.protocol, round.batch_size * round.protocol.clients
     path = -1 / float(protocol.as_gradient(torch.ones(()), examples)) / protocol.clients
     gains = _Gains(1e-2, 1e-1, 0.0)
-    share = protocol.step_size(round.batch_size) / path  # examples of a step per unit of rate
+    share = protocol.step_size(round.batch_size) / path  # examples per step and unit of rate
     return gains._replace(head=_DRIFT * gains.first * gains.imprinted * share * rows)
 
 
 def _craft_tail(layers: _Anatomy, scale: float) -> None:
-    """Make what follows treat all rows alike, and differently by class."""
+    """Make the later layers treat all rows alike, and classes differently."""
     *middle, last = layers.tail
     for layer in middle:
         nn.init.constant_(layer.weight, 1 / layer.in_features)
@@ -522,7 +525,7 @@ def _craft_tail(layers: _Anatomy, scale: float) -> None:
 
 
 def _public(round: Round, rng: Generator) -> Tensor:
-    """Return public examples, or noise with the spectrum of photos."""
+    """Return public examples, or noise with the spectrum of photos if there are none."""
     space = round.space
     if not isinstance(space, ContinuousSpace):
         raise NotApplicable("token inputs are embedded before any linear layer")
@@ -541,16 +544,16 @@ def _rescaled(
     model: nn.Module,
     layers: _Anatomy,
 ) -> Isolated:
-    """Return activations with a scale that fits their d, where it has been that of their bin.
+    """Return activations rescaled to fit their d; before, their scale was that of the bin.
 
-    What the head makes of an activation tells its d, by the value that it has for the class; of
-    those, the one next to the bin's is taken. Newton's method finds the scale within the bin.
+    For a given activation, the head determines d, up to the value for the class. The value that
+    is nearest to the bin's is taken. Newton's method finds the scale within the bin.
     """
     layer, clients = layers.imprinted, observation.protocol.clients
     blank = isolated.inputs.new_zeros(len(isolated.inputs), *observation.space.shape)
 
     def misfit(scale: Tensor) -> Tensor:
-        """Return log(scale d / d of the bin), by value of the head."""
+        """Return log(scale d / d of the bin), for each value of the head."""
         seen = layer.weight.new_zeros(len(scale), layer.in_features)
         seen[:, columns] = (scale[:, None] * isolated.inputs).to(seen)
         handle = layer.register_forward_pre_hook(lambda *_: (seen,))
@@ -581,7 +584,7 @@ def _box(space: InputSpace) -> tuple[Tensor, Tensor]:
 
 
 def _share(count: int, clients: int, client: int) -> slice:
-    """Return which of a number of rows or kernels are a client's."""
+    """Return which rows or kernels belong to a client."""
     each = count // clients
     if not each:
         raise NotApplicable(f"{count} kernels or rows do not suffice for {clients} clients")
@@ -589,7 +592,7 @@ def _share(count: int, clients: int, client: int) -> slice:
 
 
 def _padded(values: Tensor, size: int) -> Tensor:
-    """Return values with zeros behind them: channels that the passing convolutions do not fill."""
+    """Return values followed by zeros, for channels that the passing convolutions do not fill."""
     return torch.nn.functional.pad(values, (0, size - values.shape[-1]))
 
 
@@ -600,6 +603,6 @@ def _map_shape(layers: _Anatomy) -> tuple[int, ...]:
 
 
 def _middles(edges: Tensor) -> Tensor:
-    """Return a projection inside each bin; the outer ones are open."""
+    """Return a projection inside each bin; the outer bins are open."""
     inner = (edges[1:-1] + edges[2:]) / 2
     return torch.cat([edges[1:2], inner, edges[-1:]])

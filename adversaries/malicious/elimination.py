@@ -1,8 +1,8 @@
-"""Examples that are alone in a row of a linear layer, and those that are left alone by others.
+"""Recover examples that are alone in a row of a linear layer, and subtract them from other rows.
 
-An example has the same gradient d in every row that it activates, if the layers behind treat all
-rows alike. A row with one active example is then dL/dW_k = d x and dL/db_k = d. What is known can
-be subtracted from all rows that it activates [1, Eq. 15], which leaves others single.
+If the later layers treat all rows alike, an example has the same gradient d in every row that it
+activates. A row with one active example then has dL/dW_k = d x and dL/db_k = d. A known example
+can be subtracted from all rows that it activates [1, Eq. 15]. This leaves other examples alone.
 
 References:
     [1] Gong et al. "ARES: Scalable and Practical Gradient Inversion Attack in Federated Learning
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from ..base import Observation
 from ..spaces import InputSpace
 
-_LEAST = 1e-5  # share of the largest bias gradient below which a row is empty
+_LEAST = 1e-5  # a row is empty if its bias gradient is below this share of the largest one
 
 
 class _Tolerance(NamedTuple):
-    """How far a row may be from that of a single example.
+    """How far a row may differ from the row of a single example.
 
     Attributes:
-        box: Root mean square by which its values may leave the range of the data.
-        bias: Distance of its bias gradient from the example's own, relative to it.
-        near: Distance, relative to the norm, within which rows give the same example.
+        box: Largest root mean square by which its values exceed the range of the data.
+        bias: Largest relative difference of its bias gradient from the example's own.
+        near: Rows give the same example if their distance, relative to the norm, is below this.
     """
 
     box: float
@@ -44,18 +44,19 @@ _NOISY = _Tolerance(box=5e-2, bias=1e-1, near=2e-1)
 def eliminated(
     observation: Observation, model: nn.Module, name: str, head: nn.Linear, own: Tensor
 ) -> Tensor:
-    """Return the examples that rows of a layer give away, one after the other.
+    """Return the examples that rows of a layer reveal, one after the other.
 
-    A row counts as single if it lies in the range of the data and has the bias gradient that its
-    example, sent through the model, would give it: first exactly, then, if nothing is left, up to
-    noise. The only example of a client is in all its rows.
+    A row counts as single if its example lies in the range of the data and has the right bias
+    gradient: the one that the model gives for this example. The first passes require this exactly.
+    When they find no more, later passes allow noise. If a client has only one example, all its
+    rows contain that example.
 
     Args:
-        observation: What was seen.
+        observation: The observed update.
         model: The model that the client received.
-        name: The layer, which sees the inputs.
+        name: The layer that sees the inputs.
         head: The layer whose columns are equal, and whose values differ by class.
-        own: Which rows of the layer are the client's.
+        own: Which rows of the layer belong to the client.
     """
     layer, space = model.get_submodule(name), observation.space
     assert isinstance(layer, nn.Linear)
@@ -76,7 +77,7 @@ def eliminated(
             signals = bias[rows].clone()
             for row, guess, signal in zip(rows, guesses, signals, strict=True):
                 if (bias[row] - signal).abs() > least or len(found) == examples:
-                    continue  # it has been another row's in this pass
+                    continue  # another row's example was subtracted from it in this pass
                 inputs = guess.flatten()[None].to(layer.weight)
                 active = layer(inputs)[0, own] > 0
                 weight -= signal * active[:, None] * guess.flatten()
@@ -98,7 +99,7 @@ def _single(
     tolerance: _Tolerance,
     least: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the rows that hold one example, and what each says of it, averaged over its rows."""
+    """Return the rows that hold one example, and the example, averaged over its rows."""
     space = observation.space
     rows = (bias.abs() > least).nonzero().flatten()
     guesses = (weight[rows] / bias[rows, None]).view(-1, *space.shape)
@@ -115,7 +116,7 @@ def _single(
 
 
 def _excess(inputs: Tensor, space: InputSpace) -> Tensor:
-    """Return by how much each input leaves the range of the data."""
+    """Return by how much each input exceeds the range of the data (root mean square)."""
     values = space.to_unit(inputs).flatten(1)
     return (values - values.clamp(0, 1)).square().mean(dim=1).sqrt()
 
@@ -127,7 +128,7 @@ def bias_gradients(
     head: nn.Linear,
     inputs: Tensor,
 ) -> Tensor:
-    """Return the bias gradient in its active rows of each example, by value of the head."""
+    """Return each example's bias gradient in its active rows, for each value of the head."""
     outputs: list[Tensor] = []
     handle = layer.register_forward_hook(lambda _, __, output: outputs.append(output))
     values = head.weight[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Fishing for user data: a last layer that lets one example of a batch through."""
+"""Fishing for user data: a last layer that lets through one example of a batch."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from ..matching.inverting_gradients import InvertingGradients
 from ..spaces import InputSpace, NotApplicable
 from .imprint import CraftedLayer, need_trained, seen_by, some_weight
 
-_EXAMPLES = 500  # of noise, where there are no public ones, to see how large features are
-_SILENT = 1000.0  # by how much the logit of a class lies below the others, for its softmax to be 0
+_EXAMPLES = 500  # number of noise examples that show the size of features without public data
+_SILENT = 1000.0  # how far the logit of a class lies below the others to make its softmax 0
 
 
 @dataclass(frozen=True)
 class Fishing(Adversary):
-    """Craft the last layer so that one example alone has a gradient; then invert that.
+    """Craft the last layer so that only one example has a gradient, then invert that gradient.
 
-    Of the last layer, only the row of the target class t is not zero, so that what reaches the
-    layers below is W_t (p_t - y_t). *Class fishing* keeps p_t at 0: examples of other classes
-    send nothing. *Feature fishing*, where a class has several examples, looks at one feature,
-    steeply: p_t is 1 where it is beyond a cut, and examples of the class send nothing there
-    either. There, however, examples of other classes do, unless a ReLU has switched the feature
-    off. In class fishing, exactly -B dL/db_t examples are caught, and dL/dW_t / dL/db_t is their
-    mean feature; in feature fishing, those with the feature off are counted as well.
+    In the last layer, only the row of the target class t is not zero. The layers below therefore
+    receive W_t (p_t - y_t). *Class fishing* keeps p_t at 0, so examples of other classes send
+    nothing. *Feature fishing* is for a class with several examples. It uses one feature with a
+    steep weight: p_t is 1 where the feature is beyond a cut, and examples of the class send nothing
+    there either. Examples of other classes do send something there, unless a ReLU has switched the
+    feature off. In class fishing, exactly -B dL/db_t examples are caught, and dL/dW_t / dL/db_t is
+    their mean feature. In feature fishing, that number includes examples with the feature off.
 
-    The paper finds the cut by binary search, which needs the same batch in several rounds, or
-    from the answers of many other clients. Here is one round and public data: from the share s of
-    examples that a query would catch and the share c of other classes' examples that would spoil
-    it, it catches exactly one with probability B s (1 - s - c)^(B - 1). The most promising query
-    is made, over all classes and features, with cuts at s = 1/B: it succeeds with probability 1/e
-    at best, in large batches. Without public data, a class is fished that is drawn.
+    The paper finds the cut by binary search, which needs the same batch in several rounds, or from
+    the answers of many other clients. Here there is one round and public data. Let s be the share
+    of examples that a query would catch, and c the share of other classes' examples that would
+    spoil it. The query catches exactly one example with probability B s (1 - s - c)^(B - 1). The
+    attack makes the most promising query over all classes and features, with cuts at s = 1/B. In
+    large batches, it succeeds with probability 1/e at best. Without public data, the attack fishes
+    for a random class.
 
-    Under several local steps the last layer would move; what a sum of clients has is one batch.
+    The attack does not apply to several local steps, because the last layer would change. A sum of
+    clients is one large batch.
 
     Attributes:
-        class_multiplier: Weights of the row of the target class, in class fishing.
-        feature_multiplier: Weight of the feature, in feature fishing, in its standard deviations.
-        iterations: Steps of Inverting Gradients, by which the single gradient is inverted.
-        restarts: Its random starts.
-        total_variation: Its weight of the prior.
+        class_multiplier: Weights of the target class's row, in class fishing.
+        feature_multiplier: Weight of the feature, in feature fishing, per standard deviation.
+        iterations: Steps of Inverting Gradients, which inverts the single gradient.
+        restarts: Random starts of Inverting Gradients.
+        total_variation: Weight of the prior of Inverting Gradients.
 
     References:
         Wen, Geiping, Fowl, Goldblum, Goldstein. "Fishing for User Data in Large-Batch Federated
@@ -66,7 +68,7 @@ class Fishing(Adversary):
         for name in ("class_multiplier", "feature_multiplier"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        self._inversion  # noqa: B018 (checks its own)
+        self._inversion  # noqa: B018 (checks its own fields)
 
     @property
     def _inversion(self) -> InvertingGradients:
@@ -77,7 +79,7 @@ class Fishing(Adversary):
         )
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
-        """Return one model for all, with the query that has the best chance."""
+        """Return one model for all clients, with the query that has the best chance."""
         batch = round.clients * round.batch_size
         if not round.space.continuous:
             raise NotApplicable("tokens cannot be optimised by gradient descent")
@@ -85,7 +87,7 @@ class Fishing(Adversary):
             raise NotApplicable("a single example need not be fished out of a batch")
         steps = round.protocol.local_steps(round.batch_size)
         if steps > 1:
-            raise NotApplicable(f"the last layer does not stay as it is over {steps} local steps")
+            raise NotApplicable(f"the last layer would change over {steps} local steps")
         crafted = copy.deepcopy(model)
         last = _last_layer(crafted, round.space)
         if round.public is None:
@@ -101,7 +103,7 @@ class Fishing(Adversary):
 
     @torch.no_grad()
     def _bait(self, layer: nn.Linear, query: Query, features: Tensor) -> None:
-        """Set the last layer to a query, given what features are like."""
+        """Set the last layer to a query, given typical features."""
         layer.weight.zero_()
         layer.bias.zero_()
         if query.feature is None:
@@ -116,7 +118,7 @@ class Fishing(Adversary):
         layer.bias[query.target] = even - steepness * query.cut
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return the example that was caught, if any was."""
+        """Return the caught example, if there is one."""
         if not observation.space.continuous:
             raise NotApplicable("tokens cannot be optimised by gradient descent")
         catch = caught(observation)
@@ -126,14 +128,14 @@ class Fishing(Adversary):
 
 
 class Query(NamedTuple):
-    """What a last layer fishes for.
+    """What a crafted last layer fishes for.
 
     Attributes:
         target: Class whose examples have a gradient.
-        chance: Probability that it catches exactly one example, as far as known.
-        feature: The feature that decides which of them, in feature fishing.
-        cut: The value of it beyond which they have none.
-        side: 1 if that is above the cut, -1 if it is below.
+        chance: Estimated probability that the query catches exactly one example.
+        feature: The feature that selects examples of the class, in feature fishing.
+        cut: Examples of the class have no gradient if the feature is beyond this value.
+        side: 1 if beyond means above the cut, -1 if it means below.
     """
 
     target: int
@@ -144,7 +146,7 @@ class Query(NamedTuple):
 
 
 def best_query(features: Tensor, targets: Tensor, batch: int) -> Query:
-    """Return the query that most probably catches exactly one example of a batch.
+    """Return the query that is most likely to catch exactly one example of a batch.
 
     Args:
         features: Inputs of the last layer, for public examples.
@@ -152,7 +154,7 @@ def best_query(features: Tensor, targets: Tensor, batch: int) -> Query:
         batch: Number of private examples.
     """
     queries = []
-    off = features == 0  # behind a ReLU, such a feature has no gradient
+    off = features == 0  # after a ReLU, such a feature has no gradient
     for target in targets.unique().tolist():
         of_class = targets == target
         share = of_class.float().mean()
@@ -174,13 +176,13 @@ def best_query(features: Tensor, targets: Tensor, batch: int) -> Query:
 
 
 def _chance(seen: Tensor, spoiling: Tensor, batch: int) -> Tensor:
-    """Return the probability that one example of a batch is seen, and none spoils it."""
+    """Return the probability that exactly one example is caught and none spoils it."""
     return batch * seen * (1 - seen - spoiling) ** (batch - 1)
 
 
 @dataclass(frozen=True)
 class Bait:
-    """What the server keeps of a query.
+    """What the server keeps about a query.
 
     Attributes:
         layer: The last layer.
@@ -192,13 +194,13 @@ class Bait:
 
 
 class Catch(NamedTuple):
-    """What an update says of those who were caught.
+    """What an update reveals about the caught examples.
 
     Attributes:
         target: Their class.
-        examples: How many they are, in class fishing.
+        examples: Their number, in class fishing.
         feature: Their mean feature.
-        body: The update of all layers but the last: theirs alone.
+        body: The update of all layers except the last. Only the caught examples contribute.
     """
 
     target: int
@@ -208,7 +210,7 @@ class Catch(NamedTuple):
 
 
 def caught(observation: Observation) -> Catch:
-    """Read off an update what a crafted last layer has caught.
+    """Read the caught examples off an update.
 
     Raises:
         NotApplicable: If the last layer was not crafted.
@@ -233,10 +235,10 @@ def _recognised(observation: Observation) -> Bait:
 
 
 def _alone(observation: Observation, catch: Catch) -> Observation:
-    """Return an update as if the example that was caught had been alone.
+    """Return the update as if the caught example had been alone.
 
-    Its direction is that of the example's own; the last layer, of which others move the biases
-    too, is left out.
+    Its direction is that of the example's own gradient. The last layer is left out, because other
+    examples change its biases too.
     """
     clients = observation.protocol.clients
 
@@ -265,7 +267,7 @@ def _alone(observation: Observation, catch: Catch) -> Observation:
 
 
 class _Last(NamedTuple):
-    """The layer that gives the logits, and its name."""
+    """The layer that returns the logits, and its name."""
 
     layer: nn.Linear
     name: str
@@ -294,7 +296,7 @@ def _last_layer(model: nn.Module, space: InputSpace) -> _Last:
     for name, (layer, output) in outputs.items():
         if output is logits and logits.ndim == 2:
             if layer.bias is None:
-                raise NotApplicable(f"the last layer, {name!r}, has no bias to silence classes by")
+                raise NotApplicable(f"the last layer, {name!r}, has no bias to silence classes")
             need_trained(layer, name)
             return _Last(layer, name)
     raise NotApplicable("the model does not end in a linear layer")

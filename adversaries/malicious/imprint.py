@@ -1,10 +1,10 @@
-"""What malicious servers share that imprint examples into a linear layer.
+"""Common parts of malicious servers that imprint examples into a linear layer.
 
-All rows of a layer measure the same projection h = <w, x>, and its biases are minus the quantiles
-c_0 < c_1 < ... of it, so that row k is active where h > c_k. If the columns of the next layer are
-equal as well, an example has the same gradient d in every active row: neighbouring rows then
-differ by the examples with c_k < h <= c_{k+1}, and where that is one, dividing the difference of
-their weights by that of their biases gives it exactly [1, 2].
+All rows of a layer measure the same projection h = <w, x>. The biases are minus its quantiles
+c_0 < c_1 < ..., so row k is active where h > c_k. If the columns of the next layer are equal too,
+an example has the same gradient d in every active row. Neighbouring rows then differ by the
+examples with c_k < h <= c_{k+1}. If there is one such example, the difference of the weights
+divided by that of the biases is exactly this example [1, 2].
 
 References:
     [1] Fowl, Geiping, Czaja, Goldblum, Goldstein. "Robbing the Fed: Directly Obtaining Private
@@ -30,11 +30,11 @@ from ..exact.relu_layer import RELUS, linear_calls
 from ..spaces import InputSpace, NotApplicable
 
 Quantiles = Callable[[Tensor], Tensor]
-"""From masses in (0, 1) to the values below which they lie."""
+"""Maps masses in (0, 1) to the values below which they lie."""
 
 
 def thresholds(bins: int, quantile: Quantiles) -> Tensor:
-    """Return c_0 < ... < c_{K-1}, between which the same mass lies; nothing is below c_0.
+    """Return c_0 < ... < c_{K-1} with equal mass between them and no mass below c_0.
 
     Args:
         bins: K.
@@ -44,14 +44,14 @@ def thresholds(bins: int, quantile: Quantiles) -> Tensor:
         raise ValueError(f"bins must be at least 2, got {bins}")
     inner = quantile(torch.arange(1, bins, dtype=torch.float64) / bins)
     low, middle, high = quantile(torch.tensor([0.16, 0.5, 0.84], dtype=torch.float64))
-    lowest = torch.minimum(middle, inner[0]) - 10 * (high - low)  # twenty deviations
+    lowest = torch.minimum(middle, inner[0]) - 10 * (high - low)  # twenty standard deviations
     return torch.cat([lowest.view(1), inner])
 
 
 def windows(bins: int, quantile: Quantiles) -> Tensor:
     """Return K + 1 edges of bins that are bounded on both sides, for `window_rows`.
 
-    Examples beyond them, a share of 2 / (K + 2), are in no bin.
+    A share of 2 / (K + 2) of the examples lies beyond the edges, in no bin.
     """
     if not bins >= 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
@@ -61,8 +61,8 @@ def windows(bins: int, quantile: Quantiles) -> Tensor:
 def window_rows(query: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weight and bias of rows that rise from 0 to 1 within their bin.
 
-    Cut off below 0 and above 1, a row sees the examples of its bin and no others, so that its
-    gradient needs no differences, and survives several local steps [1, section 4.2].
+    A row is cut off below 0 and above 1. It then sees only the examples of its bin. Its gradient
+    needs no differences and survives several local steps [1, section 4.2].
     """
     width = edges.diff().unsqueeze(1)
     return query / width, -edges[:-1] / width.squeeze(1)
@@ -90,10 +90,10 @@ def lognormal_quantiles(samples: Tensor) -> Quantiles:
 
 
 def calibrated(samples: Tensor) -> Quantiles:
-    """Return quantiles fitted to samples: log-normal where all are positive, normal otherwise.
+    """Return quantiles fitted to samples: log-normal if all are positive, normal otherwise.
 
     Raises:
-        NotApplicable: If the samples do not differ.
+        NotApplicable: If all samples are equal.
     """
     if bool((samples > 0).all()):
         return lognormal_quantiles(samples)
@@ -104,19 +104,21 @@ def fitted(samples: Tensor, family: Callable[[float, float], Quantiles]) -> Quan
     """Return the quantiles of the member of a family with the samples' mean and deviation.
 
     Raises:
-        NotApplicable: If the samples do not differ.
+        NotApplicable: If all samples are equal.
     """
     if not (len(samples) >= 2 and samples.std() > 0):
-        raise NotApplicable("the projection is the same for all public examples, or there is one")
+        raise NotApplicable(
+            "the projection is the same for all public examples, or there is only one example"
+        )
     return family(float(samples.mean()), float(samples.std()))
 
 
 class Isolated(NamedTuple):
-    """What the bins of an imprint layer hold, where they hold anything.
+    """The contents of the bins of an imprint layer that are not empty.
 
     Attributes:
-        inputs: The layer's inputs, one row per bin: an example, or the mean of those in the bin
-            weighted by their d, which may differ in sign.
+        inputs: The layer's inputs, one row per bin. A row is one example, or the mean of the
+            examples in the bin, weighted by their d, which may differ in sign.
         bins: The k of each row.
         deltas: The summed d of each row.
     """
@@ -139,16 +141,16 @@ def isolate(
     examples: int | None = None,
     groups: int = 1,
 ) -> Isolated:
-    """Return what each bin holds, without the empty ones.
+    """Return the contents of all bins that are not empty.
 
     Args:
-        weight: Gradient of the layer's weight, thresholds ascending.
+        weight: Gradient of the layer's weight, with thresholds ascending.
         bias: Gradient of its bias.
-        cumulative: Whether a row sees all examples above its threshold, or those of its bin.
-        least: Share of the largest |d| up to which a bin is empty.
-        examples: How many there are. All other bins are empty, which shows the noise: a d within
-            four standard deviations of it is taken for none.
-        groups: Equal parts of the rows, each with thresholds of its own.
+        cumulative: Whether a row sees all examples above its threshold, or only those of its bin.
+        least: A bin is empty if its |d| is at most this share of the largest.
+        examples: Number of examples. All other bins are empty and show the noise. A bin whose |d|
+            is below four standard deviations of the noise counts as empty.
+        groups: Number of equal parts of the rows, each with its own thresholds.
     """
     if cumulative:
         weight, bias = _differences(weight, groups), _differences(bias, groups)
@@ -160,15 +162,15 @@ def isolate(
 
 
 def _differences(rows: Tensor, groups: int) -> Tensor:
-    """Return each row less the next; the last of a group is what it is."""
+    """Return each row minus the next one; the last row of a group stays unchanged."""
     parts: Tensor = rows.unflatten(0, (groups, -1))
     return torch.cat([parts[:, :-1] - parts[:, 1:], parts[:, -1:]], dim=1).flatten(0, 1)
 
 
 def noise_of(rows: Tensor, examples: int) -> float:
-    """Return the standard deviation of the noise on rows of which at most `examples` hold any.
+    """Return the standard deviation of the noise, if at most `examples` rows are not empty.
 
-    It is that of a typical row among the emptiest, and zero where none need be empty.
+    It is the median over the emptiest rows. It is zero if no row must be empty.
     """
     if not len(rows) > examples:
         return 0.0
@@ -177,7 +179,7 @@ def noise_of(rows: Tensor, examples: int) -> float:
 
 
 def outside(inputs: Tensor, space: InputSpace, tolerance: float = 1e-3) -> Tensor:
-    """Return the share of each input's values that no data has: high in mixtures with signs."""
+    """Return the share of each input's values that are out of range; high for mixtures."""
     values = space.to_unit(inputs).flatten(1)
     return ((values < -tolerance) | (values > 1 + tolerance)).to(inputs.dtype).mean(dim=1)
 
@@ -185,13 +187,13 @@ def outside(inputs: Tensor, space: InputSpace, tolerance: float = 1e-3) -> Tenso
 def occupied(
     outputs: Tensor, *, cumulative: bool = True, groups: int = 1, top: float = 1.0
 ) -> Tensor:
-    """Return which bins inputs are in, by the layer's outputs for them before the activation.
+    """Return which bins inputs lie in, given the layer's outputs before the activation.
 
     Args:
         outputs: One row per input.
         cumulative: See `isolate`.
         groups: See `isolate`.
-        top: Where the activation is cut off, if rows are not cumulative.
+        top: Value at which the activation is cut off, if rows are not cumulative.
     """
     if not cumulative:
         return (outputs > 0) & (outputs < top)
@@ -202,14 +204,14 @@ def occupied(
 
 
 def within(isolated: Isolated, occupied: Tensor) -> Tensor:
-    """Return whether inputs lie in the bins that they were isolated from, and in no empty one.
+    """Return which inputs lie in the bins that they were isolated from, and in no empty bin.
 
-    An example does. A mixture whose d differ in sign need not lie in its bin, and where there are
-    several groups, none is likely to lie in full bins of all.
+    An example always does. A mixture whose d differ in sign may lie outside its bin. With several
+    groups, a mixture is unlikely to lie in full bins of all groups.
 
     Args:
-        isolated: What was isolated.
-        occupied: Which bins its inputs lie in.
+        isolated: The contents of the bins.
+        occupied: Which bins these inputs lie in.
     """
     full = occupied.new_zeros(occupied.shape[1])
     full[isolated.bins] = True
@@ -218,34 +220,34 @@ def within(isolated: Isolated, occupied: Tensor) -> Tensor:
 
 
 def deduplicated(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
-    """Return inputs without those that are, relative to their norm, as good as an earlier one."""
+    """Return inputs without those that equal an earlier one, up to a relative tolerance."""
     return inputs[_first(_near(inputs, tolerance))]
 
 
 def _near(inputs: Tensor, tolerance: float = 1e-3) -> Tensor:
-    """Return which inputs are as good as which."""
-    rows = inputs.flatten(1).double()  # or rounding sets them apart
+    """Return which inputs are equal, up to a relative tolerance."""
+    rows = inputs.flatten(1).double()  # single precision would separate them by rounding
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     near: Tensor = torch.cdist(rows, rows) <= tolerance * norms
     return near
 
 
 def _first(near: Tensor) -> Tensor:
-    """Return which have none before them that is as good."""
+    """Return which inputs have no earlier equal."""
     return ~near.tril(diagonal=-1).any(dim=1)
 
 
 def chosen(isolated: Isolated, sound: Tensor, most: int, tolerance: float = 1e-3) -> Tensor:
-    """Return the rows to keep of what was isolated: distinct ones, and the best if too many.
+    """Return the indices of the isolated rows to keep: the best distinct ones.
 
-    Those come first that were isolated more than once, as mixtures hardly are, then those that
-    are sound, then those with the largest |d|.
+    Rows that were isolated more than once come first, because mixtures rarely are. Then come
+    sound rows, then rows with the largest |d|.
 
     Args:
-        isolated: What was isolated.
-        sound: Whether each row passed the tests for mixtures, or how well.
-        most: How many to keep.
-        tolerance: Distance, relative to the norm, up to which rows are the same.
+        isolated: The contents of the bins.
+        sound: Whether, or how well, each row passed the tests for mixtures.
+        most: Number of rows to keep.
+        tolerance: Rows are equal up to this distance, relative to the norm.
     """
     near = _near(isolated.inputs, tolerance)
     order = isolated.deltas.abs().argsort(descending=True)
@@ -256,10 +258,10 @@ def chosen(isolated: Isolated, sound: Tensor, most: int, tolerance: float = 1e-3
 
 @torch.no_grad()
 def direct_pass_(convolution: nn.Conv1d | nn.Conv2d) -> None:
-    """Make a convolution copy its channels to the first of its own, and nothing to the others.
+    """Make a convolution copy its input to its first channels and set the others to zero.
 
     Raises:
-        NotApplicable: If it cannot.
+        NotApplicable: If the convolution cannot copy.
     """
     kernel, inputs, outputs = (
         convolution.kernel_size,
@@ -286,14 +288,14 @@ def direct_pass_(convolution: nn.Conv1d | nn.Conv2d) -> None:
 
 @torch.no_grad()
 def equal_columns_(layer: nn.Linear, scale: float = 1.0) -> None:
-    """Make every input of a layer count the same, and differently for different outputs.
+    """Make a layer treat all inputs alike, with values that differ between outputs.
 
-    V_cj = scale v_c / K, where v sums to zero: with v_c the same for all classes, d would be a
-    sum of p - y, which is zero but for rounding. While the outputs are small, d is about
+    V_cj = scale v_c / K, where v sums to zero. If v_c were the same for all classes, d would be a
+    sum of p - y, which is zero up to rounding. While the outputs are small, d is about
     -scale v_y / K times the example's share of the loss.
 
     Raises:
-        NotApplicable: If there is one output, whose only such v is zero.
+        NotApplicable: If the layer has one output, because the only such v is then zero.
     """
     outputs = layer.out_features
     if outputs < 2:
@@ -308,10 +310,10 @@ def equal_columns_(layer: nn.Linear, scale: float = 1.0) -> None:
 
 @torch.no_grad()
 def carry_on_(layer: nn.Linear, scale: float, rng: Generator) -> None:
-    """Make a layer hand on what an inserted imprint measures: as a pattern, on one of noise.
+    """Make a layer pass on what an inserted imprint measures, as a pattern added to noise.
 
     The columns are equal, as `equal_columns_` makes them. A model that normalises its inputs
-    ignores how bright a picture is, but not how much there is of a pattern in another one.
+    ignores the brightness of a picture, but not how strong a pattern is against another one.
     """
     equal_columns_(layer, scale)
     noise = torch.randn(layer.out_features, generator=rng, device=rng.device)
@@ -324,11 +326,11 @@ def expected_recovery(examples: int, bins: int) -> float:
 
 
 def counted_recovery(examples: int, bins: int) -> float:
-    """Return the share that [1] and [2, Eq. 16] expect, less than independent examples have.
+    """Return the share that [1] and [2, Eq. 16] expect; independent examples have more.
 
-    They hold all ways equally likely in which n examples of no identity fill K bins. The sums of
-    Eq. 16 are the expected number of bins with one example, K(K-1)n / ((n+K-1)(n+K-2)); it takes
-    n/K off.
+    They assume that all ways to fill K bins with n indistinguishable examples are equally likely.
+    The sums of Eq. 16 are the expected number of bins with one example,
+    K(K-1)n / ((n+K-1)(n+K-2)); Eq. 16 subtracts n/K.
     """
     if not bins >= 2:
         raise ValueError(f"bins must be at least 2, got {bins}")
@@ -338,11 +340,11 @@ def counted_recovery(examples: int, bins: int) -> float:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The layers of a model that an imprint without a change of architecture needs.
+    """The layers that an imprint needs if the architecture stays unchanged.
 
     Attributes:
-        convolutions: Those before the layer, in the order in which they run.
-        layer: The linear layer that is imprinted: with a bias, and a ReLU behind it.
+        convolutions: The convolutions before the layer, in the order in which they run.
+        layer: The linear layer that is imprinted. It has a bias, and a ReLU follows it.
         head: The linear layer that takes its outputs.
         name: Name of `layer` in the model.
     """
@@ -355,7 +357,7 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class CraftedLayer:
-    """Where a server has put what it will read: a linear layer with a bias.
+    """The linear layer with a bias that a server crafted and will read.
 
     Attributes:
         name: Its name in the model.
@@ -367,7 +369,7 @@ class CraftedLayer:
 
     @classmethod
     def of(cls, layer: nn.Linear, name: str) -> CraftedLayer:
-        """Return what a server keeps of a layer."""
+        """Return what a server keeps about a layer."""
         return cls(name, (layer.out_features, layer.in_features))
 
     @property
@@ -377,7 +379,7 @@ class CraftedLayer:
         return f"{prefix}weight", f"{prefix}bias"
 
     def received(self, observation: Observation, model: nn.Module | None = None) -> nn.Linear:
-        """Return the layer as a client received it: the defense may have altered the model.
+        """Return the layer that a client received; a defense may have changed the model.
 
         Raises:
             NotApplicable: If the client does not train such a layer.
@@ -385,14 +387,16 @@ class CraftedLayer:
         found = dict((model or observation.model).named_modules()).get(self.name)
         uploaded = all(name in observation.update for name in self.parameters)
         if not (isinstance(found, nn.Linear) and found.weight.shape == self.shape and uploaded):
-            raise NotApplicable(f"the client does not train layer {self.name!r} as it was sent")
+            raise NotApplicable(
+                f"the client does not train layer {self.name!r} as the server sent it"
+            )
         return found
 
 
 def dissect(model: nn.Module, space: InputSpace) -> Anatomy:
-    """Return the layers to imprint: the first linear layer, all before it and the one behind.
+    """Return the layers to imprint: the first linear layer, those before it and the next one.
 
-    What lies between them is not looked at: see `seen_by`.
+    Other modules between them are not checked here. See `seen_by`.
 
     Raises:
         NotApplicable: If the model has no such layers.
@@ -406,7 +410,7 @@ def dissect(model: nn.Module, space: InputSpace) -> Anatomy:
         raise NotApplicable("an imprint needs two linear layers, one behind the other")
     layer, head = linear[:2]
     if not (isinstance(layer, nn.Linear) and isinstance(head, nn.Linear)):
-        raise NotApplicable("its linear layers are not torch.nn.Linear")
+        raise NotApplicable("the model's linear layers are not torch.nn.Linear")
     if layer.bias is None:
         raise NotApplicable(f"layer {calls[0].name!r} has no bias for thresholds")
     if calls[0].followed_by not in RELUS:
@@ -419,7 +423,7 @@ def imprinted_layer(observation: Observation) -> CraftedLayer:
     """Return the layer with bins of a model that this server did not send, as in a capture.
 
     Raises:
-        NotApplicable: If its rows are not all the same.
+        NotApplicable: If its rows are not identical.
     """
     anatomy = dissect(observation.model, observation.space)
     weight = anatomy.layer.weight
@@ -431,22 +435,22 @@ def imprinted_layer(observation: Observation) -> CraftedLayer:
 
 
 def need_trained(layer: nn.Module, name: str) -> None:
-    """Refuse a layer of which clients upload nothing.
+    """Refuse a frozen layer, because clients do not upload it.
 
     Raises:
-        NotApplicable: If a parameter of it is frozen.
+        NotApplicable: If one of its parameters is frozen.
     """
     if not all(parameter.requires_grad for parameter in layer.parameters()):
-        raise NotApplicable(f"layer {name!r} is frozen: nothing of it is uploaded")
+        raise NotApplicable(f"layer {name!r} is frozen, so the update does not contain it")
 
 
 def some_weight(model: nn.Module) -> Tensor:
-    """Return a parameter of a model, to make tensors alike."""
+    """Return a parameter of a model, as a template for the type and device of tensors."""
     return next(value for value in model.parameters() if value.is_floating_point())
 
 
 def seen_by(layer: nn.Module, model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what a layer of a model is given when the model is given some inputs."""
+    """Return the inputs of a layer when the model runs on given inputs."""
     seen: list[Tensor] = []
     handle = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     try:
@@ -458,10 +462,10 @@ def seen_by(layer: nn.Module, model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def check_passed_on(model: nn.Module, layer: nn.Module, space: InputSpace) -> None:
-    """Refuse a model in which something other than copies and ReLUs lies before a layer.
+    """Refuse a model with anything but copies and ReLUs before a layer.
 
     Raises:
-        NotApplicable: If inputs in [0, 1] do not reach it as they are, in its first columns.
+        NotApplicable: If inputs in [0, 1] do not reach its first columns unchanged.
     """
     some, size = some_weight(model), math.prod(space.shape)
     example = torch.linspace(0, 1, size).to(some).view(1, *space.shape)

@@ -1,4 +1,4 @@
-"""LOKI: an imprint per client, which survives secure aggregation and local steps."""
+"""LOKI: one imprint per client, which survives secure aggregation and local steps."""
 
 from __future__ import annotations
 
@@ -28,42 +28,45 @@ from .imprint import (
 )
 
 _CONVOLUTIONS = {2: nn.Conv1d, 3: nn.Conv2d}
-"""By the dimensions of an input."""
+"""Convolutions by the number of dimensions of an input."""
 _SAME = 2e-2
-"""Distance of directions up to which two rows are of one example: noise keeps them apart."""
+"""Two rows show the same example if their directions differ by less than this, in spite of noise.
+"""
 
 
 @dataclass(frozen=True)
 class LOKI(Adversary):
-    """Send every client an imprint module with weights of its own, which sums do not mix.
+    """Send every client an imprint module with its own weights, which sums do not mix.
 
-    A convolution of client z copies the input to its own channels and leaves those of the others
-    zero, so that in the linear layer behind it only the columns of those channels have gradients.
-    All rows measure the brightness, each within a bin of its own. The sum of the clients' updates
-    is then, column block by column block, the clients' own rows: each is the example in its bin,
-    up to a factor. Bias gradients, which would tell the factor, are sums over clients; but the
-    bin tells the brightness. Which client an example belongs to is told as well.
+    A convolution of client z copies the input to the client's own channels and sets all other
+    channels to zero. In the linear layer behind it, only the columns of these channels then have
+    gradients. All rows measure the brightness, each within its own bin. In the sum of the updates,
+    each block of columns therefore holds one client's rows, and a row is the example in its bin,
+    up to a factor. Bias gradients would reveal the factor, but they are summed over clients.
+    Instead, the bin tells the brightness. The attack also learns which client an example
+    belongs to.
 
-    Within several local steps, the first example in a bin moves the row so far that none after it
-    reaches it: collisions count within a step alone.
+    With several local steps, the first example in a bin moves its row so far that no later example
+    reaches it. Two examples therefore collide only within the same step.
 
-    The published copies have a weight of 500, before a layer that adds bins up with weights of
-    1000. That drives a model without normalisation into saturation. This one averages them, as a
-    pattern (see `carry_on_`), and chooses the weight of the copies so that rows of the update have
-    the same size whatever the batch and the learning rate. It also undoes the normalisation of its
-    inputs, where the published one takes pixels in [0, 1], and its outer bins reach to black and
-    white, where the published ones leave a share of 2 / (K + 2) of the examples in none.
+    This module differs from the published one. The published copies have a weight of 500, and the
+    next layer adds up bins with weights of 1000. That saturates a model without normalisation.
+    This module averages the bins into a pattern (see `carry_on_`). It chooses the weight of the
+    copies such that the size of the update's rows does not depend on the batch size and the
+    learning rate. It also undoes the normalisation of its inputs; the published module expects
+    pixels in [0, 1]. Its outer bins reach to black and white; the published bins miss a share of
+    2 / (K + 2) of the examples.
 
     Attributes:
         bins_per_example: Bins for each example of a client.
-        queries: Projections among which the bins are divided: the brightness, and brightnesses
-            that weigh some rows of a picture more than others. An example is lost if it shares
-            its bin of each with another: with more than the published one, fewer are, but the
-            wider bins tell less of the factor.
+        queries: Number of projections that share the bins: the brightness, and brightnesses that
+            weigh some rows of a picture more than others. An example is lost if it shares its bin
+            with another example in every projection. More than one (the published number) loses
+            fewer examples, but the wider bins tell less about the factor.
         signal: Size of a row of the update, relative to its example and to the slope of the loss
-            along the pattern. The copies grow with it, which leaves forward passes as they are.
-        readout: How the factor is chosen: by `brightness`, or, as published, so that the
-            darkest value is 0 and the brightest 1, `minmax`.
+            along the pattern. The copies grow with it. Forward passes do not depend on it.
+        readout: How the factor is chosen. `brightness` uses the bin. `minmax`, as published, makes
+            the darkest value 0 and the brightest 1.
 
     References:
         Zhao, Sharma, Elkordy, Ezzeldin, Avestimehr, Bagchi. "LOKI: Large-scale Data
@@ -92,10 +95,10 @@ class LOKI(Adversary):
             raise ValueError(f"readout must be 'brightness' or 'minmax', got {self.readout!r}")
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
-        """Return the model behind a module of each client's own."""
+        """Return, for each client, the model with the client's module before it."""
         space = _checked(round.space)
         if round.public is None:
-            raise NotApplicable("no public data to take quantiles of the brightness of")
+            raise NotApplicable("no public data is granted for the quantiles of the brightness")
         public = space.to_unit(round.public.inputs).flatten(1).double()
         bins = self.bins_per_example * round.batch_size
         size, clients, some = math.prod(space.shape), round.clients, some_weight(model)
@@ -122,14 +125,14 @@ class LOKI(Adversary):
     def _scale(self, round: Round, bins: int) -> float:
         """Return the weight of the copies: `signal` times K b / lr, for steps of b examples."""
         protocol, examples = round.protocol, round.batch_size
-        whole = torch.ones(())  # an update of 1, which is a mean gradient of 1 / (lr steps)
+        whole = torch.ones(())  # an update of 1 is a mean gradient of 1 / (lr steps)
         per_step = float(protocol.as_gradient(whole, protocol.clients * examples).abs())
         inverse_lr = per_step * protocol.clients * protocol.local_steps(examples)
         return self.signal * bins * protocol.step_size(examples) * inverse_lr
 
     @torch.no_grad()
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return what the bins of all clients hold, the victim's first."""
+        """Return the contents of the bins of all clients, the victim's first."""
         space = _checked(observation.space)
         kept = observation.kept
         if not isinstance(kept, Blocks):
@@ -144,7 +147,7 @@ class LOKI(Adversary):
         return Reconstruction(space.clamp(space.to_inputs(inputs)), confidence=confidence)
 
     def _of(self, block: ClientBlock, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Return the examples of one client, on the scale of the data, and how sound they are."""
+        """Return one client's examples, on the scale of the data, and their confidences."""
         weight, bias = (observation.update[name] for name in block.kept.layer.parameters)
         rows = weight[:, block.columns]
         mean = rows.mean(dim=1)
@@ -160,7 +163,7 @@ class LOKI(Adversary):
             inputs = inputs / inputs.amax(dim=1, keepdim=True).clamp(min=torch.finfo().tiny)
         inputs = inputs.view(-1, *observation.space.shape)
         confidence = 1 - outside(observation.space.to_inputs(inputs), observation.space, 0.02)
-        directions = functional.normalize(inputs.flatten(1))  # of one example, whatever its factor
+        directions = functional.normalize(inputs.flatten(1))  # independent of the factor
         sound = (confidence > 0.999) & block.fit(inputs.flatten(1), bins, exact)
         found = Isolated(directions, bins, mean)
         keep = chosen(found, sound * (1 + exact.long()), examples, tolerance=_SAME)
@@ -172,8 +175,8 @@ class Separator(nn.Module):
 
     Attributes:
         convolution: Copies the input to the client's channels.
-        measure: The layer whose rows sort examples into bins, the same for all clients.
-        carry: The layer that hands on what they add up to, the same for all clients.
+        measure: The layer whose rows sort examples into bins. All clients share it.
+        carry: The layer that passes on the sum of the bins. All clients share it.
     """
 
     black: Tensor
@@ -204,7 +207,7 @@ class Separator(nn.Module):
         self.measure, self.carry = measure, carry
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return a picture in which nothing is left of the input but its bin."""
+        """Return a picture that depends only on the bin of the input."""
         pixels = (inputs - self.black) / self.span
         copies = functional.relu(self.convolution(pixels)).flatten(1)
         measured = functional.hardtanh(self.measure(copies), 0.0, 1.0)
@@ -214,13 +217,13 @@ class Separator(nn.Module):
 
 @dataclass(frozen=True)
 class Blocks:
-    """What the server keeps of the modules.
+    """What the server keeps about the modules.
 
     Attributes:
         layer: The layer whose rows sort examples into bins.
-        columns: Each client's columns of it.
+        columns: The columns of each client.
         scale: Weight of the copies.
-        queries: Groups of rows.
+        queries: Number of groups of rows.
     """
 
     layer: CraftedLayer
@@ -233,9 +236,9 @@ class ClientBlock(NamedTuple):
     """One client's part of the bins.
 
     Attributes:
-        measure: The layer as the client received it.
+        measure: The layer that the client received.
         columns: The client's columns of it.
-        kept: What all clients' parts have in common.
+        kept: What all clients have in common.
     """
 
     measure: nn.Linear
@@ -243,16 +246,16 @@ class ClientBlock(NamedTuple):
     kept: Blocks
 
     def scaled(self, rows: Tensor, bins: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows as the examples that lie in their bins, and whether the factor is exact.
+        """Return the examples of rows, scaled to lie in their bins, and which scales are exact.
 
-        An example x in bin k has z = s <w, x> + b in (0, 1), and its row is a multiple of it. The
-        gradient of the bias gives the factor, if no other client has an example in the bin.
-        Otherwise z is not in (0, 1), and is taken to be in the middle.
+        An example x in bin k has z = s <w, x> + b in (0, 1), and its row is a multiple of x. The
+        gradient of the bias gives the factor if no other client has an example in the bin.
+        Otherwise the computed z is not in (0, 1), and the middle of the bin is assumed.
 
         Args:
             rows: The client's part of the gradients of `measure`.
-            bins: Their k.
-            deltas: The gradients of its biases, summed over clients.
+            bins: The k of each row.
+            deltas: The gradients of the biases, summed over clients.
         """
         weight, bias = self.measure.weight[bins, self.columns], self.measure.bias[bins]
         projections = (weight * rows).sum(dim=1)
@@ -262,12 +265,12 @@ class ClientBlock(NamedTuple):
         return rows * ((outputs - bias) / (self.kept.scale * projections))[:, None], exact
 
     def fit(self, inputs: Tensor, bins: Tensor, exact: Tensor) -> Tensor:
-        """Return whether inputs lie in full bins of every query, as mixtures of them need not.
+        """Return which inputs lie in a full bin of every query. Mixtures often do not.
 
         Args:
-            inputs: Flattened, on the scale of the data.
-            bins: The full ones.
-            exact: Whether each input's factor is; another lies up to half a bin beside its own.
+            inputs: Flattened inputs, on the scale of the data.
+            bins: The full bins.
+            exact: Whether each input's factor is exact. Otherwise it may be off by half a bin.
         """
         outputs = functional.linear(
             self.kept.scale * inputs, self.measure.weight[:, self.columns], self.measure.bias
@@ -281,7 +284,7 @@ class ClientBlock(NamedTuple):
 
 
 def _queries(shape: tuple[int, ...], count: int) -> Tensor:
-    """Return weights of means: even ones, then waves down the rows of a picture, none negative."""
+    """Return weights of means: first even ones, then non-negative waves down the rows."""
     places = (torch.arange(shape[1], dtype=torch.float64) + 0.5) / shape[1]
     waves = 1 + torch.cos(math.pi * torch.arange(count)[:, None] * places)
     weights = waves.view(count, 1, -1, *[1] * (len(shape) - 2)).expand(count, *shape).flatten(1)
@@ -289,7 +292,7 @@ def _queries(shape: tuple[int, ...], count: int) -> Tensor:
 
 
 def _edges(bins: int, quantile: Quantiles) -> Tensor:
-    """Return K + 1 edges: quantiles, between which the same mass lies, black and white."""
+    """Return K + 1 edges: quantiles with equal mass between them, plus black and white."""
     inner = quantile(torch.arange(1, bins, dtype=torch.float64) / bins)
     edges: Tensor = torch.cat([inner, inner.new_tensor([0.0, 1.0])]).sort().values
     return edges

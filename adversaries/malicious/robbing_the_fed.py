@@ -47,28 +47,29 @@ Query = Literal["average", "random", "fourier"]
 class RobbingTheFed(Adversary):
     """Put an imprint module before the model, and read the examples off its bins.
 
-    The module is Linear - ReLU - Linear: every row of the first layer measures the same
-    projection of the input, its biases are quantiles of that, and the columns of the second are
-    equal; see `imprint`. Where a client takes several local steps, whose thresholds drift, the
-    ReLU is cut off at 1 instead and each row sees its own bin alone.
+    The module is Linear - ReLU - Linear. Every row of the first layer measures the same projection
+    of the input, and the biases are its quantiles. The columns of the second layer are equal; see
+    `imprint`. Thresholds drift if a client takes several local steps. In that case the ReLU is cut
+    off at 1, and each row sees only its own bin.
 
-    The published module adds the rows up, which drives a model without normalisation into
-    saturation, where examples that it happens to classify have no gradient; this one averages
-    them. Its sparse rows had the widths of their neighbours; these have their own.
+    The published module adds up the rows, which saturates a model without normalisation. Examples
+    that the saturated model happens to classify then have no gradient. This module averages the
+    rows instead. The published sparse rows have the widths of their neighbours; here each has its
+    own width.
 
     Attributes:
-        bins: K, rows of the imprint layer.
+        bins: K, the number of rows of the imprint layer.
         query: What the rows measure: the `average`, a `random` direction, or a cosine of
-            frequency `mode`, `fourier`.
+            frequency `mode` (`fourier`).
         mode: Half periods of the cosine.
-        queries: Random directions among which the bins are divided. An example is lost if it is
-            alone in no bin of any: with more than the published one, fewer are.
-        rows: `cumulative`, `sparse`, or by `protocol`: cumulative for a single local step.
-        calibrated: Whether quantiles are those of public data where there are any; otherwise, as
-            published, those of a projection with mean 0 and deviation 1.
-        gain: Factor of the first layer's weights, whose inverse the second has. The smaller, the
-            larger is the gradient of the first. Sparse rows need it small: the first example in a
-            bin then closes it to those of later local steps.
+        queries: Number of random directions that share the bins. An example is lost if it is not
+            alone in a bin of any direction. More than one (the published number) loses fewer.
+        rows: `cumulative` or `sparse`. `protocol` means cumulative for a single local step.
+        calibrated: Whether to take quantiles from public data, if there is any. Otherwise, as
+            published, the projection is assumed to have mean 0 and deviation 1.
+        gain: Factor of the first layer's weights; the second layer has its inverse. A smaller gain
+            makes the gradient of the first layer larger. Sparse rows need a small gain: the first
+            example in a bin then closes it for later local steps.
 
     References:
         Fowl, Geiping, Czaja, Goldblum, Goldstein. "Robbing the Fed: Directly Obtaining Private
@@ -98,8 +99,8 @@ class RobbingTheFed(Adversary):
             raise ValueError(f"mode must be at least 0, got {self.mode}")
         if not (self.queries == 1 or (self.query == "random" and self.queries > 1)):
             raise ValueError(
-                f"queries must be 1, or more of query='random', got {self.queries} of "
-                f"{self.query!r}"
+                f"queries must be 1, or more with query='random', got {self.queries} with "
+                f"query={self.query!r}"
             )
         if not self.bins >= 2 * self.queries:
             raise ValueError(
@@ -113,7 +114,7 @@ class RobbingTheFed(Adversary):
             raise ValueError(f"gain must be positive and finite, got {self.gain}")
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
-        """Return the model behind an imprint module, the same for all clients."""
+        """Return the model with an imprint module before it, the same for all clients."""
         _need_values(round.space)
         size, some = math.prod(round.space.shape), some_weight(model)
         sparse = self.rows == "sparse" or (
@@ -130,7 +131,7 @@ class RobbingTheFed(Adversary):
         return Crafted([nn.Sequential(imprint.to(some), model)] * round.clients, kept)
 
     def _rows(self, size: int, sparse: bool, round: Round, rng: Generator) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the rows that measure one query."""
+        """Return the weight and bias of the rows that measure one query."""
         query, bins = self._query(size, rng), self.bins // self.queries
         quantile = self._quantiles(query, round)
         if sparse:
@@ -153,7 +154,7 @@ class RobbingTheFed(Adversary):
         return fitted(round.public.inputs.flatten(1).to(query) @ query, family)
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return what the bins hold, at most as much as there are examples."""
+        """Return the contents of the bins, at most one per private example."""
         _need_values(observation.space)
         bins = observation.kept
         if not isinstance(bins, Bins):
@@ -172,13 +173,13 @@ class RobbingTheFed(Adversary):
 
 @dataclass(frozen=True)
 class Bins:
-    """What the server keeps of an imprint module.
+    """What the server keeps about an imprint module.
 
     Attributes:
         layer: The layer whose rows sort examples into bins.
-        queries: Groups of rows.
-        top: Where sparse rows, each of which sees its own bin alone, are cut off; None for
-            cumulative ones.
+        queries: Number of groups of rows.
+        top: Value at which sparse rows are cut off; a sparse row sees only its own bin. None for
+            cumulative rows.
     """
 
     layer: CraftedLayer
@@ -187,7 +188,7 @@ class Bins:
 
     @torch.no_grad()
     def of(self, measure: nn.Linear, rows: Tensor) -> Tensor:
-        """Return which bins flattened inputs are in."""
+        """Return which bins flattened inputs lie in."""
         outputs = measure(rows)
         if self.top is None:
             return occupied(outputs, groups=self.queries)
@@ -199,7 +200,7 @@ class Imprint(nn.Module):
 
     Attributes:
         measure: The layer whose rows sort examples into bins.
-        carry: The layer that hands on what they add up to.
+        carry: The layer that passes on the sum of the bins.
     """
 
     def __init__(self, shape: tuple[int, ...], bins: int, top: float | None) -> None:
@@ -210,7 +211,7 @@ class Imprint(nn.Module):
         self.carry = skip_init(nn.Linear, bins, size)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return a picture in which nothing is left of the input but its bin."""
+        """Return a picture that depends only on the bin of the input."""
         measured = self.activation(self.measure(inputs.flatten(1)))
         carried: Tensor = self.carry(measured).view_as(inputs)
         return carried
@@ -218,16 +219,16 @@ class Imprint(nn.Module):
 
 @dataclass(frozen=True)
 class RobbingTheFedDirectPass(Adversary):
-    """Imprint the first linear layer of the model as it is, behind convolutions that copy.
+    """Imprint the model's own first linear layer, behind convolutions that copy.
 
-    Without a change of architecture, the convolutions before the layer are made to pass their
-    inputs on. Their ReLUs stay, so that what is negative is lost: half of the values of
-    normalised inputs, which are guessed to be 0, the mean colour; nothing of inputs in [0, 1].
-    This is how ARES compares itself with Robbing the Fed [2].
+    The architecture stays unchanged. The convolutions before the layer pass their inputs on. Their
+    ReLUs remain and remove negative values. Of normalised inputs, half of the values are lost and
+    guessed as 0, the mean colour. Of inputs in [0, 1], nothing is lost. ARES compares itself with
+    Robbing the Fed in this way [2].
 
     Attributes:
-        calibrated: Whether quantiles are those of public data where there are any; otherwise, as
-            published, those of a projection with mean 0 and deviation 1.
+        calibrated: Whether to take quantiles from public data, if there is any. Otherwise, as
+            published, the projection is assumed to have mean 0 and deviation 1.
 
     References:
         [1] Fowl, Geiping, Czaja, Goldblum, Goldstein. "Robbing the Fed: Directly Obtaining
@@ -243,7 +244,7 @@ class RobbingTheFedDirectPass(Adversary):
     calibrated: bool = True
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
-        """Return the model with other parameters, the same for all clients."""
+        """Return one model with crafted parameters, for all clients."""
         crafted = copy.deepcopy(model)
         anatomy = dissect(crafted, round.space)
         for convolution in anatomy.convolutions:
@@ -261,11 +262,11 @@ class RobbingTheFedDirectPass(Adversary):
         return Crafted([crafted] * round.clients, CraftedLayer.of(layer, anatomy.name))
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return what the bins hold, at most as much as there are examples."""
+        """Return the contents of the bins, at most one per private example."""
         kept = observation.kept
         bins = kept if isinstance(kept, CraftedLayer) else imprinted_layer(observation)
         layer = bins.received(observation)
-        size = math.prod(observation.space.shape)  # all else that the layer sees is zero
+        size = math.prod(observation.space.shape)  # the layer's other inputs are zero
         weight, bias = (observation.update[name] for name in bins.parameters)
         found = isolate(weight[:, :size], bias, examples=observation.batch_size)
         outputs = functional.linear(found.inputs, layer.weight[:, :size], layer.bias)

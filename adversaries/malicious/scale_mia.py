@@ -1,4 +1,4 @@
-"""Scale-MIA: an encoder in the convolutions, bins behind it, and a decoder kept by the server."""
+"""Scale-MIA: an encoder in the convolutions, bins behind it, and a decoder at the server."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from .imprint import (
     within,
 )
 
-_AT_ONCE = 100  # images that are encoded without gradients
+_AT_ONCE = 100  # number of images that are encoded together, without gradients
 
 
 @dataclass(frozen=True)
 class ScaleMIA(Adversary):
-    """Train an autoencoder on public data, and read the codes of private examples off bins.
+    """Train an autoencoder on public data, and read the codes of private examples from bins.
 
     The encoder becomes the convolutions of the model. The first linear layer is an imprint layer
-    (see `imprint`) of the codes' brightness: rows of 1/N, biases at quantiles of what public
-    examples have, and equal columns behind it. Each bin with one example gives its code, and
-    the decoder its image. What it looks like is limited by the autoencoder, not by the bins; the
-    sum of many clients is one large batch.
+    (see `imprint`) for the brightness of the codes: rows of 1/N, biases at quantiles of public
+    examples, and equal columns behind it. Each bin with one example gives the code of that
+    example, and the decoder gives its image. The autoencoder limits the quality of the images,
+    not the bins. The sum of many clients is one large batch.
 
-    The published code reads from the private batch which bins are full, and matches images by
-    them. Here a bin counts if what it holds lies in it and, where codes are positive, is
-    positive. The decoder mirrors the convolutions. It is fitted anew once the encoder is.
+    The published code looks at the private batch to learn which bins are full, and matches images
+    by them. Here a bin counts if its content lies in it and, if codes are positive, is positive.
+    The decoder mirrors the convolutions. It is fitted again after the encoder is trained.
 
     Attributes:
-        epochs: Passes over the public data, for the autoencoder and again for the decoder;
-            published are 350, for the autoencoder.
-        examples: Public examples to train on, at most.
-        batch_size: Of training.
-        lr: Step size of Adam; 0.001 and batches of 50 are published, for many more steps.
+        epochs: Passes over the public data, for the autoencoder and again for the decoder. The
+            paper takes 350 for the autoencoder.
+        examples: Largest number of public examples to train on.
+        batch_size: Batch size of the training.
+        lr: Step size of Adam. The paper takes 0.001 and batches of 50, for many more steps.
 
     References:
         Shi, Kotevska, Reshniak, Amini, Chakraborty, Lou, Hou. "Scale-MIA: A Scalable Model
@@ -73,7 +73,7 @@ class ScaleMIA(Adversary):
             raise ValueError(f"lr must be positive and finite, got {self.lr}")
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
-        """Return the model with the encoder and the bins, the same for all clients."""
+        """Return one model with the encoder and the bins, for all clients."""
         crafted = copy.deepcopy(model)
         anatomy = dissect(crafted, round.space)
         decoder = mirrored(crafted, anatomy, round.space)
@@ -103,7 +103,7 @@ class ScaleMIA(Adversary):
     def _decoding(
         self, model: nn.Module, anatomy: Anatomy, space: InputSpace, public: Tensor
     ) -> Decoding:
-        """Fit a decoder to the codes that a model makes of public examples."""
+        """Fit a decoder to the codes of public examples."""
         decoder, codes = mirrored(model, anatomy, space), encode_all(model, anatomy.layer, public)
         pixels = space.to_unit(public)
         self._train(lambda codes: codes, decoder, decoder.parameters(), codes, pixels)
@@ -118,7 +118,7 @@ class ScaleMIA(Adversary):
         return self._decoding(model, dissect(model, space), space, public)
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return the images of the codes that bins hold."""
+        """Return the images of the codes in the bins."""
         space, kept = observation.space, observation.kept
         decoding = kept.decoding if isinstance(kept, Autoencoder) else self._recognised(observation)
         layer = decoding.layer.received(observation)
@@ -146,7 +146,7 @@ class ScaleMIA(Adversary):
         inputs: Tensor,
         pixels: Tensor,
     ) -> None:
-        """Minimise the squared error of what is decoded, the same way every time."""
+        """Minimise the squared error of decoded images, with a fixed seed."""
         rng = torch.Generator().manual_seed(0)
         optimizer = torch.optim.Adam(parameters, lr=self.lr)
         for _ in range(self.epochs):
@@ -162,8 +162,8 @@ class Decoding:
     """How a server reads codes.
 
     Attributes:
-        layer: The layer whose bins hold them.
-        decoder: From codes to images.
+        layer: The layer whose bins hold the codes.
+        decoder: Maps codes to images.
         positive: Whether no public example has a negative code.
     """
 
@@ -174,15 +174,15 @@ class Decoding:
 
 @dataclass(frozen=True, eq=False)
 class Autoencoder:
-    """What the server keeps: what it has trained, and all that this depends on.
+    """What the server keeps: the trained autoencoder, and everything that it depends on.
 
     Attributes:
-        attack: The attack, whose fields are those of the training.
-        space: What is known of the inputs.
+        attack: The attack, whose fields configure the training.
+        space: Public facts about the inputs.
         start: The encoder's parameters before training.
-        public: The examples.
-        encoder: Its parameters after it.
-        decoding: What reads its codes.
+        public: The training examples.
+        encoder: The encoder's parameters after training.
+        decoding: Reads the codes.
     """
 
     attack: ScaleMIA
@@ -195,7 +195,7 @@ class Autoencoder:
     def is_of(
         self, attack: ScaleMIA, space: InputSpace, start: Sequence[Tensor], public: Tensor
     ) -> bool:
-        """Return whether training would give the same again."""
+        """Return whether training again would give the same result."""
         return (self.attack, self.space) == (attack, space) and all(
             a.device == b.device and torch.equal(a, b)
             for a, b in zip((*self.start, self.public), (*start, public), strict=True)
@@ -203,7 +203,7 @@ class Autoencoder:
 
 
 def encode(model: nn.Module, layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what a layer of a model is given, without running what lies behind it."""
+    """Return the inputs of a layer of a model, without running the layers behind it."""
 
     def stop(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         raise _ReachedError(arguments[0])
@@ -231,7 +231,7 @@ def encode_all(model: nn.Module, layer: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def mirrored(model: nn.Module, anatomy: Anatomy, space: InputSpace) -> nn.Module:
-    """Return a decoder, untrained: a convolution for each of the model's, from last to first.
+    """Return an untrained decoder: one convolution for each of the model's, last to first.
 
     Raises:
         NotApplicable: If the model has no convolutions of images, or its codes are not on a grid.
@@ -265,14 +265,14 @@ def mirrored(model: nn.Module, anatomy: Anatomy, space: InputSpace) -> nn.Module
 
 
 def _grid(features: int, channels: int, shape: torch.Size) -> tuple[int, int]:
-    """Return height and width of the codes: those of an image that strides and pools shrink."""
+    """Return height and width of the codes, given the image size before strides and pooling."""
     sizes = shape[-2:]
     for factor in range(1, min(sizes) + 1):
         for height, width in ([n // factor for n in sizes], [-(-n // factor) for n in sizes]):
             if channels * height * width == features:
                 return height, width
     raise NotApplicable(
-        f"the {features} features behind the convolutions are no grid of {channels} channels"
+        f"the {features} features behind the convolutions form no grid of {channels} channels"
     )
 
 

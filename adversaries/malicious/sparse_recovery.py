@@ -1,10 +1,10 @@
-"""Inputs of a layer from its activations: z = ReLU(Wx + b), solved for x.
+"""Recover the inputs of a layer from its activations: solve z = ReLU(Wx + b) for x.
 
-Where z > 0 the activation is an exact linear equation, and where it is 0 an inequality,
-Wx + b <= 0. Equations that outnumber the unknowns are solved by conjugate gradients, exactly.
-Fewer are completed by what is known of natural signals: values lie in a box, and the coefficients
-of a discrete cosine transform are sparse, more so at high frequencies and in colour. All
-activations of a batch are inverted together, and W is applied, never built.
+Where z > 0, the activation is an exact linear equation. Where z is 0, it is an inequality,
+Wx + b <= 0. If there are more equations than unknowns, conjugate gradients solve them exactly.
+Otherwise, two facts about natural signals complete them. Values lie in a box. The coefficients of
+a discrete cosine transform are sparse, especially at high frequencies and in colour. All
+activations of a batch are inverted together. W is applied as an operator and never stored.
 
 References:
     [1] Gong et al. "ARES: Scalable and Practical Gradient Inversion Attack in Federated Learning
@@ -29,9 +29,9 @@ from torch.linalg import vector_norm
 from torch.nn.grad import conv1d_input, conv2d_input
 
 DETERMINED = 1.3
-"""Equations per unknown from which least squares is well conditioned."""
+"""Number of equations per unknown above which least squares is well conditioned."""
 SOLVED = 1e-4
-"""Residual at which least squares is taken as exact; signals with silence have few equations."""
+"""Least squares counts as exact up to this residual; signals with silence have few equations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Measurement:
     shape: tuple[int, ...]
 
     def of(self, rows: Tensor) -> Measurement:
-        """Return the measurement by some of the rows or kernels alone."""
+        """Return the measurement of only some rows or kernels."""
         if bool(rows.all()):
             return self
         part = copy.deepcopy(self.layer)
@@ -75,14 +75,14 @@ class Measurement:
 
     @property
     def bias(self) -> Tensor:
-        """Return b, so that it can be added to Wx."""
+        """Return b in a shape that can be added to Wx."""
         weight = self.layer.weight.detach()
         bias = weight.new_zeros(len(weight)) if self.layer.bias is None else self.layer.bias
         return bias.detach().view(-1, *[1] * (weight.ndim - 2))
 
     @cached_property
     def norm(self) -> float:
-        """Return the largest singular value of W, by power iterations."""
+        """Return the largest singular value of W, computed by power iterations."""
         rng = torch.Generator().manual_seed(0)
         vector = torch.randn((1, *self.shape), generator=rng).to(self.layer.weight.device)
         for _ in range(100):
@@ -98,9 +98,9 @@ class Recovered(NamedTuple):
 
     Attributes:
         inputs: The inputs.
-        residual: Distance of their own activations from the given ones, relative to these; high
-            where the given ones are no single input's.
-        equations: Active units of each.
+        residual: Distance of their own activations from the given ones, relative to the latter.
+            It is high if the given activations do not belong to a single input.
+        equations: Number of active units of each input.
     """
 
     inputs: Tensor
@@ -116,14 +116,14 @@ def invert(
     *,
     iterations: int = 400,
 ) -> Recovered:
-    """Return the inputs behind activations: by least squares if that is exact.
+    """Return the inputs behind activations, by least squares if that is exact.
 
     Args:
         measurement: W and b.
-        activations: z, of shape (batch, *outputs): zero where a unit is inactive.
+        activations: z, of shape (batch, *outputs), with zeros for inactive units.
         low: Smallest value of each entry of an input; broadcast.
         high: Largest value.
-        iterations: Most iterations of either method.
+        iterations: Largest number of iterations of either method.
     """
     activations = activations.clamp(min=0)
     low, high = low.to(activations), high.to(activations)
@@ -141,7 +141,7 @@ def invert(
 
 
 def _residual(measurement: Measurement, inputs: Tensor, activations: Tensor) -> Tensor:
-    """Return how far activations are explained, from 0; nothing explains what has none."""
+    """Return the unexplained share of activations; it is 1 if all activations are zero."""
     again = (measurement.forward(inputs) + measurement.bias.to(inputs)).clamp(min=0)
     size = _norms(activations)
     return torch.where(size > 0, _norms(again - activations) / size, 1.0).flatten()
@@ -155,18 +155,18 @@ def least_squares(
     iterations: int = 400,
     tolerance: float = 1e-7,
 ) -> Tensor:
-    """Return the inputs next to `start` that solve the equations of the active units, by CGLS.
+    """Return the inputs nearest to `start` that solve the equations of active units, by CGLS.
 
-    Each example has its own active units and steps, and stops by itself: past the precision of
-    its numbers, a step is a quotient of rounding errors.
+    Each example has its own active units and steps. Each one stops when it reaches the precision
+    of its numbers, because a further step would be a quotient of rounding errors.
 
     Args:
         measurement: W and b.
         activations: z, of shape (batch, *outputs).
-        start: First guess; zero by default.
-        iterations: Most iterations.
-        tolerance: Residual at which an example is solved, relative to z or, where equations
-            contradict each other, of the normal equations.
+        start: First guess. Default: zero.
+        iterations: Largest number of iterations.
+        tolerance: An example is solved if its residual, relative to z, is below this. If equations
+            contradict each other, the residual of the normal equations counts.
     """
     active = activations > 0
     residual = torch.where(active, activations - measurement.bias.to(activations), 0.0)
@@ -203,19 +203,19 @@ def basis_pursuit(
 ) -> Tensor:
     """Return the inputs with the sparsest coefficients that active and inactive units allow.
 
-    Minimises sum_k weights_k |a_k| + |W_A x + b_A - z_A|^2 / (2 noise) over x in the box with
-    W_I x + b_I <= 0, where a is the cosine transform of x, A are the active units and I the
-    others: the generalized Lasso [1, Eq. 11], or basis pursuit if `noise` is 0. Solved by the
-    primal-dual method of [3, Algorithm 1], which needs no mask in W.
+    This minimises sum_k weights_k |a_k| + |W_A x + b_A - z_A|^2 / (2 noise) over x in the box with
+    W_I x + b_I <= 0. Here a is the cosine transform of x, A are the active units and I the
+    inactive ones. It is the generalized Lasso [1, Eq. 11], or basis pursuit if `noise` is 0. The
+    primal-dual method of [3, Algorithm 1] solves it and needs no mask in W.
 
     Args:
         measurement: W and b.
         activations: z, of shape (batch, *outputs).
         low: Smallest value of each entry of an input; broadcast.
         high: Largest value.
-        noise: How much equations may be violated; 0 for not at all.
-        weights: Price of each coefficient; `natural_weights` by default.
-        iterations: Iterations.
+        noise: How much equations may be violated. 0 means not at all.
+        weights: Price of each coefficient. Default: `natural_weights`.
+        iterations: Number of iterations.
     """
     if weights is None:
         weights = natural_weights(measurement.shape)
@@ -228,7 +228,7 @@ def basis_pursuit(
     low, high = low / _like(scale, low[None]), high / _like(scale, high[None])
     inputs = activations.new_zeros(len(activations), *measurement.shape)
     ahead, fit, price = inputs, torch.zeros_like(activations), torch.zeros_like(inputs)
-    step = 1 / (2 * measurement.norm**2)  # of `fit`; 1/2 of `price`, 1 of `inputs`
+    step = 1 / (2 * measurement.norm**2)  # step of `fit`; it is 1/2 for `price`, 1 for `inputs`
     give = step * noise / _like(scale, activations)
     for _ in range(iterations):
         fit = fit + step * measurement.forward(ahead)
@@ -243,10 +243,10 @@ def basis_pursuit(
 
 
 def natural_weights(shape: tuple[int, ...]) -> Tensor:
-    """Return what coefficients cost in `basis_pursuit`: about one over their usual size.
+    """Return the price of coefficients in `basis_pursuit`: about one over their usual size.
 
-    In images it falls with the frequency, a little faster than 1/f, and colours vary less than
-    brightness. Sound has no such order, and one price.
+    In images, the size falls with the frequency, a little faster than 1/f, and colours vary less
+    than brightness. Sound has no such order, so all its coefficients have the same price.
 
     Args:
         shape: (channels, height, width) of images, (channels, samples) of sound.
@@ -262,9 +262,9 @@ def natural_weights(shape: tuple[int, ...]) -> Tensor:
 
 
 def cosine_transform(signals: Tensor) -> Tensor:
-    """Return the orthonormal discrete cosine transform (DCT-II) along all axes but the first.
+    """Return the orthonormal discrete cosine transform (DCT-II) along all axes except the first.
 
-    Along three colour channels it is a rotation into brightness and two differences.
+    Along three colour channels, it is a rotation into brightness and two differences.
     """
     for axis in range(1, signals.ndim):
         basis = _cosines(signals.shape[axis]).to(signals)

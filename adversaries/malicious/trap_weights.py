@@ -1,4 +1,4 @@
-"""Trap weights: rows that few examples activate."""
+"""Trap weights: rows that only few examples activate."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ from .imprint import (
     within,
 )
 
-_NATURAL = 1.9  # mean over standard deviation of the pixels of a natural image
-_EXAMPLES = 500  # public ones, to tune s by
+_NATURAL = 1.9  # mean divided by standard deviation of the pixels of a natural image
+_EXAMPLES = 500  # number of public examples for the choice of s
 
 
 @dataclass(frozen=True)
 class TrapWeights(Adversary):
-    """Make the rows of the first linear layer fire for about one example each, and read it off.
+    """Make each row of the first linear layer fire for about one example, and read it off.
 
-    A row has random weights: for half of the inputs -|a|, and for the other half +s|a| with the
-    same magnitudes. Where inputs are in [0, 1] and s < 1, the negative half wins but for few
-    examples, and for others in every row. Convolutions before the layer are made to copy their
-    inputs. A row that one example alone has activated is dL/dW_k = d x, dL/db_k = d. Mixtures
-    are told from examples without ground truth: no other row gives the same one, since the layer
-    behind weighs examples anew in every row; they come from rows that such examples activate as
-    well, have values out of range, or would not activate the rows that they come from, or others
-    that have no gradient.
+    A row has random weights: -|a| for half of the inputs, and +s|a| with the same magnitudes for
+    the other half. If inputs are in [0, 1] and s < 1, the negative half wins for most examples.
+    Each row has different exceptions. Convolutions before the layer copy their inputs. A row that
+    only one example activates has dL/dW_k = d x and dL/db_k = d.
 
-    What lies below zero is lost in the convolutions' ReLUs: on normalised inputs the attack fails,
-    as is published [2]. Without convolutions it finds few, since examples darker than the mean
-    activate all rows.
+    The attack tells mixtures from examples without ground truth. No two rows give the same
+    mixture, because the next layer weighs examples differently in every row. A mixture comes from
+    a row that known examples activate too, or has values out of range. Or it would not activate
+    its own row, or it would activate rows that have no gradient.
+
+    The ReLUs of the convolutions remove negative values. The attack therefore fails on normalised
+    inputs, as published [2]. Without convolutions it finds few examples there, because examples
+    darker than the mean activate all rows.
 
     Attributes:
-        s: Factor of the positive half; `auto` for the one that exposes most examples, by the
-            statistics of public ones or, without them, of natural images: one that lets them
-            activate a row with a probability of about 1/B, so that one in e rows has exactly one.
-        sigma: Standard deviation of a, which changes no row's sign.
+        s: Factor of the positive half. `auto` chooses the factor that exposes most examples, by
+            the statistics of public examples or else of natural images. An example then activates
+            a row with a probability of about 1/B, so one in e rows has exactly one example.
+        sigma: Standard deviation of a. It does not change the sign of any row.
 
     References:
         [1] Boenisch, Dziedzic, Schuster, Shamsabadi, Shumailov, Papernot. "When the Curious
@@ -72,7 +73,7 @@ class TrapWeights(Adversary):
             raise ValueError(f"sigma must be positive and finite, got {self.sigma}")
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
-        """Return the model with other parameters, the same for all clients."""
+        """Return one model with crafted parameters, for all clients."""
         crafted = copy.deepcopy(model)
         anatomy = dissect(crafted, round.space)
         for convolution in anatomy.convolutions:
@@ -94,7 +95,7 @@ class TrapWeights(Adversary):
         return Crafted([crafted] * round.clients, CraftedLayer.of(layer, anatomy.name))
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return what rows agree on, and then what passes for an example, up to the batch size."""
+        """Return guesses on which rows agree, then sound ones, up to the batch size."""
         space, size = observation.space, math.prod(observation.space.shape)
         kept = observation.kept
         traps = kept if isinstance(kept, CraftedLayer) else _recognised(observation)
@@ -124,7 +125,7 @@ def _recognised(observation: Observation) -> CraftedLayer:
 
 
 def evenness(inputs: Tensor) -> Tensor:
-    """Return each input's sum over the norm of what is left of it without its mean."""
+    """Return each input's sum divided by its norm after the mean is subtracted."""
     rows = inputs.flatten(1).double()
     spread = torch.linalg.vector_norm(rows - rows.mean(dim=1, keepdim=True), dim=1)
     ratio: Tensor = rows.sum(dim=1) / spread.clamp(min=1e-30)
@@ -135,9 +136,9 @@ def activation(s: float | Tensor, evenness: Tensor) -> Tensor:
     """Return the probability that an input activates a row.
 
     <w, x> is about normal. In units of sigma, a weight has the mean m = -(1 - s) / sqrt(2 pi) and
-    the variance v = (1 + s^2) / 2 - m^2. Since the weights of a row are those of its halves in
-    random order, <w, x> has the mean m sum(x), but as variance v times the squared norm of x
-    without its mean.
+    the variance v = (1 + s^2) / 2 - m^2. The weights of a row are those of its halves in random
+    order. Therefore <w, x> has the mean m sum(x), and its variance is v times the squared norm of
+    x minus its mean.
     """
     s = torch.as_tensor(s).to(evenness)
     mean = -(1 - s) / math.sqrt(2 * math.pi)
@@ -146,16 +147,16 @@ def activation(s: float | Tensor, evenness: Tensor) -> Tensor:
 
 
 def tuned(evenness: Tensor, examples: int, rows: int) -> float:
-    """Return the s with which most examples of a batch are each alone in two rows or more.
+    """Return the s for which most examples of a batch are each alone in two rows or more.
 
-    For inputs that are all as even, it is the s that lets them activate a row with probability
-    1 / examples; where a few would activate most rows, it is larger.
+    If all inputs are equally even, an input then activates a row with probability 1 / examples.
+    If a few inputs would activate most rows, s is larger.
     """
 
     def missed(factors: Tensor) -> Tensor:
         active = activation(factors[:, None], evenness).clamp(max=1 - 1e-9)
         others = ((examples - 1) * (-active).log1p().mean(dim=1, keepdim=True)).exp()
-        alone = active * others  # in one row
+        alone = active * others  # probability to be alone in a given row
         lost = (1 - alone) ** rows + rows * alone * (1 - alone) ** (rows - 1)
         return lost.mean(dim=1)
 
@@ -166,7 +167,7 @@ def tuned(evenness: Tensor, examples: int, rows: int) -> float:
 
 
 def traps(rows: int, size: int, s: float, sigma: float, rng: Generator) -> Tensor:
-    """Return random rows whose negative half outweighs the positive one; an odd input is left."""
+    """Return random rows whose negative half outweighs the positive; an odd input gets zero."""
     half = size // 2
     magnitudes = sigma * torch.randn(rows, half, generator=rng, device=rng.device).abs()
     weight = torch.zeros(rows, size, device=rng.device)
@@ -178,12 +179,12 @@ def traps(rows: int, size: int, s: float, sigma: float, rng: Generator) -> Tenso
 
 
 class Groups(NamedTuple):
-    """Rows of which some give the same.
+    """Groups of rows that give the same input.
 
     Attributes:
-        inputs: What a group gives: the median.
-        rows: How many agree on it.
-        first: The first of them.
+        inputs: The median of each group.
+        rows: The number of rows in each group.
+        first: The first row of each group.
     """
 
     inputs: Tensor
@@ -192,7 +193,7 @@ class Groups(NamedTuple):
 
 
 def agreeing(inputs: Tensor, tolerance: float = 1e-4) -> Groups:
-    """Return groups of inputs that are the same up to rounding, relative to their norm."""
+    """Return groups of inputs that are equal up to rounding, relative to their norm."""
     rows = inputs.double()
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     near = torch.cdist(rows, rows) <= tolerance * norms

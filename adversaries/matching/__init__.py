@@ -1,1 +1,1 @@
-"""Searches: guesses whose replayed upload matches the observed one."""
+"""Searches for a guess whose replayed upload matches the observed upload."""

@@ -1,4 +1,4 @@
-"""Data Leakage in Federated Averaging: all local steps simulated on guessed epochs."""
+"""Data Leakage in Federated Averaging: simulate all local steps on guessed epochs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from .optimizers import Adam, Unknowns
 class DLFA(Matching):
     """Search for the examples of every epoch such that training on them gives the update.
 
-    The client shuffles its examples anew in each epoch, so that its batches are unknown. Each
-    epoch therefore gets examples of its own, all local steps are simulated on them, and a
-    prior ties the epochs together by what does not depend on the order: the mean image. In
-    the end the epochs are matched to the first one and averaged. Minimises the squared error
-    of the gradients' sum, where a layer counts e times as much as the next, with penalties on
-    variation and on values outside the range of the data; the authors raise the weight of
-    the error during the first half of the search, here it has its final value throughout.
+    The client shuffles its examples in each epoch, so its batches are unknown. The attack
+    therefore guesses separate examples for each epoch and simulates all local steps on them. A
+    prior ties the epochs together by their mean image, which does not depend on the order. At the
+    end, the attack matches the epochs to the first one and averages them.
+
+    The objective is the squared error of the sum of gradients, with penalties on variation and on
+    values outside the range of the data. Each layer counts e times as much as the next one. The
+    authors raise the weight of the error during the first half of the search; here it is constant.
     The cost grows with the number of local steps.
 
     Attributes:
         iterations: Optimisation steps.
-        restarts: Random starts; the one with the lowest objective is kept.
-        lr: Initial step size of Adam. The defaults are those for FEMNIST; for CIFAR-100 the
+        restarts: Random starts. The attack keeps the one with the lowest objective.
+        lr: Initial step size of Adam. The defaults are those for FEMNIST. For CIFAR-100 the
             authors use 0.1 and the values in parentheses.
-        decay: Factor of the step size, every ten iterations (0.9985).
+        decay: Factor applied to the step size every ten iterations (0.9985).
         total_variation: Weight of the squared differences of neighbours (2e-4).
         range_penalty: Weight of the squared distance from the range of the data (10).
         order_prior: Weight of the squared differences between the epochs' mean images (62.675).
@@ -64,14 +65,14 @@ class DLFA(Matching):
                 raise ValueError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
 
     def check(self, observation: Observation) -> None:
-        """Refuse what is not one client's change of weights."""
+        """Refuse uploads other than one client's change of weights."""
         if observation.protocol.uploads_gradient:
             raise NotApplicable("the update is a gradient: there is no local training to simulate")
         if observation.protocol.clients > 1:
-            raise NotApplicable("only the sum of several clients' updates is seen")
+            raise NotApplicable("the server sees only the sum of several clients' updates")
 
     def distance(self, observation: Observation) -> Distance:
-        """Compare sums of gradients, early layers first."""
+        """Return the squared error of the sum of gradients; early layers count more."""
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name in observation.update))
         gradients = float(observation.protocol.as_gradient(torch.ones(()), observation.batch_size))
         scale = 2 * observation.local_steps * gradients**2
@@ -91,14 +92,14 @@ class DLFA(Matching):
         return weighted
 
     def prior(self, observation: Observation, inputs: Tensor) -> Tensor:
-        """Expect smooth images within the range of the data, with the same mean every epoch."""
+        """Return the prior: smooth images in range, with the same mean in every epoch."""
         variation = [inputs.diff(dim=axis).square() for axis in range(3, inputs.dim())]
         outside = observation.space.to_unit(inputs)
         outside = outside - outside.clamp(0, 1)
         images = inputs.shape[1]
         epochs = inputs.view(len(inputs), -1, observation.batch_size, *inputs.shape[2:])
         means = epochs.mean(dim=2)
-        spread = 2 * means.var(dim=1, correction=0)  # the mean over all pairs of epochs
+        spread = 2 * means.var(dim=1, correction=0)  # equals the mean over all pairs of epochs
         return (
             self.total_variation * sum(v.flatten(1).sum(dim=1) for v in variation) / images
             + self.range_penalty * outside.square().flatten(1).sum(dim=1) / images
@@ -106,7 +107,7 @@ class DLFA(Matching):
         )
 
     def optimizer(self) -> Adam:
-        """Descend in slowly falling steps."""
+        """Return Adam with a slowly falling step size."""
         return Adam(self.iterations, lr=self.lr, schedule=lambda i, _: self.decay ** (i // 10))
 
     def start(self, observation: Observation, rng: Generator) -> Unknowns:
@@ -116,11 +117,11 @@ class DLFA(Matching):
         return {"inputs": torch.randn(shape, generator=rng)}
 
     def project(self, observation: Observation, unknowns: Unknowns) -> Unknowns:
-        """Leave values as they are: the range is a penalty."""
+        """Return the unknowns unchanged, because the range is a penalty."""
         return unknowns
 
     def simulation(self, observation: Observation) -> Simulation:
-        """Train on the epochs' examples, in their order."""
+        """Return a function that trains on the epochs' examples in their order."""
         passes = observation.protocol.passes
 
         def simulate(inputs: Tensor, _: Unknowns, targets: Tensor, observed: Update) -> Update:
@@ -131,7 +132,7 @@ class DLFA(Matching):
     def finish(
         self, observation: Observation, unknowns: Unknowns, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Match the other epochs' examples to those of the first one, and average."""
+        """Match the examples of all epochs to those of the first, and average them."""
         first, *others = unknowns["inputs"][0].split(observation.batch_size)
         total = first.clone()
         for epoch in others:
@@ -140,7 +141,7 @@ class DLFA(Matching):
         return observation.space.clamp(total / (1 + len(others))), targets
 
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
-        """Return the objective if every epoch has these examples, in this order."""
+        """Return the objective if every epoch has these examples in this order."""
         epochs = torch.cat([inputs] * observation.protocol.passes)
         with torch.no_grad():
             update = self.simulation(observation)(epochs, {}, targets, observation.update)

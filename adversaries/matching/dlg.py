@@ -1,4 +1,4 @@
-"""Deep Leakage from Gradients: inputs and labels whose gradient is the observed one."""
+"""Deep Leakage from Gradients: find inputs and labels that reproduce the observed gradient."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from .optimizers import LBFGS, Unknowns
 class DLG(Matching):
     """Search for inputs and soft labels whose gradient is nearest to the observed one.
 
-    Minimises the sum of squared differences of the gradients over inputs and label logits at
-    once, by L-BFGS from normal noise, with neither prior nor range. The search is of second
-    order: it needs activations that can be differentiated twice, such as sigmoids; with ReLUs
-    it is expected to fail. Unlike the authors' code, a step that does not lower the objective is
-    halved, so that nothing diverges. Labels are not granted even where the threat model would.
+    The attack minimises the sum of squared differences of the gradients over inputs and label
+    logits at once. It runs L-BFGS from normal noise, without a prior and without a range for the
+    inputs. The search is of second order, so it needs activations that can be differentiated
+    twice, such as sigmoids. With ReLUs it is expected to fail. Unlike the authors' code, a step
+    that does not lower the objective is halved, which prevents divergence. The attack does not
+    use labels, even if the threat model grants them.
 
     Attributes:
-        iterations: Evaluations of the objective: in the paper's code 300 calls of L-BFGS with 20
-            each.
-        restarts: Random starts; the one with the lowest objective is kept.
-        patience: Iterations without progress after which the search ends.
+        iterations: Evaluations of the objective. The paper's code makes 300 calls of L-BFGS with
+            20 evaluations each.
+        restarts: Random starts. The attack keeps the one with the lowest objective.
+        patience: The search ends after this many iterations without progress.
 
     References:
         Zhu, Liu, Han. "Deep Leakage from Gradients." NeurIPS 2019.
         https://arxiv.org/abs/1906.08935
     """
 
-    precision: ClassVar[torch.dtype] = torch.float64  # single ends the search early
+    precision: ClassVar[torch.dtype] = torch.float64  # float32 ends the search too early
     cost: ClassVar[int] = 1
 
     iterations: int = 6000
@@ -47,24 +48,24 @@ class DLG(Matching):
             raise ValueError(f"patience must be at least 1, got {self.patience}")
 
     def check(self, observation: Observation) -> None:
-        """Refuse updates of several local steps, which no gradient equals."""
+        """Refuse updates of several local steps: they are not a gradient."""
         if observation.local_steps > 1:
-            raise NotApplicable("the update is of several local steps, not one gradient")
+            raise NotApplicable("the update comes from several local steps; it is not one gradient")
 
     def distance(self, observation: Observation) -> Distance:
-        """Compare all entries."""
+        """Return the squared error of all entries."""
         return squared_error
 
     def optimizer(self) -> LBFGS:
-        """Use curvature."""
+        """Return L-BFGS."""
         return LBFGS(self.iterations, patience=self.patience)
 
     def project(self, observation: Observation, unknowns: Unknowns) -> Unknowns:
-        """Leave values as they are."""
+        """Return the unknowns unchanged."""
         return unknowns
 
     def targets(self, observation: Observation, rng: Generator) -> Tensor:
-        """Return placeholders: the labels are searched for."""
+        """Return placeholders, because the search finds the labels."""
         return torch.zeros(observation.batch_size, dtype=torch.long)
 
     def start(self, observation: Observation, rng: Generator) -> Unknowns:
@@ -82,5 +83,5 @@ class DLG(Matching):
     def finish(
         self, observation: Observation, unknowns: Unknowns, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the inputs and their likeliest labels."""
+        """Return the inputs and their most likely labels."""
         return unknowns["inputs"][0], unknowns["logits"][0].argmax(dim=-1)

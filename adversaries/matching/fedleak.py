@@ -17,30 +17,32 @@ from .matching import Distance, Matching, Update, cosine, total_variation, vecto
 from .optimizers import Adam, Unknowns, cosine_decay
 
 _LATENT = 128  # entries of a generator's input
-_PIXELS = 4  # of the generator's first image, which is doubled until it is large enough
+_PIXELS = 4  # size of the generator's first image, which is doubled until it is large enough
 
 
 @dataclass(frozen=True)
 class FedLeak(Matching):
-    """Search for an untrained generator whose images have the large entries of the gradient.
+    """Search for an untrained generator whose images reproduce the large gradient entries.
 
-    Gradient matching has hardly more than one solution, but is badly conditioned. Two cures:
-    of each parameter's gradient only the largest entries of the guess are matched (mean
-    absolute error and cosine), and the step follows a mixture of the slope here and the slope
-    one step ahead, both by their signs. As in the authors' release, what is optimised are the
-    weights of an untrained convolutional generator with a fixed random input; its spectral
-    normalisation is left out, since BatchNorm after each convolution undoes any scale, and so
-    is the median filter at the end.
+    Gradient matching has hardly more than one solution, but it is badly conditioned. The attack
+    has two cures. It matches only the entries of each parameter's gradient that are largest in the
+    guess (mean absolute error and cosine). Each step follows a mixture of the slope at the guess
+    and the slope one step ahead, both by their signs.
+
+    As in the authors' release, the attack optimises the weights of an untrained convolutional
+    generator with a fixed random input. Two parts of the release are left out: the median filter
+    at the end, and the spectral normalisation, because BatchNorm after each convolution undoes any
+    scale.
 
     Attributes:
-        iterations: Optimisation steps, of two evaluations each.
-        restarts: Random starts; the one with the lowest objective is kept.
+        iterations: Optimisation steps, with two evaluations each.
+        restarts: Random starts. The attack keeps the one with the lowest objective.
         lr: Step size of AdamW, which falls to zero as a cosine.
         matched: Share of the entries of each parameter that is matched.
         look_ahead: Share of the slope one step ahead.
         total_variation: Weight of the total variation.
-        weight_decay: Of AdamW.
-        width: Channels of the generator; 0 optimises pixels instead.
+        weight_decay: Weight decay of AdamW.
+        width: Channels of the generator. 0 optimises pixels instead.
 
     References:
         Fan, Wang, Chen, Zhou. "Boosting Gradient Leakage Attacks: Data Reconstruction in
@@ -70,12 +72,12 @@ class FedLeak(Matching):
                 raise ValueError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
 
     def check(self, observation: Observation) -> None:
-        """Refuse what a generator cannot draw."""
+        """Refuse inputs that a generator cannot draw."""
         if self.width and len(observation.space.shape) != 3:
             raise NotApplicable("the generator draws images of shape (channels, height, width)")
 
     def distance(self, observation: Observation) -> Distance:
-        """Compare the entries that are large in the guess, parameter by parameter."""
+        """Return the distance of the entries that are large in the guess, per parameter."""
 
         def partial(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
             values, slopes = [], {}
@@ -94,11 +96,11 @@ class FedLeak(Matching):
         return partial
 
     def prior(self, observation: Observation, inputs: Tensor) -> Tensor:
-        """Expect smooth images."""
+        """Return the total-variation prior."""
         return self.total_variation * total_variation(observation.space.to_unit(inputs))
 
     def optimizer(self) -> Adam:
-        """Descend by signs, looking one step ahead."""
+        """Return AdamW on signs, with look-ahead."""
         return Adam(
             self.iterations,
             lr=self.lr,
@@ -123,7 +125,7 @@ class FedLeak(Matching):
         return {"latent": latent} | {n: torch.stack([d[n] for d in drawn]) for n in drawn[0]}
 
     def project(self, observation: Observation, unknowns: Unknowns) -> Unknowns:
-        """Keep pixels in the range of the data; a generator's always are."""
+        """Clamp pixels to the range of the data; a generator's pixels are always in range."""
         return unknowns if self.width else super().project(observation, unknowns)
 
     def render(self, observation: Observation, unknowns: Unknowns) -> Tensor:
@@ -137,7 +139,7 @@ class FedLeak(Matching):
 
 
 class _Generator(nn.Module):
-    """Images from random vectors: blocks of two convolutions, with doubling in between."""
+    """Draws images from random vectors: blocks of two convolutions, with upsampling in between."""
 
     def __init__(self, shape: tuple[int, ...], width: int) -> None:
         super().__init__()
@@ -161,7 +163,7 @@ class _Generator(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Conv2d(channels, shape[0], 1), nn.Sigmoid())
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Return pixels, cut to the shape that is asked for."""
+        """Return pixels, cut to the requested shape."""
         images: Tensor = self.layers(latent)
         return images[..., : self.shape[1], : self.shape[2]]
 
@@ -172,5 +174,5 @@ def _normalised(channels: int) -> list[nn.Module]:
 
 @lru_cache(maxsize=4)
 def _generator(shape: tuple[int, ...], width: int) -> nn.Module:
-    """Return the architecture, whose own weights are never used."""
+    """Return the architecture; its own weights are never used."""
     return _Generator(shape, width)

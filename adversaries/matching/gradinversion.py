@@ -1,4 +1,4 @@
-"""GradInversion: batches from gradients, BatchNorm statistics and agreement between starts."""
+"""GradInversion: recover batches from gradients, BatchNorm statistics and group consistency."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ from .optimizers import Adam, cosine_decay
 
 @dataclass(frozen=True)
 class GradInversion(Matching):
-    """Search for inputs from several starts that must agree, with the model as a prior.
+    """Search from several starts that must agree, with the model's statistics as a prior.
 
-    Minimises `matching` / 2 * the squared error of the gradient plus priors: total variation,
-    size, distance from the statistics that the model's BatchNorm layers hold, and distance
-    from the mean of all starts (without the paper's registration of images). Steps of Adam
-    within the range of the data are disturbed by Langevin noise. Labels are counted from the
-    bias gradient, where the paper assumes distinct ones. Without BatchNorm, its strongest
-    prior is missing. The squared error is not free of scale: a model with small gradients
-    needs a larger `matching`.
+    The attack minimises `matching` / 2 * the squared error of the gradient plus priors. The priors
+    are the total variation, the size, the distance from the statistics of the model's BatchNorm
+    layers, and the distance from the mean of all starts. The paper's registration of images is
+    left out. Adam takes the steps within the range of the data, with Langevin noise added. Labels
+    are counted from the bias gradient; the paper assumes distinct labels.
+
+    Without BatchNorm, the strongest prior is missing. The squared error depends on the scale of
+    the gradients: a model with small gradients needs a larger `matching`.
 
     Attributes:
         iterations: Optimisation steps.
-        restarts: Random starts, optimised together; the one with the lowest objective is kept.
+        restarts: Random starts, optimised together. The attack keeps the one with the lowest
+            objective.
         lr: Step size of Adam, which rises over 50 steps and falls to zero as a cosine.
         matching: Weight of the squared error.
         total_variation: Weight of the total variation.
@@ -74,12 +76,12 @@ class GradInversion(Matching):
                 raise ValueError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
 
     def check(self, observation: Observation) -> None:
-        """Refuse updates of several local steps, which no gradient equals."""
+        """Refuse updates of several local steps: they are not a gradient."""
         if observation.local_steps > 1:
-            raise NotApplicable("the update is of several local steps, not one gradient")
+            raise NotApplicable("the update comes from several local steps; it is not one gradient")
 
     def distance(self, observation: Observation) -> Distance:
-        """Compare all entries."""
+        """Return the weighted squared error of all entries."""
 
         def weighted(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
             values, slopes = squared_error(replayed, observed)
@@ -89,7 +91,7 @@ class GradInversion(Matching):
         return weighted
 
     def prior(self, observation: Observation, inputs: Tensor) -> Tensor:
-        """Expect images that the model finds usual and that the starts agree on."""
+        """Return the prior: images that fit the BatchNorm statistics and agree between starts."""
         value = self.total_variation * total_variation(inputs)
         value = value + self.size / 2 * mean_square(inputs)
         statistics = batch_norm_statistics(observation.model)
@@ -100,6 +102,6 @@ class GradInversion(Matching):
         return value
 
     def optimizer(self) -> Adam:
-        """Descend with noise."""
+        """Return Adam with Langevin noise."""
         schedule = partial(cosine_decay, warmup=50)
         return Adam(self.iterations, lr=self.lr, schedule=schedule, langevin=self.langevin)

@@ -1,4 +1,4 @@
-"""Improved Deep Leakage from Gradients: the label is read off first."""
+"""Improved Deep Leakage from Gradients: infer the label first, then search for the input."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class IDLG(Matching):
     """Infer the label of a single example, then search for the input as DLG does.
 
     Attributes:
-        iterations: Evaluations of the objective: in the authors' code 300 calls of L-BFGS with
-            20 each.
-        restarts: Random starts; the one with the lowest objective is kept.
-        patience: Iterations without progress after which the search ends.
-        tolerance: Sum of squared differences that is low enough.
+        iterations: Evaluations of the objective. The authors' code makes 300 calls of L-BFGS
+            with 20 evaluations each.
+        restarts: Random starts. The attack keeps the one with the lowest objective.
+        patience: The search ends after this many iterations without progress.
+        tolerance: The search ends when the sum of squared differences reaches this value.
 
     References:
         Zhao, Mopuri, Bilen. "iDLG: Improved Deep Leakage from Gradients." 2020.
         https://arxiv.org/abs/2001.02610
     """
 
-    precision: ClassVar[torch.dtype] = torch.float64  # single ends the search early
+    precision: ClassVar[torch.dtype] = torch.float64  # float32 ends the search too early
     cost: ClassVar[int] = 1
 
     iterations: int = 6000
@@ -44,20 +44,20 @@ class IDLG(Matching):
             raise ValueError(f"tolerance must be >= 0, got {self.tolerance}")
 
     def check(self, observation: Observation) -> None:
-        """Refuse batches, whose labels the rule does not tell, and several local steps."""
+        """Refuse several examples, whose labels the rule cannot tell, and several local steps."""
         if observation.batch_size > 1:
-            raise NotApplicable(f"iDLG is for one example, got {observation.batch_size}")
+            raise NotApplicable(f"iDLG needs one example, got {observation.batch_size}")
         if observation.local_steps > 1:
-            raise NotApplicable("the update is of several local steps, not one gradient")
+            raise NotApplicable("the update comes from several local steps; it is not one gradient")
 
     def distance(self, observation: Observation) -> Distance:
-        """Compare all entries."""
+        """Return the squared error of all entries."""
         return squared_error
 
     def optimizer(self) -> LBFGS:
-        """Use curvature."""
+        """Return L-BFGS."""
         return LBFGS(self.iterations, goal=self.tolerance, patience=self.patience)
 
     def project(self, observation: Observation, unknowns: Unknowns) -> Unknowns:
-        """Leave values as they are."""
+        """Return the unknowns unchanged."""
         return unknowns

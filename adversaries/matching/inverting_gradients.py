@@ -1,4 +1,4 @@
-"""Inverting Gradients: matching the direction of the update."""
+"""Inverting Gradients: match the direction of the update."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .optimizers import Adam, step_decay
 
 @dataclass(frozen=True)
 class InvertingGradients(Matching):
-    """Search for inputs whose replayed update points the way of the observed one.
+    """Search for inputs whose replayed update has the direction of the observed one.
 
-    Minimises 1 - cos(update(x), observed) + `total_variation` * TV(x) within the range of the
-    data, by Adam on the sign of the gradient, with the step size divided by ten after 3/8, 5/8
-    and 7/8 of the iterations. The update is replayed by the client's own code, so that one
-    local step or many, and a known defense, are the same to the attack. Labels are inferred
-    unless granted. All observations and restarts are optimised at once.
+    The attack minimises 1 - cos(update(x), observed) + `total_variation` * TV(x) within the range
+    of the data. It runs Adam on the sign of the gradient and divides the step size by ten after
+    3/8, 5/8 and 7/8 of the iterations. The client's own code replays the update. Therefore one or
+    many local steps, and a known defense, need no special treatment. Labels are inferred unless
+    the threat model grants them. All observations and restarts are optimised at once.
 
     Attributes:
         iterations: Optimisation steps.
-        restarts: Random starts; the one with the lowest objective is kept.
+        restarts: Random starts. The attack keeps the one with the lowest objective.
         lr: Initial step size of Adam.
         total_variation: Weight of the total-variation prior.
-        comparison: How updates are compared: by `cosine`, `squared` or `absolute` error, or by
-            `likelihood`: that of a known defense per entry of the update, where it has one, or
-            else the cosine.
+        comparison: How updates are compared: `cosine`, `squared` or `absolute` error, or
+            `likelihood`. The last is the likelihood of a known defense per entry of the update;
+            if there is none, the cosine.
 
     References:
         Geiping, Bauermeister, Droege, Moeller. "Inverting Gradients: How easy is it to break
@@ -52,15 +52,15 @@ class InvertingGradients(Matching):
             raise ValueError(f"total_variation must be >= 0, got {self.total_variation}")
 
     def distance(self, observation: Observation) -> Distance:
-        """Compare directions, unless told otherwise."""
+        """Return the distance that `comparison` names."""
         if self.comparison == "likelihood":
             return likelihood(observation, otherwise=cosine)
         return DISTANCES[self.comparison]
 
     def prior(self, observation: Observation, inputs: Tensor) -> Tensor:
-        """Expect smooth images."""
+        """Return the total-variation prior."""
         return self.total_variation * total_variation(inputs)
 
     def optimizer(self) -> Adam:
-        """Descend by signs, in steps of three sizes."""
+        """Return Adam on signs, with a decaying step size."""
         return Adam(self.iterations, lr=self.lr, schedule=step_decay, signed=True)

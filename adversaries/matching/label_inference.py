@@ -1,9 +1,9 @@
-"""Which labels are behind an update: read off the bias gradient of the last layer.
+"""Label inference: read the labels behind an update off the bias gradient of the last layer.
 
 With softmax cross-entropy averaged over a batch of B examples, the bias gradient of class c is
-mean_i (p_ic - [y_i = c]). For one example it is negative at the label alone [1]; in general the
-class has n_c = B (mean_i p_ic - dL/db_c) examples, where the mean prediction is estimated on
-data that the adversary has [2].
+mean_i (p_ic - [y_i = c]). For one example, only the entry of the label is negative [1]. In general
+the class has n_c = B (mean_i p_ic - dL/db_c) examples. The mean prediction is estimated on data
+that the adversary has [2].
 
 References:
     [1] Zhao, Mopuri, Bilen. "iDLG: Improved Deep Leakage from Gradients." 2020.
@@ -18,11 +18,11 @@ from torch import Generator, Tensor, nn
 from ..base import Observation
 from ..spaces import NotApplicable, TokenSpace
 
-_EXAMPLES = 500  # on which the mean prediction is estimated
+_EXAMPLES = 500  # examples on which the mean prediction is estimated
 
 
 def infer_targets(observation: Observation, rng: Generator) -> Tensor:
-    """Return the labels behind an update: those granted, or else inferred ones, sorted.
+    """Return the granted labels, or else the inferred labels, sorted.
 
     Raises:
         NotApplicable: If the model does not end in a linear layer with a bias.
@@ -57,7 +57,7 @@ def _last_bias(observation: Observation) -> str:
 
 @torch.no_grad()
 def _mean_prediction(observation: Observation, rng: Generator) -> Tensor:
-    """Return the mean of the model's predictions, on public data or else on noise."""
+    """Return the model's mean prediction on public data, or on noise if there is none."""
     if observation.public is not None:
         inputs = observation.public.inputs[:_EXAMPLES]
     elif isinstance(observation.space, TokenSpace):
@@ -70,7 +70,7 @@ def _mean_prediction(observation: Observation, rng: Generator) -> Tensor:
 
 
 def _rounded(counts: Tensor, total: int) -> Tensor:
-    """Round to whole numbers with a given sum, by largest remainders."""
+    """Round counts to whole numbers with the given sum, by largest remainders."""
     if counts.sum() <= 0:
         counts = torch.ones_like(counts)
     counts = counts * total / counts.sum()

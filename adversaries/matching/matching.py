@@ -1,9 +1,9 @@
-"""Gradient matching: the search for inputs whose replayed update is the observed one.
+"""Gradient matching: search for inputs whose replayed update is the observed one.
 
-The machinery of the attacks by optimisation. An attack says what it searches for (its unknowns),
-how a guess is replayed, and by which distance, priors and optimizer; the guesses for several
-victims, each from several starts, are then improved in one loop, vectorised by `torch.func`.
-All functions of this module take such a stack of guesses, along the first axis.
+This module holds the common parts of the attacks by optimisation. An attack defines its unknowns,
+how a guess is replayed, and which distance, priors and optimizer it uses. One loop then improves
+the guesses for several victims, each from several starts, vectorised by `torch.func`. All
+functions of this module take such a stack of guesses along the first axis.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ Update = Mapping[str, Tensor]
 """Updates of a stack of guesses, by parameter name."""
 
 Distance = Callable[[Update, Update], tuple[Tensor, Update]]
-"""From replayed and observed updates to each guess's distance and its slope in the replayed."""
+"""Maps replayed and observed updates to each guess's distance and its gradient (replayed)."""
 
 Simulation = Callable[[Tensor, Unknowns, Tensor, Update], Update]
-"""From one guess's inputs, all its unknowns, its targets and the observed update to its own."""
+"""Maps a guess's inputs, all its unknowns, its targets and the observed update to its update."""
 
 Randomness = Literal["same", "different"]
-"""Whether what a function draws is the same for all guesses of a stack."""
+"""Whether random draws of a function are the same for all guesses of a stack."""
 
 T = TypeVar("T")
 
-_TINY = 1e-30  # keeps a cosine with nothing at zero
-_FLOATS_AT_ONCE = 2**24  # above it, larger stacks leave the caches and are no faster
+_TINY = 1e-30  # makes the cosine with a zero vector zero
+_FLOATS_AT_ONCE = 2**24  # larger stacks exceed the caches and are no faster
 
 
 @dataclass(frozen=True)
 class Matching(Adversary):
-    """An attack that searches for guesses by their objective: a distance of updates and priors.
+    """An attack that searches for the guess with the lowest objective: distance plus priors.
 
     Attributes:
         iterations: Optimisation steps.
-        restarts: Random starts; the one with the lowest objective is kept.
+        restarts: Random starts. The attack keeps the one with the lowest objective.
     """
 
     simulates: ClassVar[bool] = True
-    precision: ClassVar[torch.dtype] = torch.float32  # of the search
+    precision: ClassVar[torch.dtype] = torch.float32  # floating-point type of the search
 
     iterations: int = 1000
     restarts: int = 1
@@ -69,38 +69,38 @@ class Matching(Adversary):
 
     @abstractmethod
     def distance(self, observation: Observation) -> Distance:
-        """Return how updates are compared."""
+        """Return the distance between updates."""
 
     @abstractmethod
     def optimizer(self) -> Optimizer:
-        """Return how the objective is minimised."""
+        """Return the optimizer that minimises the objective."""
 
     def prior(self, observation: Observation, inputs: Tensor) -> Tensor:
-        """Return how unlikely each guess is before the update is seen."""
+        """Return how unlikely each guess is, independent of the update."""
         return inputs.new_zeros(len(inputs))
 
     def check(self, observation: Observation) -> None:
         """Raise `NotApplicable` if the attack's assumptions do not hold."""
 
     def targets(self, observation: Observation, rng: Generator) -> Tensor:
-        """Return the labels that guesses are given: granted or inferred ones."""
+        """Return the labels of the guesses, either granted or inferred."""
         return infer_targets(observation, rng)
 
     def start(self, observation: Observation, rng: Generator) -> Unknowns:
-        """Return as many first guesses for an observation as there are restarts."""
+        """Return the first guesses for an observation, one per restart."""
         shape = (self.restarts, observation.batch_size, *observation.space.shape)
         return {"inputs": torch.randn(shape, generator=rng)}
 
     def project(self, observation: Observation, unknowns: Unknowns) -> Unknowns:
-        """Return unknowns moved to where they may lie: inputs to the range of the data."""
+        """Return the unknowns projected to their valid range: inputs to the range of the data."""
         return {**unknowns, "inputs": observation.space.clamp(unknowns["inputs"])}
 
     def render(self, observation: Observation, unknowns: Unknowns) -> Tensor:
-        """Return the inputs that unknowns stand for."""
+        """Return the inputs that the unknowns represent."""
         return unknowns["inputs"]
 
     def simulation(self, observation: Observation) -> Simulation:
-        """Return how one guess becomes an update: by replaying the client."""
+        """Return the function from one guess to its update; by default it replays the client."""
         return lambda inputs, _, targets, observed: observation.replay(inputs, targets, observed)
 
     def finish(
@@ -123,7 +123,7 @@ class Matching(Adversary):
         rngs: Sequence[Generator],
         progress: Progress | None = None,
     ) -> list[Reconstruction | NotApplicable]:
-        """Attack observations together where they replay the same client on as many examples."""
+        """Attack observations together if they share the replay and the batch size."""
         targets: dict[int, Tensor] = {}
 
         def prepare(index: int) -> tuple[object, ...]:
@@ -150,12 +150,12 @@ class Matching(Adversary):
         return in_groups(len(observations), prepare, attack)
 
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
-        """Return the distance and the priors at a guess."""
+        """Return the distance plus the priors at a guess."""
         with torch.no_grad():
             return self.value(observation, observation.simulate(inputs, targets), inputs)
 
     def value(self, observation: Observation, update: Update, inputs: Tensor) -> float:
-        """Return the objective of one guess, from its update and its inputs."""
+        """Return the objective of one guess, given its update and its inputs."""
         distance = self.distance(observation)
         value, _ = distance(stacked([update]), stacked([observation.update]))
         return float(value + self.prior(observation, inputs.unsqueeze(0)))
@@ -197,12 +197,12 @@ class Matching(Adversary):
             guess = {name: value[chosen : chosen + 1].float() for name, value in best.items()}
             with torch.no_grad():
                 inputs, labels = self.finish(observation, guess, targets[index])
-            reached = self.objective(observation, inputs, labels)  # comparable to the truth's
+            reached = self.objective(observation, inputs, labels)  # comparable to the truth's value
             results.append(Reconstruction(inputs, labels, reached))
         return results
 
     def _evaluation(self, observation: Observation, targets: Tensor, observed: Update) -> Evaluate:
-        """Return the objective of a stack of guesses, and its slope."""
+        """Return a function that evaluates a stack of guesses and the slope of their objective."""
         simulate = vectorised(self.simulation(observation))
 
         def replay(unknowns: Unknowns) -> tuple[Update, Tensor]:
@@ -217,15 +217,15 @@ class Matching(Adversary):
 def evaluation(
     replay: Callable[[Unknowns], tuple[Update, Tensor]], distance: Distance, observed: Update
 ) -> Evaluate:
-    """Return the objective of a stack of guesses, and its slope.
+    """Return a function that evaluates a stack of guesses and the slope of their objective.
 
-    The slope in the replayed updates comes from the distance itself, so that autograd need not
+    The distance itself returns its slope in the replayed updates. Autograd therefore need not
     keep products as large as the updates.
 
     Args:
-        replay: From unknowns to their updates and priors.
-        distance: How updates are compared.
-        observed: What they are compared with.
+        replay: Maps unknowns to their updates and priors.
+        distance: Compares updates.
+        observed: The updates to compare with.
     """
 
     def evaluate(unknowns: Unknowns) -> tuple[Tensor, Unknowns]:
@@ -250,20 +250,20 @@ def evaluation(
 
 
 def squared_error(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
-    """Return the sum of squared differences: likely under Gaussian noise."""
+    """Return the sum of squared differences, which suits Gaussian noise."""
     errors = {name: replayed[name] - value for name, value in observed.items()}
     return _norm(errors).square(), {name: error.mul_(2) for name, error in errors.items()}
 
 
 def absolute_error(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
-    """Return the sum of absolute differences: likely under Laplace noise."""
+    """Return the sum of absolute differences, which suits Laplace noise."""
     errors = {name: replayed[name] - value for name, value in observed.items()}
     values = _sum(vector_norm(error.flatten(1), 1, dim=1) for error in errors.values())
     return values, {name: error.sign_() for name, error in errors.items()}
 
 
 def cosine(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
-    """Return one less the cosine of the angle, which no scale changes."""
+    """Return one minus the cosine of the angle. It does not depend on the scale."""
     product = _sum(_dot(replayed[name], value) for name, value in observed.items())
     length = _norm(replayed)
     norms = (length * _norm(observed)).clamp(min=_TINY)
@@ -278,14 +278,15 @@ def cosine(replayed: Update, observed: Update) -> tuple[Tensor, Update]:
 def layerwise_cosine(
     replayed: Update, observed: Update, *, slopes: bool = True
 ) -> tuple[Tensor, Update]:
-    """Return the mean of the parameters' own cosine distances: each counts the same.
+    """Return the mean of the cosine distances of all parameters. Each parameter counts equally.
 
-    Parameters whose observed update is nil but for rounding say nothing, and are left out.
+    Parameters whose observed update is zero up to rounding carry no information. They are left
+    out.
 
     Args:
         replayed: Updates of a stack of guesses.
-        observed: What was seen, of a stack as large or of one.
-        slopes: Whether the slopes are wanted: they take longer than the rest.
+        observed: Observed updates: a stack of the same size, or of one.
+        slopes: Whether to compute the slopes, which take longer than the rest.
     """
     sizes = {name: vector_norm(observed[name].flatten(1), dim=1) for name in replayed}
     rounding = 1e-6 * torch.stack(list(sizes.values())).amax(dim=0)
@@ -308,14 +309,14 @@ def layerwise_cosine(
 DISTANCES: Mapping[str, Distance] = MappingProxyType(
     {"cosine": cosine, "squared": squared_error, "absolute": absolute_error}
 )
-"""The distances that need nothing but the updates, by name."""
+"""Distances that need only the updates, by name."""
 
 
 def likelihood(observation: Observation, otherwise: Distance) -> Distance:
-    """Return minus the mean log-likelihood of an entry of the upload, if the defense has one.
+    """Return minus the mean log-likelihood per entry of the upload, if the defense has one.
 
-    The Bayes-optimal distance for an adversary who knows the defense; `otherwise` stands in
-    where it is not known, or has no density.
+    It is the Bayes-optimal distance for an adversary who knows the defense. If the adversary does
+    not know the defense, or the defense has no density, `otherwise` is returned.
 
     References:
         Balunovic, Dimitrov, Staab, Vechev. "Bayesian Framework for Gradient Leakage." ICLR
@@ -354,7 +355,7 @@ def mean_square(inputs: Tensor) -> Tensor:
 
 
 def group_consistency(inputs: Tensor, restarts: int) -> Tensor:
-    """Return each guess's distance from the mean of the guesses for the same victim."""
+    """Return each guess's distance from the mean of all guesses for the same victim."""
     groups = inputs.view(-1, restarts, *inputs.shape[1:])
     consensus = groups.mean(dim=1, keepdim=True).detach()
     distances: Tensor = vector_norm((groups - consensus).flatten(2), dim=2)
@@ -362,10 +363,11 @@ def group_consistency(inputs: Tensor, restarts: int) -> Tensor:
 
 
 def batch_norm_statistics(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return how far inputs take a model from its BatchNorm statistics; None if it has none.
+    """Return a distance between the statistics of inputs and those of the BatchNorm layers.
 
-    The sum, over BatchNorm layers, of the distances of mean and variance, where the first
-    layer counts ten times.
+    The distance sums the deviations of mean and variance over all BatchNorm layers. The first
+    layer counts ten times. The result is None if the model has no BatchNorm layer in evaluation
+    mode.
 
     References:
         Yin et al. "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion." CVPR
@@ -403,16 +405,17 @@ def batch_norm_statistics(model: nn.Module) -> Callable[[Tensor], Tensor] | None
 
 
 def vectorised(function: Callable[..., T], randomness: Randomness = "same") -> Callable[..., T]:
-    """Return a function of one guess as one of a stack: at once if its code allows it.
+    """Return a function of a stack of guesses, from a function of one guess.
 
-    Arguments are tensors, or dictionaries of them, and so are results, or tuples of those. Code
-    that branches on values, or takes them out of tensors, is run for one guess after the other, and
-    a warning says so.
+    Arguments are tensors or dictionaries of tensors. Results are the same, or tuples of them.
+    Some code cannot be vectorised because it branches on values or takes them out of tensors.
+    Such code runs for one guess after the other, and a warning says so.
 
     Args:
-        function: Of one guess.
-        randomness: Whether what it draws is the same for all guesses, as anything is that it can
-            draw by itself, from a seed of its own; or is `different`, as secrets of clients are.
+        function: A function of one guess.
+        randomness: `same` if all guesses share the function's random draws, for example because
+            it seeds its own generator. `different` if each guess has its own, such as the secrets
+            of clients.
     """
     at_once = vmap(function, randomness=randomness)
     possible = True
@@ -424,10 +427,10 @@ def vectorised(function: Callable[..., T], randomness: Randomness = "same") -> C
         if possible and length > 1:
             try:
                 return at_once(*stacks)
-            except RuntimeError as error:  # one that is no fault of vmap comes again below
+            except RuntimeError as error:  # an error that vmap did not cause is raised again below
                 possible = False
                 reason = str(error).partition("\n")[0]
-                warnings.warn(f"one guess at a time, which is slow: {reason}", stacklevel=2)
+                warnings.warn(f"guesses run one at a time (slow): {reason}", stacklevel=2)
         rows = [function(*(_row(stack, i) for stack in stacks)) for i in range(length)]
         return cast(T, tree_map(_joined, *rows))
 
@@ -435,7 +438,7 @@ def vectorised(function: Callable[..., T], randomness: Randomness = "same") -> C
 
 
 def stacked(updates: Sequence[Update]) -> Update:
-    """Return updates as those of a stack of guesses."""
+    """Return the updates of several guesses as one stack."""
     return {name: _joined(*(update[name] for update in updates)) for name in updates[0]}
 
 
@@ -446,11 +449,11 @@ def _row(stack: Tensor | Update, index: int) -> Tensor | Update:
 
 
 def _joined(*values: Tensor) -> Tensor:
-    return values[0].unsqueeze(0) if len(values) == 1 else torch.stack(values)  # one: no copy
+    return values[0].unsqueeze(0) if len(values) == 1 else torch.stack(values)  # avoids a copy
 
 
 def _guesses_at_once(observation: Observation) -> int:
-    """Return how many guesses are worth one stack, from the sizes of updates and activations."""
+    """Return the best stack size, given the sizes of updates and activations."""
     activations = 0
 
     def count(module: nn.Module, arguments: object, output: object) -> None:
@@ -474,7 +477,7 @@ def _guesses_at_once(observation: Observation) -> int:
 
 @contextmanager
 def _precise(models: Sequence[nn.Module], precision: torch.dtype) -> Iterator[None]:
-    """Let models compute in another precision for a while; their weights are the same after it."""
+    """Let models compute in another precision, and restore the original one afterwards."""
     usual = {model: _floating(model).dtype for model in models}
     for model in usual:
         model.to(precision)
@@ -490,12 +493,12 @@ def _floating(model: nn.Module) -> Tensor:
 
 
 def _each(values: Tensor, like: Tensor) -> Tensor:
-    """Shape one value per guess so that it multiplies all entries of that guess."""
+    """Reshape one value per guess so that it broadcasts over the entries of that guess."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Return one inner product per guess; for a single one without a product as large as it."""
+    """Return one inner product per guess. A single guess needs no temporary of its size."""
     if len(left) == 1:
         return torch.dot(left.flatten(), right.flatten()).unsqueeze(0)
     return (left * right).flatten(1).sum(dim=1)

@@ -1,6 +1,6 @@
-"""Optimizers for many guesses at once, each minimised on its own.
+"""Optimizers that minimise many independent guesses at once.
 
-What is optimised is a dictionary of tensors with one row per guess. Rows never mix: Adam is
+The unknowns are a dictionary of tensors with one row per guess. Rows never mix: Adam works
 elementwise, and L-BFGS keeps a step and a curvature for each row.
 """
 
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 Unknowns = dict[str, Tensor]
-"""What is searched for, by name; one row per guess."""
+"""The tensors to search for, by name, with one row per guess."""
 
 Evaluate = Callable[[Unknowns], tuple[Tensor, Unknowns]]
-"""From unknowns to each guess's objective and its slope."""
+"""Maps unknowns to each guess's objective and its slope."""
 
 Progress = Callable[[int, Tensor], None]
-"""Told the iteration and every guess's objective."""
+"""Receives the iteration and the objective of every guess."""
 
-_HUGE = 1e38  # an objective before any is known
+_HUGE = 1e38  # initial value of the lowest objective
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Optimizer(ABC):
     """A way to minimise an objective.
 
     Attributes:
-        iterations: Steps at most.
-        goal: Objective that is low enough: the search ends when all guesses have reached it.
-        patience: Iterations after which the search ends if no guess's objective has fallen by
-            more than 0.01 %.
+        iterations: Largest number of steps.
+        goal: The search ends when the objectives of all guesses have reached this value.
+        patience: The search ends if no guess's objective falls by more than 0.01 % in this many
+            iterations.
     """
 
     iterations: int
@@ -53,11 +53,11 @@ class Optimizer(ABC):
         """Return each guess's best iterate and its objective.
 
         Args:
-            evaluate: The objective and its slope.
+            evaluate: Returns the objective and its slope.
             start: First guesses.
-            project: Moves unknowns to where they may lie.
+            project: Projects unknowns to their valid range.
             draw: Draws normal noise of a tensor's shape.
-            progress: Told how the search goes.
+            progress: Called after every iteration.
         """
         start = project(start)
         best = {name: value.clone() for name, value in start.items()}
@@ -66,7 +66,7 @@ class Optimizer(ABC):
         last_gain = 0
         steps = islice(self.steps(evaluate, start, project, draw), self.iterations)
         for iteration, (unknowns, values) in enumerate(steps):
-            better = values < lowest  # never where NaN
+            better = values < lowest  # false where NaN
             if (values < lowest - 1e-4 * lowest.abs()).any():
                 last_gain = iteration
             lowest = torch.where(better, values, lowest)
@@ -90,12 +90,12 @@ class Optimizer(ABC):
 
 
 def constant(iteration: int, iterations: int) -> float:
-    """Return 1: a step size that does not change."""
+    """Return 1, for a constant step size."""
     return 1.0
 
 
 def step_decay(iteration: int, iterations: int) -> float:
-    """Return a tenth after 3/8, a hundredth after 5/8, a thousandth after 7/8."""
+    """Return 0.1 after 3/8 of the iterations, 0.01 after 5/8 and 0.001 after 7/8."""
     return 0.1 ** sum(iteration >= iterations * eighths // 8 for eighths in (3, 5, 7))
 
 
@@ -111,12 +111,12 @@ class Adam(Optimizer):
 
     Attributes:
         lr: Initial step size.
-        rates: Initial step size of the unknowns, by name, for which it is another one.
-        schedule: Factor of the step size, from the iteration and the number of iterations.
-        signed: Whether Adam is given only the sign of the slope.
-        weight_decay: Decay apart from the slope, in units of the step size.
-        langevin: Standard deviation of noise added to a step, in units of the step size.
-        look_ahead: Share of the slope at the end of a step in the slope that is followed.
+        rates: Initial step sizes of unknowns that do not use `lr`, by name.
+        schedule: Maps the iteration and the number of iterations to a factor of the step size.
+        signed: Whether Adam receives only the sign of the slope.
+        weight_decay: Decoupled weight decay, in units of the step size.
+        langevin: Standard deviation of the noise added to a step, in units of the step size.
+        look_ahead: Weight of the slope at the end of a step. The rest is the slope at its start.
     """
 
     lr: float = 0.1
@@ -134,7 +134,7 @@ class Adam(Optimizer):
         project: Callable[[Unknowns], Unknowns],
         draw: Callable[[Tensor], Tensor],
     ) -> Iterator[tuple[Unknowns, Tensor]]:
-        """Descend; yields the same tensors every time."""
+        """Descend, and yield the same tensors at every step."""
         unknowns = {name: value.clone() for name, value in start.items()}
         optimizer = torch.optim.AdamW(
             [{"params": [value]} for value in unknowns.values()], weight_decay=self.weight_decay
@@ -178,11 +178,11 @@ def _assign(unknowns: Unknowns, values: Unknowns) -> None:
 class LBFGS(Optimizer):
     """Limited-memory BFGS with backtracking.
 
-    A guess whose trial point lowers its objective enough (Armijo's condition) takes the step;
-    the others try half of theirs at the next evaluation, which all guesses share.
+    A guess takes its step if the trial point lowers its objective enough (Armijo's condition).
+    The other guesses halve their steps for the next evaluation, which all guesses share.
 
     Attributes:
-        history: Steps that the curvature is estimated from.
+        history: Number of steps from which the curvature is estimated.
 
     References:
         Liu, Nocedal. "On the limited memory BFGS method for large scale optimization."
@@ -198,7 +198,7 @@ class LBFGS(Optimizer):
         project: Callable[[Unknowns], Unknowns],
         draw: Callable[[Tensor], Tensor],
     ) -> Iterator[tuple[Unknowns, Tensor]]:
-        """Yield trial points, taken or not."""
+        """Yield trial points, whether they are accepted or not."""
 
         def unpacked(points: Tensor) -> Unknowns:
             parts = points.split([value[0].numel() for value in start.values()], dim=1)
@@ -217,7 +217,7 @@ class LBFGS(Optimizer):
             trial = _flat(project(unpacked(point + step * direction)))
             trial_value, trial_slope = evaluate_at(trial)
             yield unpacked(trial), trial_value.squeeze(1)
-            taken = trial_value <= value + 1e-4 * _dot(slope, trial - point)  # not where NaN
+            taken = trial_value <= value + 1e-4 * _dot(slope, trial - point)  # false where NaN
             stuck = ~taken & ((trial - point).abs().amax(dim=1, keepdim=True) < 1e-8)
             curvature.learn(taken, trial - point, trial_slope - slope)
             curvature.forget(stuck)
@@ -234,24 +234,24 @@ class LBFGS(Optimizer):
 
 
 class _Curvature:
-    """Inverse Hessians, from the last steps and the changes of slope along them.
+    """Inverse Hessians, estimated from the last steps and the changes of slope along them.
 
-    In the compact form, where a product with all inverse Hessians takes two passes over the
-    history: Byrd, Nocedal, Schnabel. "Representations of quasi-Newton matrices and their use in
+    They are stored in the compact form. A product with all of them takes two passes over the
+    history. Byrd, Nocedal, Schnabel. "Representations of quasi-Newton matrices and their use in
     limited memory methods." Mathematical Programming 63, 1994, Theorem 2.2.
     """
 
     def __init__(self, history: int, like: Tensor) -> None:
         guesses, unknowns = like.shape
         self.pairs = like.new_zeros(guesses, 2, history, unknowns)  # steps and changes
-        # Of steps with changes, and of changes with changes.
+        # Products of steps with changes, and of changes with changes.
         self.products = like.new_zeros(guesses, 2, history, history, dtype=torch.float64)
         self.scale = like.new_ones(guesses, 1)
         self.known = like.new_zeros(guesses, 1, dtype=torch.bool)
         self.next = 0
 
     def learn(self, taken: Tensor, step: Tensor, change: Tensor) -> None:
-        """Remember steps and changes of slope, where the objective curves upwards."""
+        """Store steps and changes of slope where the objective curves upwards."""
         product, square = _dot(step, change), _dot(change, change)
         convex = taken & (product > 1e-10 * square)
         if not convex.any():
@@ -267,14 +267,14 @@ class _Curvature:
         self.known = self.known | convex
 
     def forget(self, guesses: Tensor) -> None:
-        """Start again with the curvature of some guesses."""
+        """Reset the curvature of some guesses."""
         if guesses.any():
             rows = guesses.squeeze(1)
             self.pairs[rows], self.products[rows] = 0.0, 0.0
             self.scale[rows], self.known[rows] = 1.0, False
 
     def times(self, slope: Tensor) -> Tensor:
-        """Return the inverse Hessians' products with the slopes."""
+        """Return the products of the inverse Hessians with the slopes."""
         history = self.pairs.shape[2]
         order = torch.arange(self.next, self.next + history) % history  # oldest first
         crossed, changes = self.products[:, :, order][..., order].unbind(dim=1)
@@ -293,13 +293,13 @@ class _Curvature:
         return self.scale * slope + moved.squeeze(1)
 
     def _inner(self, vectors: Tensor) -> Tensor:
-        """Return the products of vectors with the remembered steps and changes."""
+        """Return the products of vectors with the stored steps and changes."""
         products = vectors @ self.pairs.flatten(1, 2).mT
         return products.double().view(*products.shape[:2], 2, -1)
 
 
 def _first_step(slope: Tensor) -> Tensor:
-    """Return the step along the slope that moves unknowns by 1 in sum, whatever its scale."""
+    """Return the step size for which the absolute changes of a guess sum to 1."""
     return 1 / slope.abs().sum(dim=1, keepdim=True).clamp(min=1e-30)
 
 

@@ -1,4 +1,4 @@
-"""Surrogate Model Extension: a weight update as a gradient between its two ends."""
+"""Surrogate Model Extension: treat a weight update as a gradient between its two end points."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .optimizers import Adam, Unknowns, step_decay
 class SME(Matching):
     """Search for inputs, and for weights at which their gradient points along the update.
 
-    The update w_T - w_0 of many local steps is no gradient at w_0, but nearly one at some
-    surrogate w_0 + alpha (w_T - w_0) between the ends: local training moves almost in a plane,
-    where there is such a point [Prop. 4.1, Thm. 4.3]. Minimises 1 - cos(w_0 - w_T, gradient at
-    the surrogate) + `total_variation` * TV(x) over inputs and alpha at once (Algorithm 1), all
-    examples in one batch. It needs neither the local learning rate nor the number of steps,
-    and costs the same for any of them. With `alpha` 0 and `alpha_lr` 0 it is the paper's
-    baseline, Inverting Gradients at w_0.
+    The update w_T - w_0 of many local steps is not a gradient at w_0. It is nearly a gradient at
+    some surrogate w_0 + alpha (w_T - w_0), because local training moves almost in a plane
+    [Prop. 4.1, Thm. 4.3]. The attack minimises 1 - cos(w_0 - w_T, gradient at the surrogate) +
+    `total_variation` * TV(x) over inputs and alpha at once (Algorithm 1). All examples are in one
+    batch. It needs neither the local learning rate nor the number of steps, and its cost does not
+    depend on them. With `alpha` 0 and `alpha_lr` 0 it is the paper's baseline, Inverting Gradients
+    at w_0.
 
     Attributes:
         iterations: Optimisation steps.
-        restarts: Random starts; the one with the lowest objective is kept.
-        lr: Initial step size of Adam for the inputs; a tenth of it after 3/8, 5/8 and 7/8 of
-            the iterations, as for `alpha_lr`.
-        alpha: Where the surrogate starts, from 0 at w_0 to 1 at w_T, as in the authors' code;
-            in the paper it runs the other way.
+        restarts: Random starts. The attack keeps the one with the lowest objective.
+        lr: Initial step size of Adam for the inputs. It is divided by ten after 3/8, 5/8 and 7/8
+            of the iterations, like `alpha_lr`.
+        alpha: Start value of alpha, from 0 at w_0 to 1 at w_T, as in the authors' code. The paper
+            counts in the opposite direction.
         alpha_lr: Initial step size of Adam for alpha.
         total_variation: Weight of the total variation, averaged over height and width.
 
@@ -63,34 +63,34 @@ class SME(Matching):
             raise ValueError(f"total_variation must be >= 0, got {self.total_variation}")
 
     def check(self, observation: Observation) -> None:
-        """Refuse what is not one client's change of weights."""
+        """Refuse uploads other than one client's change of weights."""
         if observation.protocol.uploads_gradient:
-            raise NotApplicable("the update is a gradient: there are no weights to go between")
+            raise NotApplicable("the update is a gradient, not a change of weights")
         if observation.protocol.clients > 1:
-            raise NotApplicable("only the sum of several clients' updates is seen")
+            raise NotApplicable("the server sees only the sum of several clients' updates")
 
     def distance(self, observation: Observation) -> Distance:
-        """Compare directions."""
+        """Return the cosine distance."""
         return cosine
 
     def prior(self, observation: Observation, inputs: Tensor) -> Tensor:
-        """Expect smooth images."""
+        """Return the total-variation prior."""
         return self.total_variation / 2 * total_variation(inputs)
 
     def optimizer(self) -> Adam:
-        """Descend in steps of three sizes."""
+        """Return Adam with a decaying step size."""
         rates = {"alpha": self.alpha_lr}
         return Adam(self.iterations, lr=self.lr, rates=rates, schedule=step_decay)
 
     def start(self, observation: Observation, rng: Generator) -> Unknowns:
-        """Draw inputs, and begin in the middle."""
+        """Draw inputs and set alpha to its start value."""
         return {
             **super().start(observation, rng),
             "alpha": torch.full((self.restarts,), self.alpha),
         }
 
     def project(self, observation: Observation, unknowns: Unknowns) -> Unknowns:
-        """Keep inputs in the range of the data, and the surrogate between the ends."""
+        """Clamp inputs to the range of the data, and alpha to [0, 1]."""
         projected = super().project(observation, unknowns)
         return {**projected, "alpha": unknowns["alpha"].clamp(0, 1)}
 
@@ -101,11 +101,11 @@ class SME(Matching):
         )
 
     def alike(self, observation: Observation) -> tuple[object, ...]:
-        """Observations of one model go together."""
+        """Group observations of the same model and batch size."""
         return (observation.model, observation.batch_size)
 
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
-        """Return the objective at a guess, for the best alpha of a grid unless it is fixed."""
+        """Return the objective at a guess, at the best alpha of a grid unless alpha is fixed."""
         alphas = torch.linspace(0, 1, 21) if self.alpha_lr else torch.tensor([self.alpha])
         cosines = cosine_between(observation, inputs, targets, alphas)
         return float(1 - cosines.max() + self.prior(observation, inputs.unsqueeze(0)))
@@ -114,7 +114,7 @@ class SME(Matching):
 def descent_between(
     observation: Observation, inputs: Tensor, targets: Tensor, observed: Update, alpha: Tensor
 ) -> Update:
-    """Return minus the gradient at w_0 + alpha (w_T - w_0), all examples in one batch."""
+    """Return minus the gradient at w_0 + alpha (w_T - w_0), with all examples in one batch."""
     sent = dict(observation.model.named_parameters())
     weights = {name: sent[name].detach() + alpha * change for name, change in observed.items()}
 
@@ -127,7 +127,7 @@ def descent_between(
 def cosine_between(
     observation: Observation, inputs: Tensor, targets: Tensor, alphas: Iterable[Tensor]
 ) -> Tensor:
-    """Return the cosine of w_0 - w_T with the gradient, along the line (Figure 4)."""
+    """Return the cosine between w_0 - w_T and the gradient at each alpha (Figure 4)."""
     values = []
     for alpha in alphas:
         descent = descent_between(observation, inputs, targets, observation.update, alpha)

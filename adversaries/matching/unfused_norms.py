@@ -1,8 +1,9 @@
-"""Layers that normalise, taken apart so that slopes of their gradients are right in stacks.
+"""Normalisation layers, split into two steps so that second derivatives are right in stacks.
 
-Of a layer or instance norm that also applies its weight, `torch.func.vmap` takes the mean and the
-deviation in the weight's gradient for constants. That gradient is right, but its slope, which a
-search that matches gradients follows, is not. A norm without a weight is derived as it should be.
+If a layer norm or instance norm applies its weight itself, `torch.func.vmap` treats the mean and
+the deviation in the weight's gradient as constants. That gradient is right, but its derivative is
+wrong, and a search that matches gradients follows that derivative. The derivative of a norm without
+a weight is right.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _AFFECTED = (nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 def unfused_norms(model: nn.Module) -> AbstractContextManager[object]:
-    """Return a context in which a model's norms are taken apart, where it has such norms."""
+    """Return a context that splits the norms of a model, if the model has such norms."""
     affected = any(isinstance(module, _AFFECTED) for module in model.modules())
     return _UnfusedNorms() if affected else nullcontext()
 
@@ -56,7 +57,7 @@ def _instance_norm(
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    *options: Any,  # noqa: ANN401 - as they come
+    *options: Any,  # noqa: ANN401 - passed on unchanged
     **named: Any,  # noqa: ANN401
 ) -> Tensor:
     normal = functional.instance_norm(

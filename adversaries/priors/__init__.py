@@ -1,1 +1,1 @@
-"""What public data alone gives, and attacks that are given candidates."""
+"""Guesses from public data alone, learned inversion, and attacks that are given candidates."""

@@ -1,4 +1,4 @@
-"""Learning to Invert: a network that maps defended uploads back to examples."""
+"""Learning to Invert: train a network that maps defended uploads back to examples."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ from ..spaces import NotApplicable
 Update = Mapping[str, Tensor]
 
 Release = Callable[[Tensor, Tensor, Generator], Update]
-"""From examples of the adversary's own and a source of randomness to a client's upload."""
+"""Maps examples that the adversary chooses, and a generator, to a client's upload."""
 
-_ENTRIES_AT_ONCE = 2**22  # of simulated uploads, before they are hashed
-_HELD_OUT = 10  # one in so many public examples chooses the ridge
-_LARGEST = 10.0  # standard deviations that a feature may be away from its mean
-_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in mean squares of the network's output
-_TRIED_ON = 1500  # uploads on which ridges are compared, which decides their speed
+_ENTRIES_AT_ONCE = 2**22  # entries of simulated uploads before they are hashed
+_HELD_OUT = 10  # one in this many public examples is held out to choose the ridge
+_LARGEST = 10.0  # features are clamped to this many standard deviations around their mean
+_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in units of the mean square of the network's output
+_TRIED_ON = 1500  # uploads on which ridges are compared; more would be slower
 
 
 @dataclass(frozen=True)
 class LearningToInvert(Adversary):
-    """Train a network on the uploads that clients would make of public data, then apply it.
+    """Train a network on uploads that clients would make of public data, then apply it.
 
-    The adaptive attack on any defense that can be called, differentiable or not: the network
-    learns what the defense leaves of an example. Larger uploads are hashed with random signs
-    into `features` numbers, and standardised. Labels that the threat model grants are inputs
-    too. No objective of the victim's own upload is minimised, so that none is reported.
+    This is the adaptive attack on any defense that can be called, differentiable or not: the
+    network learns what the defense leaves of an example. Large uploads are hashed with random
+    signs into `features` numbers. All features are standardised. Labels that the threat model
+    grants are also inputs. The attack minimises no objective on the victim's upload, so it reports
+    none.
 
-    The paper's network is a perceptron with two hidden layers of 3000 units, trained by Adam for
-    200 epochs on 50,000 examples. Here it is infinitely wide and trained to the end, in closed
-    form: ridge regression with the kernel of such a network [2], which takes seconds and far
-    fewer examples. The ridge is the best one on public examples held out for that.
+    The paper's network is a perceptron with two hidden layers of 3000 units. It is trained by Adam
+    for 200 epochs on 50,000 examples. Here the network is infinitely wide and trained to
+    convergence in closed form: ridge regression with the kernel of such a network [2]. This takes
+    seconds and far fewer examples. The ridge is the one with the lowest error on held-out public
+    examples.
 
-    The examples of a batch are put in the order of labels and, among equal ones, of brightness,
-    so that there is one right answer; the paper's loss takes the best of all orders instead.
+    The examples of a batch are sorted by label, and by brightness within a label, so there is
+    one right answer. The paper's loss takes the best of all orders instead.
 
     Attributes:
-        uploads: Simulated uploads to learn from; no more than there are examples, if each is
-            of one example and the defense is deterministic.
+        uploads: Number of simulated uploads to learn from. If an upload has one example and the
+            defense is deterministic, there are at most as many as public examples.
         features: Numbers that an upload is hashed into.
-        max_examples: Private examples behind an upload up to which the attack is tried.
+        max_examples: Largest number of private examples per upload that the attack accepts.
 
     References:
         [1] Wu, Chen, Guo, Weinberger. "Learning To Invert: Simple Adaptive Attacks for Gradient
@@ -72,13 +74,13 @@ class LearningToInvert(Adversary):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Train for this observation alone, and apply the network."""
+        """Train for this observation only, and apply the network."""
         return only(self.reconstruct_all([observation], [rng]))
 
     def reconstruct_all(
         self, observations: Sequence[Observation], rngs: Sequence[Generator]
     ) -> list[Reconstruction | NotApplicable]:
-        """Train one network for all observations of one client's code, and apply it to each."""
+        """Train one network per group of observations that share the client's code; apply it."""
 
         def alike(index: int) -> tuple[object, ...]:
             observation = observations[index]
@@ -94,12 +96,12 @@ class LearningToInvert(Adversary):
     def _check(self, observation: Observation) -> None:
         size = observation.batch_size
         if not observation.space.continuous:
-            raise NotApplicable("tokens are not pixels, which the network gives")
+            raise NotApplicable("the network outputs pixels, but the inputs are tokens")
         _, public = _granted(observation)
         if size > self.max_examples:
             raise NotApplicable(
-                f"the upload is of {size} examples, too many to learn at once: at most "
-                f"{self.max_examples}"
+                f"the upload has {size} examples, but the attack learns at most "
+                f"{self.max_examples} at once (max_examples)"
             )
         if len(public.inputs) < 2 * _HELD_OUT * size:
             raise NotApplicable(
@@ -110,7 +112,7 @@ class LearningToInvert(Adversary):
     def _attack(
         self, observations: Sequence[Observation], rngs: Sequence[Generator]
     ) -> list[Reconstruction]:
-        """Train a network for the first observation's client, and apply it to all."""
+        """Train a network for the client of the first observation, and apply it to all."""
         first, rng = observations[0], rngs[0]
         simulator = Simulator.of(first, self.features, rng)
         order = torch.randperm(len(simulator.public.inputs), generator=rng)
@@ -139,11 +141,11 @@ class LearningToInvert(Adversary):
 
 
 class Drawn(NamedTuple):
-    """Simulated uploads, and what is behind them.
+    """Simulated uploads, and the examples behind them.
 
     Attributes:
         features: Hashed uploads, one row each.
-        pixels: The pixels of all the examples of each, in one row.
+        pixels: The pixels of all examples of an upload, in one row.
     """
 
     features: Tensor
@@ -152,17 +154,18 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulator:
-    """Clients that are run on public data, and their uploads as features.
+    """Runs clients on public data and returns their uploads as features.
 
     Attributes:
         observation: An observed upload of the client to simulate.
-        release: Its code.
-        public: The examples.
-        bins: Number of features. If an upload has more entries, those that a random permutation
-            brings to the same place modulo this number are added up, with random signs.
+        release: The client's code.
+        public: The public examples.
+        bins: Number of features. If an upload has more entries, a random permutation assigns them
+            to bins, and the entries of a bin are summed with random signs.
         order: The permutation.
         signs: The signs.
-        stochastic: Whether uploads have draws of their own; all else that they draw is public.
+        stochastic: Whether uploads have private random draws. All other draws of the client are
+            public.
     """
 
     observation: Observation
@@ -175,14 +178,14 @@ class Simulator:
 
     @classmethod
     def of(cls, observation: Observation, bins: int, rng: Generator) -> Simulator:
-        """Return a simulator of an observed client, with a hash of its own."""
+        """Return a simulator of an observed client, with a random hash."""
         entries = sum(value.numel() for value in observation.update.values())
         order = torch.randperm(entries, generator=rng)
         signs = 1.0 - 2 * torch.randint(2, (entries,), generator=rng)
         return cls(observation, *_granted(observation), bins, order, signs)
 
     def draw(self, rows: Tensor, count: int, rng: Generator) -> Drawn:
-        """Simulate uploads for random batches of some public examples, each used as often."""
+        """Simulate uploads for random batches of public examples, each used equally often."""
         size = self.observation.batch_size
         per_pass = len(rows) // size
         passes = [
@@ -198,13 +201,13 @@ class Simulator:
         return Drawn(features, pixels[batches].flatten(1))
 
     def is_stochastic(self, rng: Generator) -> bool:
-        """Return whether two uploads of the same examples differ."""
+        """Return whether two uploads for the same examples differ."""
         inputs, targets = (part[: self.observation.batch_size].unsqueeze(0) for part in self.public)
         first, second = (self._simulate(inputs, targets, rng) for _ in range(2))
         return not torch.equal(first, second)
 
     def features(self, updates: Update, targets: Tensor | None) -> Tensor:
-        """Return a stack of uploads as features: hashed, and with the labels if granted."""
+        """Return a stack of uploads as features: hashed, with the labels if they are granted."""
         names = list(self.observation.update)
         vectors = torch.cat([updates[name].flatten(1) for name in names], dim=1)
         if vectors.shape[1] > self.bins:
@@ -220,7 +223,7 @@ class Simulator:
         run = vectorised(lambda inputs, targets: self.release(inputs, targets, rng), randomness)
         size = max(1, _ENTRIES_AT_ONCE // len(self.order))
         parts = zip(inputs.split(size), targets.split(size), strict=True)
-        # A client may need gradients, so that they are not switched off for it.
+        # A client may need gradients, so this is not under `no_grad`.
         return torch.cat([self.features(run(*part), part[1]).detach() for part in parts])
 
 
@@ -228,15 +231,15 @@ class Simulator:
 class Network:
     """An infinitely wide perceptron with two hidden ReLU layers, trained in closed form.
 
-    Its hidden weights stay as they were drawn, at random, and the last layer is fitted by ridge
-    regression: the inner products of last hidden layers are then all that is needed.
+    The hidden weights keep their random initial values, and ridge regression fits the last layer.
+    The fit needs only the inner products of the last hidden layers.
 
     Attributes:
         center: Mean of each feature.
         scale: Standard deviation of each feature.
-        inputs: Standardised features that it was trained on.
-        factor: Cholesky factor of their kernel and the ridge.
-        pixels: The pixels to give for them, without the mean.
+        inputs: Standardised features of the training uploads.
+        factor: Cholesky factor of their kernel plus the ridge.
+        pixels: The pixels of the training uploads, minus their mean.
         mean: Mean of each pixel.
     """
 
@@ -249,7 +252,7 @@ class Network:
 
     @classmethod
     def fit(cls, train: Drawn, held_out: Drawn) -> Network:
-        """Train on all uploads, with the ridge that is best on the held-out ones."""
+        """Train on all uploads, with the ridge that is best on the held-out uploads."""
         features, pixels = (torch.cat(pair) for pair in zip(train, held_out, strict=True))
         center, spread, mean = features.mean(dim=0), features.std(dim=0), pixels.mean(dim=0)
         scale = spread.clamp(min=0.01 * float(spread.square().mean().sqrt()) + 1e-30)
@@ -273,9 +276,9 @@ class Network:
 
 
 def hidden_products(left: Tensor, right: Tensor) -> Tensor:
-    """Return the inner products of inputs' second hidden layers, per unit, in double precision.
+    """Return the inner products of the second hidden layers, per unit, in double precision.
 
-    Weights have a variance of 2 / inputs of the layer, so that the mean squares stay the same.
+    Weights have the variance 2 / inputs of the layer. This keeps the mean square constant.
     """
     products = (left @ right.T).double() / left.shape[1]
     lengths = [part.double().square().mean(dim=1).sqrt() for part in (left, right)]
@@ -288,14 +291,14 @@ def hidden_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _factor(kernel: Tensor, ridge: float) -> Tensor:
-    """Return the Cholesky factor of a kernel and a ridge, relative to its diagonal."""
+    """Return the Cholesky factor of a kernel plus a ridge, relative to its diagonal."""
     penalty = ridge * kernel.diagonal().mean() + 1e-30
     factor: Tensor = cholesky(kernel + penalty * torch.eye(len(kernel)).to(kernel))
     return factor
 
 
 def _regress(products: Tensor, factor: Tensor, outputs: Tensor) -> Tensor:
-    """Return what ridge regression gives for new inputs, by their kernel with the known ones."""
+    """Return the prediction of ridge regression, from the kernel of new and known inputs."""
     weights = torch.cholesky_solve(products.T, factor).T
     return weights.to(outputs) @ outputs
 
@@ -305,7 +308,7 @@ def _standardised(features: Tensor, center: Tensor, scale: Tensor) -> Tensor:
 
 
 def _labels(observation: Observation, rng: Generator) -> Tensor | None:
-    """Return the labels, granted or inferred, in the order of the guesses; None if unknown."""
+    """Return the granted or inferred labels in the order of the guesses; None if unknown."""
     try:
         return infer_targets(observation, rng).sort().values
     except NotApplicable:
@@ -313,9 +316,9 @@ def _labels(observation: Observation, rng: Generator) -> Tensor | None:
 
 
 def _granted(observation: Observation) -> tuple[Release, PublicData]:
-    """Return what the attack needs beyond the upload."""
+    """Return the client's code and the public data, or raise if they are not granted."""
     if observation.public is None:
         raise NotApplicable("no public data is granted to train on")
     if observation.release is None:
-        raise NotApplicable("no client is granted that could be run on public data")
+        raise NotApplicable("no client code is granted to run on public data")
     return observation.release, observation.public

@@ -1,4 +1,4 @@
-"""The prior-aware attack: which of some candidates is behind the update?"""
+"""The prior-aware attack: it decides which of several candidates is behind the update."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ..spaces import NotApplicable
 Update = Mapping[str, Tensor]
 
 Fit = Callable[[Update], Tensor]
-"""How well a replayed update explains the observed one."""
+"""Maps a replayed update to a number: how well it explains the observed update."""
 
-_ENTRIES_AT_ONCE = 2**22  # of replayed updates, in double precision
+_ENTRIES_AT_ONCE = 2**22  # entries of replayed updates that are held in double precision
 
 
 @dataclass(frozen=True)
 class PriorAware(Adversary):
     """Choose the candidate that explains the update best.
 
-    Each candidate is replayed by the client's own code, at the cost of one update; nothing is
-    searched for. Where the defense is known, the fit is its log-likelihood. If that is exact, no
-    attack is right more often, all candidates being equally likely; for Gaussian noise on
-    gradients of equal norm it orders them as the inner product of [1]. Otherwise the fit is the
-    cosine, which no unknown scale changes.
+    The client's own code replays each candidate, at the cost of one update per candidate. There
+    is no search. If the adversary knows the defense, the fit is the defense's log-likelihood. If
+    that is exact, no attack is right more often, because all candidates are equally likely. For
+    Gaussian noise on gradients of equal norm, it ranks candidates like the inner product of [1].
+    If the defense is unknown, the fit is the cosine, which does not depend on the scale.
 
-    The candidates are prior knowledge that the threat model grants, labels included. A blind
-    guess among N of them is right with probability 1 / N, and under differential privacy no
-    attack with probability above gamma(1 / N) [1].
+    The candidates, including their labels, are prior knowledge that the threat model grants. A
+    blind guess among N candidates is right with probability 1 / N. Under differential privacy, no
+    attack is right with probability above gamma(1 / N) [1].
 
     References:
         [1] Hayes, Mahloujifar, Balle. "Bounding Training Data Reconstruction in DP-SGD." NeurIPS
@@ -65,7 +65,8 @@ class PriorAware(Adversary):
 def fits(observation: Observation, inputs: Tensor, targets: Tensor, fit: Fit) -> Tensor:
     """Return how well each of a stack of guessed batches explains the update.
 
-    In double precision: the log-likelihoods of a large update differ in their last digits.
+    The fit is in double precision, because log-likelihoods of a large update differ only in their
+    last digits.
     """
 
     def one(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def fits(observation: Observation, inputs: Tensor, targets: Tensor, fit: Fit) ->
 
 
 def cosine_fit(observation: Observation) -> Fit:
-    """Return the cosine with the observed update, minus one."""
+    """Return the cosine similarity to the observed update, minus one."""
     names = list(observation.update)
 
     def vector(update: Update) -> Tensor:
@@ -89,7 +90,7 @@ def cosine_fit(observation: Observation) -> Fit:
 
 
 def likelihood(observation: Observation) -> Fit | None:
-    """Return the defense's log-likelihood, if it is known and has one."""
+    """Return the defense's log-likelihood, if the adversary knows it and it exists."""
     density, observed = observation.log_likelihood, _double(observation.update)
     if density is None or density(observed, observed) is None:
         return None
@@ -98,7 +99,7 @@ def likelihood(observation: Observation) -> Fit | None:
 
 
 def _best_fit(observation: Observation) -> Fit:
-    """Return the log-likelihood per entry of the update; without one, the cosine."""
+    """Return the log-likelihood per entry of the update, or the cosine if there is none."""
     density = likelihood(observation)
     if density is None:
         return cosine_fit(observation)

@@ -12,12 +12,13 @@ from ..spaces import InputSpace, NotApplicable, TokenSpace
 
 @dataclass(frozen=True)
 class PriorGuess(Adversary):
-    """Guess the typical public example: of the victim's class if labels are known, or of all.
+    """Guess the typical public example, of the victim's class if the label is known.
 
-    That is the mean of images or sound, and of texts the most frequent token at each place.
-    Without public data, the guess is flat, or nothing but padding.
+    For images and sound, the typical example is the mean. For texts, it is the most frequent token
+    at each position. Without public data, the guess is constant, or only padding.
 
-    No attack: what it reaches is not leakage. A rate means something only above this one.
+    This is not an attack, and its success is not leakage. The rate of an attack is meaningful only
+    if it is above the rate of this baseline.
     """
 
     baseline: ClassVar[bool] = True
@@ -33,7 +34,7 @@ class PriorGuess(Adversary):
 
     @staticmethod
     def _typical(observation: Observation, target: Tensor | None) -> Tensor:
-        """Return the typical public example of a class, or of all; else nothing in particular."""
+        """Return the typical public example of a class or of all; without data, an empty one."""
         public, space = observation.public, observation.space
         if public is None:
             return _nothing(space)
@@ -48,7 +49,7 @@ class PriorGuess(Adversary):
 def _nothing(space: InputSpace) -> Tensor:
     """Return an example without content."""
     if space.continuous:
-        return torch.zeros(1, *space.shape)  # the data's mean, after centring
+        return torch.zeros(1, *space.shape)  # the mean of the data after centring
     if not isinstance(space, TokenSpace) or space.padding is None:
-        raise NotApplicable("there are no public texts to guess from, and no padding")
+        raise NotApplicable("there are no public texts to guess from, and there is no padding")
     return torch.full((1, *space.shape), space.padding)

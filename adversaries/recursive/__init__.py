@@ -1,1 +1,1 @@
-"""Recovery layer by layer, from the last to the first."""
+"""Layer-by-layer recovery, from the last layer to the first."""

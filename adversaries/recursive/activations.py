@@ -1,4 +1,4 @@
-"""Activations whose derivative is a function of their output: the way back through them.
+"""Activations whose derivative is a function of their output, and how to go back through them.
 
 References:
     Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 _SMALLEST = 1e-14
-"""Distance from the ends of an activation's range, in which an inverse would be infinite."""
+"""Distance from the ends of an activation's range within which an inverse would be infinite."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Activation:
 
     Attributes:
         name: Its name.
-        slope: A'(z), from x.
-        inverse: z, from x; of a `partial` inverse, where x is positive.
-        partial: Whether other outputs say nothing but a bound on z.
-        curvature: |A''(z) / A'(z)^2|, from x: how much an error of x changes the slope's
-            logarithm.
+        slope: Maps x to A'(z).
+        inverse: Maps x to z. If `partial`, this holds only where x is positive.
+        partial: Whether outputs that are not positive give only a bound on z.
+        curvature: Maps x to |A''(z) / A'(z)^2|: how much an error of x changes the logarithm of
+            the slope.
         kinked: Whether the slope has one value for negative and another for positive outputs.
     """
 
@@ -126,4 +126,5 @@ ACTIVATIONS: dict[str, Callable[..., Activation]] = {
     "elu": _elu,
     "relu": _relu,
 }
-"""Activations that can be passed, by the name of torch's function; called with its options."""
+"""Activations that an attack can go back through, by the name of torch's function. Each is called
+with the options of that function."""

@@ -1,15 +1,15 @@
-"""What a convolution's weights and its weight gradient say of its input.
+"""Constraints that a convolution's weights and its weight gradient put on its input.
 
-A convolution z = W * x + b with slope k = dL/dz has dL/dW = k * x. Both are linear in x: the first
+A convolution z = W * x + b with slope k = dL/dz has dL/dW = k * x. Both are linear in x. The first
 gives a weight constraint per known output, the second a gradient constraint per weight [1, 2]:
 
     [ W ] x = [ z - b ]       [2, Eq. 26]
     [ K ]     [ dL/dW ]
 
-K is the same small matrix for every input channel. Neither block is ever made as a dense matrix of
-all unknowns: K is factored for one channel, W^T W is banded, and both together are solved by
-conjugate gradients, with one of the factors as a preconditioner. Rows are divided by their
-standard deviations, so that what is known well counts more.
+K is the same small matrix for every input channel. Neither block is ever stored as a dense matrix
+of all unknowns. K is factored for one channel, and W^T W is banded. Conjugate gradients solve both
+together, with one of the factors as a preconditioner. Rows are divided by their standard
+deviations, so accurate rows count more.
 
 References:
     [1] Zhu, Blaschko. "R-GAP: Recursive Gradient Attack on Privacy." ICLR 2021.
@@ -40,26 +40,27 @@ from .layer_chain import Layer
 Map = Callable[[Tensor], Tensor]
 
 _AT_ONCE = 2**24
-"""Most floats of an intermediate result."""
+"""Largest number of floats in an intermediate result."""
 _NEGLIGIBLE = 1e-4
-"""Square of a step, in standard deviations of an unknown, that is not worth taking."""
+"""A step is not worth taking if its square, in standard deviations of an unknown, is below this."""
 _SHIFTS = (0.0, 1e-14, 1e-12)
-"""What is added to the diagonal of W^T W, relative to it, until it has a Cholesky factor."""
+"""Relative values added to the diagonal of W^T W until it has a Cholesky factor."""
 _SINGULAR = 1e-13
 """Reciprocal condition number below which a matrix counts as singular."""
 _POOR = 1e-8
-"""Reciprocal condition number below which constraints of a batch say too little."""
+"""Reciprocal condition number below which constraints of a batch determine too little."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many constraints a convolution has, against unknowns [2, Eq. 26 to 28].
+    """Numbers of constraints and unknowns of a convolution [2, Eq. 26 to 28].
 
     Attributes:
         unknowns: |X|, entries of the input.
-        weight: |W|, entries of the output; 0 if the activation behind is not invertible.
+        weight: |W|, entries of the output. 0 if the activation behind is not invertible.
         gradient: Entries of dL/dW.
-        gradient_rank: Most of them that can be independent: the same matrix for every channel.
+        gradient_rank: Largest number of independent gradient constraints. It is limited because
+            all channels have the same matrix.
         covered: Entries of the input that any output depends on.
     """
 
@@ -71,27 +72,27 @@ class Counts:
 
     @property
     def rank(self) -> int:
-        """Return the largest rank that both together can have."""
+        """Return the largest possible rank of both kinds together."""
         return min(self.covered, self.weight + self.gradient_rank)
 
     @property
     def by_gradient(self) -> bool:
-        """Return whether gradient constraints alone can be enough."""
+        """Return whether gradient constraints alone can suffice."""
         return self.gradient_rank >= self.unknowns
 
     @property
     def by_weight(self) -> bool:
-        """Return whether weight constraints alone can be enough."""
+        """Return whether weight constraints alone can suffice."""
         return min(self.covered, self.weight) >= self.unknowns
 
     @property
     def enough(self) -> bool:
-        """Return whether both together can be enough."""
+        """Return whether both kinds together can suffice."""
         return self.rank >= self.unknowns
 
 
 def count(layer: Layer) -> Counts:
-    """Return the counts of a convolution; a ReLU leaves no output for sure."""
+    """Return the counts of a convolution. With a ReLU, no output is certain to be known."""
     channels, height, width = layer.input_shape
     filters, _, rows, columns = layer.weight.shape
     taps, places = rows * columns, math.prod(layer.output_shape[1:])
@@ -109,7 +110,7 @@ def count(layer: Layer) -> Counts:
 
 
 def _covered(layer: Layer) -> int:
-    """Return how many pixels of a channel any output depends on."""
+    """Return how many pixels of a channel affect any output."""
     covered = 1
     for axis in range(2):
         size, made = layer.input_shape[axis + 1], layer.output_shape[axis + 1]
@@ -161,7 +162,7 @@ def gradient_matrix(layer: Layer, slopes: Tensor) -> Tensor:
 
     Args:
         layer: A convolution of one group.
-        slopes: k, of one example.
+        slopes: k of one example.
     """
     filters, _, rows, columns = layer.weight.shape
     _, height, width = layer.input_shape
@@ -207,7 +208,7 @@ def weight_matrix(layer: Layer) -> Tensor:
 
 @dataclass(frozen=True)
 class GradientFactor:
-    """K of one channel, with rows divided by their deviations, as QR.
+    """QR factors of K for one channel, with rows divided by their deviations.
 
     Attributes:
         orthogonal: Q.
@@ -221,7 +222,7 @@ class GradientFactor:
 
     @classmethod
     def of(cls, matrix: Tensor) -> GradientFactor | None:
-        """Return the factor of a matrix; None if it is singular."""
+        """Return the factor of a matrix, or None if it is singular."""
         if matrix.shape[0] < matrix.shape[1]:
             return None
         orthogonal, triangle = torch.linalg.qr(matrix)
@@ -231,7 +232,7 @@ class GradientFactor:
         return cls(orthogonal, triangle, float(reciprocal))
 
     def solve(self, values: Tensor) -> Tensor:
-        """Return the least squares for right-hand sides by column, as (columns, pixels)."""
+        """Return the least-squares solutions for columns of values, as (columns, pixels)."""
         projected = self.orthogonal.T @ values
         solved: Tensor = torch.linalg.solve_triangular(self.triangle, projected, upper=True)
         return solved.T
@@ -245,7 +246,7 @@ class GradientFactor:
 
     @cached_property
     def deviations(self) -> Tensor:
-        """Return each pixel's standard deviation, if that of rows is 1."""
+        """Return each pixel's standard deviation, if that of all rows is 1."""
         unit = torch.eye(len(self.triangle), dtype=self.triangle.dtype)
         inverse: Tensor = torch.linalg.solve_triangular(self.triangle, unit, upper=True)
         deviations: Tensor = inverse.norm(dim=1)
@@ -253,12 +254,12 @@ class GradientFactor:
 
     @property
     def deviation(self) -> float:
-        """Return their root mean square."""
+        """Return the root mean square of the deviations."""
         return float(self.deviations.square().mean().sqrt())
 
 
 def exactly(matrix: Tensor, values: Tensor) -> Tensor:
-    """Return least squares, by column; not a number if some unknown is hardly determined."""
+    """Return least squares by column, or NaN if some unknown is poorly determined."""
     factor = GradientFactor.of(matrix)
     if factor is None or factor.condition < _POOR:
         return values.new_full((matrix.shape[1], values.shape[1]), math.nan)
@@ -271,13 +272,13 @@ def inputs_of_batch(
     slopes: Tensor,
     solve: Callable[[Tensor, Tensor], Tensor] = exactly,
 ) -> tuple[Tensor, float]:
-    """Return the inputs of a batch by gradient constraints, and the part of dL/dW that is left.
+    """Return the inputs of a batch by gradient constraints, and the unexplained part of dL/dW.
 
     Args:
         layer: A convolution of one group.
         gradient: dL/dW, summed over the examples.
-        slopes: k, of each example.
-        solve: From a matrix and right-hand sides, by column, to solutions.
+        slopes: k of each example.
+        solve: Maps a matrix and columns of right-hand sides to solutions.
     """
     matrix = torch.cat([gradient_matrix(layer, own) for own in slopes], 1)
     values = gradient.permute(0, 2, 3, 1).flatten(0, 2)
@@ -289,10 +290,10 @@ def inputs_of_batch(
 
 @dataclass(frozen=True)
 class WeightFactor:
-    """W^T D^2 W as a banded Cholesky factor, for outputs that count D.
+    """Banded Cholesky factor of W^T D^2 W, where D are the weights of the outputs.
 
     Attributes:
-        band: The factor, as LAPACK keeps it.
+        band: The factor in LAPACK's band format.
         shape: Shape of an example.
     """
 
@@ -301,11 +302,11 @@ class WeightFactor:
 
     @classmethod
     def of(cls, convolution: Convolution, weights: Tensor) -> WeightFactor | None:
-        """Return the factor; None if it is singular.
+        """Return the factor, or None if the matrix is singular.
 
         Args:
-            convolution: Of one group.
-            weights: D, of the shape of an output.
+            convolution: A convolution of one group.
+            weights: D, in the shape of an output.
         """
         for shift in _SHIFTS:
             band = _normal_band(convolution, weights.square())
@@ -314,7 +315,7 @@ class WeightFactor:
             band[0] *= 1 + shift
             try:
                 factor = cholesky_banded(band, overwrite_ab=True, lower=True, check_finite=False)
-            except LinAlgError:  # the band is spoilt, and seldom needed again
+            except LinAlgError:  # the band was overwritten, so the next try builds it again
                 continue
             return cls(factor, convolution.layer.input_shape)  # type: ignore[arg-type]
         return None
@@ -329,14 +330,14 @@ class WeightFactor:
 
     @cached_property
     def deviation(self) -> float:
-        """Return the root mean square of unknowns' standard deviations, if that of rows is 1."""
+        """Return the rms standard deviation of the unknowns, if that of all rows is 1."""
         rng = torch.Generator().manual_seed(0)
         probes = torch.randint(2, (4, *self.shape), generator=rng).double() * 2 - 1
         return float((probes * self.precondition(probes)).mean().clamp(min=0).sqrt())
 
 
 def band_size(layer: Layer) -> tuple[int, int]:
-    """Return the size of W^T W: rows, and how far from the diagonal they reach."""
+    """Return the number of rows of W^T W and the width of its band."""
     channels, height, width = layer.input_shape
     tall, wide = (
         min(dilation * (taps - 1), size - 1)
@@ -350,7 +351,7 @@ def band_size(layer: Layer) -> tuple[int, int]:
 def _normal_band(
     convolution: Convolution, weights: Tensor
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the lower band of W^T D W, unknowns ordered by row, column and channel."""
+    """Return the lower band of W^T D W, with unknowns ordered by row, column and channel."""
     layer, kernel = convolution.layer, convolution.weight.permute(0, 2, 3, 1)
     filters, rows, columns, channels = kernel.shape
     _, height, width = layer.input_shape
@@ -358,10 +359,10 @@ def _normal_band(
     band = np.zeros((reach + 1, size))
     flat = kernel.reshape(filters, -1)
     taps = [*product(range(rows), range(columns))]
-    places = np.indices(layer.output_shape[1:]).reshape(2, -1)  # of outputs
+    places = np.indices(layer.output_shape[1:]).reshape(2, -1)  # positions of outputs
     ys, xs = (
         places[axis] * layer.stride[axis] - layer.padding[axis] for axis in range(2)
-    )  # of their first tap
+    )  # positions of their first tap
     channel = np.arange(channels)
     for part in np.array_split(np.arange(len(ys)), -(-len(ys) * flat.shape[1] ** 2 // _AT_ONCE)):
         if (weights == weights.flatten()[0]).all():
@@ -378,7 +379,7 @@ def _normal_band(
             y, x = ys[part] + u * layer.dilation[0], xs[part] + v * layer.dilation[1]
             inside = (y >= 0) & (y + down < height) & (x >= 0) & (x < width)
             inside &= (x + right >= 0) & (x + right < width) & (y + down >= 0) & (y < height)
-            below = offset + channel - channel[:, None]  # by channel of the column and the row
+            below = offset + channel - channel[:, None]  # by channels of the column and the row
             kept = below >= 0
             place = (y[inside] * width + x[inside])[:, None, None] * channels + channel[:, None]
             place = np.broadcast_to(place, (len(place), channels, channels))[:, kept]
@@ -395,17 +396,17 @@ def conjugate_gradients(
     iterations: int,
     accuracy: float = 1e-14,
 ) -> Tensor:
-    """Return least squares of a stack of systems with one matrix, from a first guess.
+    """Solve a stack of least-squares systems with one matrix, from a first guess.
 
     Args:
-        apply: A, from a stack of unknowns to a stack of flat rows.
+        apply: A. It maps a stack of unknowns to a stack of flat rows.
         adjoint: A^T.
         values: Right-hand sides, flat.
-        precondition: About (A^T A)^-1.
+        precondition: Approximates (A^T A)^-1.
         start: First guess.
-        iterations: Most iterations. It stops where a step is far below the standard deviations
-            of unknowns, those of all rows being 1.
-        accuracy: Size of a step, relative to the guess, at which it stops as well.
+        iterations: Largest number of iterations. The solver stops earlier if a step is far below
+            the standard deviations of the unknowns, given that those of all rows are 1.
+        accuracy: The solver also stops if steps are below this size, relative to the guess.
     """
 
     def dot(left: Tensor, right: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""A model as a chain of layers, and the way back through its activations.
+"""A model as a chain of layers that recursive attacks can go back through.
 
-What recursive attacks share [1, 2]: they know what the first linear layer was given, and the slope
-of the loss there, and go back layer by layer. A model is run once to see which layers it has, in
-which order, and what lies between them; what cannot be passed is an `Obstacle`.
+Recursive attacks [1, 2] know the input of the first linear layer and the slope of the loss there.
+They go back from it layer by layer. The model is run once to find its layers, their order and the
+functions between them. A function that an attack cannot invert is an `Obstacle`.
 
 References:
     [1] Zhu, Blaschko. "R-GAP: Recursive Gradient Attack on Privacy." ICLR 2021.
@@ -31,7 +31,13 @@ _KEEPS_VALUES = {
     *("clone", "detach", "to", "float", "double", "requires_grad_"),
 }
 _REASONS = {
-    "not a function of its output": ("gelu", "silu", "mish", "hardswish", "hardsigmoid"),
+    "its derivative is not a function of its output": (
+        "gelu",
+        "silu",
+        "mish",
+        "hardswish",
+        "hardsigmoid",
+    ),
     "pooling discards pixels": (
         *("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d"),
         *("adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "amax", "lp_pool2d"),
@@ -41,7 +47,11 @@ _REASONS = {
         "local_response_norm",
     ),
     "the mask of a dropout is not known": ("dropout", "dropout1d", "dropout2d", "feature_dropout"),
-    "attention joins places": ("softmax", "scaled_dot_product_attention", "multi_head_attention"),
+    "attention mixes positions": (
+        "softmax",
+        "scaled_dot_product_attention",
+        "multi_head_attention",
+    ),
 }
 _OBSTACLES = {name: reason for reason, names in _REASONS.items() for name in names}
 
@@ -50,19 +60,19 @@ _OBSTACLES = {name: reason for reason, names in _REASONS.items() for name in nam
 class Layer:
     """A convolution or a linear layer, with the activation behind it.
 
-    Convolutions over time are those of images with a height of 1.
+    A convolution over time is treated as one of images with a height of 1.
 
     Attributes:
         name: Name of the module in the model.
         weight: W, of shape (filters, channels, height, width) or (outputs, inputs).
         bias: b, if there is one.
-        input_shape: What it sees of one example.
-        output_shape: What it makes of it.
-        activation: What is applied to its outputs; None for nothing.
-        stride: Of a convolution, and so are the others.
-        padding: Zeros on either side.
-        dilation: Distance of a kernel's taps.
-        groups: Groups of channels.
+        input_shape: Shape of its input, for one example.
+        output_shape: Shape of its output, for one example.
+        activation: Activation applied to its outputs; None if there is none.
+        stride: Stride of a convolution.
+        padding: Zeros on either side, of a convolution.
+        dilation: Distance between the taps of a convolution's kernel.
+        groups: Groups of channels of a convolution.
     """
 
     name: str
@@ -78,7 +88,7 @@ class Layer:
 
     @property
     def is_linear(self) -> bool:
-        """Return whether it is no convolution."""
+        """Return whether it is a linear layer, not a convolution."""
         return self.weight.ndim == 2
 
     def parameter(self, name: str) -> str:
@@ -88,11 +98,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What lies on the way and cannot be passed.
+    """A function that an attack cannot go back through.
 
     Attributes:
         name: Name of the function.
-        reason: Why not.
+        reason: Why an attack cannot invert it.
     """
 
     name: str
@@ -104,10 +114,12 @@ Path = tuple[Layer | Obstacle, ...]
 
 
 def trace(model: nn.Module, shape: Sequence[int]) -> Path:
-    """Return what a model does to an example; on the meta device, without computing anything.
+    """Return the layers and obstacles on an example's way through a model.
+
+    On the meta device, nothing is computed.
 
     Args:
-        model: The model, which is left as it was.
+        model: The model. It is not changed.
         shape: Shape of one example.
     """
     some = next((value for value in model.parameters() if value.is_floating_point()), None)
@@ -122,10 +134,10 @@ def trace(model: nn.Module, shape: Sequence[int]) -> Path:
 
 
 def chain(model: nn.Module, space: InputSpace) -> tuple[Layer, ...]:
-    """Return the layers from the inputs to the last one, if nothing else is in between.
+    """Return the layers from the inputs to the last one, if no obstacle is in between.
 
     Raises:
-        NotApplicable: If something cannot be passed before the first linear layer.
+        NotApplicable: If there is an obstacle before the first linear layer.
     """
     if not space.continuous:
         raise NotApplicable("token inputs are embedded before any layer")
@@ -133,7 +145,7 @@ def chain(model: nn.Module, space: InputSpace) -> tuple[Layer, ...]:
 
 
 def passable(path: Iterable[Layer | Obstacle]) -> tuple[Layer, ...]:
-    """Return the layers up to the first obstacle behind the first linear layer.
+    """Return the layers up to the first obstacle after the first linear layer.
 
     Raises:
         NotApplicable: If an obstacle comes earlier, or there is no linear layer.
@@ -160,7 +172,7 @@ class _Tracer(TorchFunctionMode):
         super().__init__()
         self.names, self.training = names, training
         self.path: list[Layer | Obstacle] = []
-        self.seen: dict[int, Tensor] = {id(example): example}  # kept alive, or ids are used again
+        self.seen: dict[int, Tensor] = {id(example): example}  # kept alive, so ids stay unique
 
     def __torch_function__(
         self,
@@ -208,17 +220,17 @@ class _Tracer(TorchFunctionMode):
         elif name in ("conv1d", "conv2d"):
             self.path.append(self._convolution(args, kwargs, shape, output))
         else:
-            reason = _OBSTACLES.get(name, "no function that can be passed")
+            reason = _OBSTACLES.get(name, "the attack cannot invert this function")
             if name in ACTIVATIONS:
                 if isinstance(last, Obstacle):
-                    return  # the way is barred already
-                reason = "an activation of what no layer gives"
+                    return  # an obstacle is already recorded
+                reason = "an activation that does not follow a layer"
             self.path.append(Obstacle(name, reason))
 
     def _drops(
         self, values: Tensor, p: float = 0.5, training: bool = True, *_: object, **__: object
     ) -> bool:
-        """Return whether a dropout acts where the client trains; here it is switched off."""
+        """Return whether a dropout acts when the client trains; in this trace it is off."""
         return p > 0 and (training or self.training)
 
     def _linear(
@@ -226,7 +238,7 @@ class _Tracer(TorchFunctionMode):
     ) -> Layer | Obstacle:
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
         if len(shapes[0]) != 1:
-            return Obstacle("linear", "a linear layer is applied at many places")
+            return Obstacle("linear", "a linear layer is applied at several positions")
         return self._named(named["weight"], named.get("bias"), *shapes)
 
     def _convolution(
@@ -261,7 +273,7 @@ class _Tracer(TorchFunctionMode):
     ) -> Layer | Obstacle:
         name = self.names.get(id(weight))
         if name is None or not name.endswith("weight"):
-            return Obstacle("weight", "weights of a layer are none of the model's parameters")
+            return Obstacle("weight", "the weights of a layer are not parameters of the model")
         name = name.removesuffix("weight").removesuffix(".")
         return Layer(name, weight, bias, input_shape, output_shape)
 
@@ -270,7 +282,7 @@ _DEFAULTS = (("stride", 1), ("padding", 0), ("dilation", 1))
 
 
 def _pair(value: int | str | Sequence[int], flat: bool, default: int) -> tuple[int, int]:
-    """Return an option of a convolution for both axes; `valid` and `same` are the default."""
+    """Return an option of a convolution for both axes; `valid` and `same` give the default."""
     if isinstance(value, str):
         return (default, default)
     values = [value] if isinstance(value, int) else [*value]

@@ -1,8 +1,8 @@
-"""The constraints on one layer's input, each row by how well it is known.
+"""The constraints on one layer's input, with each row weighted by its accuracy.
 
-What is known of a layer's output are its values and the slope of the loss, each up to an error.
-Behind an activation whose derivative is a function of its output, they are the layer's z and
-dL/dz, hence constraints on its input (`constraints`).
+The values of a layer's output and the slope of the loss there are known, each up to an error. If
+the activation's derivative is a function of its output, they give the layer's z and dL/dz, and
+hence constraints on its input (`constraints`).
 
 References:
     Zhu, Blaschko. "R-GAP: Recursive Gradient Attack on Privacy." ICLR 2021.
@@ -38,35 +38,36 @@ from .constraints import (
 from .layer_chain import Layer
 
 Use = Literal["both", "blocks", "either"]
-"""Whether weight and gradient constraints are solved together, each row by how well it is known or
-each block as a whole; or gradient constraints wherever they are enough, weight ones elsewhere."""
+"""How weight and gradient constraints are used. `both`: solved together, with each row weighted by
+its accuracy. `blocks`: solved together, with both blocks weighted equally. `either`: gradient
+constraints where they suffice, weight constraints elsewhere."""
 
 IDENTITY = Activation("identity", torch.ones_like, lambda x: x)
 _PIXELS = 4096
-"""Largest channel for which K is factored."""
+"""Largest number of pixels of a channel for which K is factored."""
 _BAND = 2.5e8
-"""Most floats of the band of W^T W."""
+"""Largest number of floats in the band of W^T W."""
 _WORK = 1e11
-"""Most multiplications to factor W^T W where K is factored already."""
+"""Largest number of multiplications to factor W^T W if K is already factored."""
 _DENSE = 2000
-"""Most unknowns for which a system is made as a dense matrix."""
+"""Largest number of unknowns for which a system is stored as a dense matrix."""
 _ITERATIONS = 300
-"""Most iterations of conjugate gradients."""
+"""Largest number of iterations of conjugate gradients."""
 _SUBSPACE = 3
-"""Iterations that find the weakest directions of a matrix."""
+"""Number of iterations that find the weakest directions of a matrix."""
 FINAL, PASSING = 1e-10, 1e-14
-"""Relative accuracy of the example, and of values from which others follow."""
+"""Relative accuracy of the example, and of intermediate values."""
 _TINY = 1e-300
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a layer's output, or of the next layer's input.
+    """What is known about a layer's output, which is the next layer's input.
 
     Attributes:
-        values: What the activation gave, flat.
+        values: Outputs of the activation, flat.
         slopes: dL/dvalues, flat.
-        deviation: Standard deviation of the values: of each, or of all.
+        deviation: Standard deviation of the values: one for each, or one for all.
     """
 
     values: Tensor
@@ -76,12 +77,12 @@ class Known:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of some layers, and how well they are known.
+    """The gradients of some layers, and their accuracy.
 
     Attributes:
-        values: By parameter name, in double precision.
+        values: Gradients by parameter name, in double precision.
         precision: Relative rounding error of an entry.
-        noise: Standard deviation of an entry beyond that.
+        noise: Standard deviation of an entry in addition to rounding.
     """
 
     values: Mapping[str, Tensor]
@@ -94,10 +95,10 @@ class Gradients:
 
 
 def slope_of(layer: Layer, known: Known, gradients: Gradients) -> Tensor:
-    """Return A'(z); where an output may be on either side of a kink, dL/db decides.
+    """Return A'(z). If an output may be on either side of a kink, dL/db decides.
 
-    A filter's bias gradient is the sum of its slopes: if it is not, the output whose other side
-    makes up for it is on that side.
+    A filter's bias gradient is the sum of its slopes. If the sum does not match, the outputs whose
+    other side makes up the difference are on that side.
     """
     activation = layer.activation or IDENTITY
     least = 4 * known.deviation + 1e-12 * known.values.abs().max()
@@ -121,11 +122,11 @@ def slope_of(layer: Layer, known: Known, gradients: Gradients) -> Tensor:
 
 
 def _making_up(changes: Tensor, missing: Tensor) -> list[int]:
-    """Return one or two places whose changes make up for what is missing; none if there are none.
+    """Return one or two places whose changes add up to `missing`, or no place.
 
     Args:
-        changes: By place; infinite where there can be none.
-        missing: Their sum.
+        changes: The change at each place; infinite where no change is possible.
+        missing: The sum that the changes should have.
     """
     places = changes.isfinite().nonzero().flatten()[:200]
     single = (changes[places] - missing).abs()
@@ -167,7 +168,7 @@ class System:
         self.counts = replace(count(layer), weight=int((weights > 0).sum()))
 
     def _gradient_weights(self, gradients: Gradients, changes: Tensor) -> Tensor:
-        """Return how much a filter's rows count: errors of k are relative to the gradient."""
+        """Return the weight of each filter's rows; errors of k are relative to the gradient."""
         sizes = self.gradient.flatten(1).square().mean(1).sqrt()
         norms = self.slopes.flatten(2).norm(dim=2)[0]
         relative = (self.slopes * changes).flatten(2).norm(dim=2)[0] / norms.clamp(min=_TINY)
@@ -176,7 +177,7 @@ class System:
         return weights.view(-1, 1, 1, 1)
 
     def balance(self) -> None:
-        """Let all rows of a block count the same, and both blocks as much."""
+        """Weight all rows of a block equally, and both blocks equally."""
         size = float((self.slopes.square().sum() / self.slopes.numel()).sqrt())
         self.weights = (self.weights > 0).to(self.weights) / self.convolution.weight.norm()
         self.gradient_weights = torch.full_like(self.gradient_weights, 1 / max(size, _TINY))
@@ -186,13 +187,13 @@ class System:
         self.gradient_weights /= self.scale
 
     def solve(self, use: Use) -> tuple[Tensor, str, Tensor]:
-        """Return the input, which constraints it is from, and its deviations."""
+        """Return the input, the kind of constraints that was used, and its deviations."""
         counts, layer = self.counts, self.layer
         if not counts.enough:
             raise NotApplicable(
                 f"layer {layer.name!r} has too few constraints: {counts.weight} by its outputs "
-                f"and {counts.gradient} by its gradient, of which {counts.gradient_rank} can be "
-                f"independent, for {counts.unknowns} unknowns"
+                f"and {counts.gradient} by its gradient ({counts.gradient_rank} of them can be "
+                f"independent), for {counts.unknowns} unknowns"
             )
         by_gradient = self._gradient_factor()
         if by_gradient is not None:
@@ -217,7 +218,7 @@ class System:
         return self._without_factor()
 
     def residual(self, inputs: Tensor, used: str) -> float:
-        """Return the part of the constraints' norm that an input does not explain."""
+        """Return the part of the constraints' norm that the input does not explain."""
         values = self._values(weight=used != "gradient", gradient=used != "weight")
         made = self._apply(inputs, weight=used != "gradient", gradient=used != "weight")
         return float((made - values).norm() / values.norm().clamp(min=_TINY))
@@ -232,7 +233,7 @@ class System:
         return GradientFactor.of(matrix * weights)
 
     def _gradient_values(self) -> Tensor:
-        """Return the right-hand sides of the gradient constraints, a column per channel."""
+        """Return the right-hand sides of the gradient constraints, one column per channel."""
         values = self.gradient * self.gradient_weights
         return values.permute(0, 2, 3, 1).flatten(0, 2)
 
@@ -288,7 +289,7 @@ class System:
         )
 
     def _without_factor(self) -> tuple[Tensor, str, Tensor]:
-        """Return the input where neither kind of constraints is enough alone."""
+        """Return the input if neither kind of constraints suffices alone."""
         start = torch.zeros(1, *self.layer.input_shape, dtype=torch.float64)
         unknowns = start.numel()
         if unknowns > _DENSE:
@@ -312,7 +313,7 @@ class System:
 
 
 class WeightInverse:
-    """A convolution's inputs from its outputs, by weight constraints alone; factored once.
+    """Computes a convolution's inputs from its outputs by weight constraints; factored once.
 
     Raises:
         NotApplicable: If its outputs do not determine its inputs.
@@ -346,11 +347,13 @@ class WeightInverse:
         ones = torch.ones(self.layer.output_shape, dtype=torch.float64)
         factor = WeightFactor.of(self.convolution, ones) if size * reach <= _BAND else None
         if factor is None:
-            raise NotApplicable(f"the weights of layer {self.layer.name!r} are singular, or many")
+            raise NotApplicable(
+                f"the weights of layer {self.layer.name!r} are singular or too many to factor"
+            )
         return factor
 
     def weak(self, count: int) -> Tensor | None:
-        """Return directions of inputs, by row, that W passes on least; None if it is not square."""
+        """Return the input directions, as rows, that W weakens most; None if W is not square."""
         if self._lu is None or count < 1:
             return None
         rng = torch.Generator().manual_seed(0)
@@ -364,7 +367,7 @@ class WeightInverse:
         return basis.T
 
     def __call__(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs for what activations gave, and each one's residual; both flat."""
+        """Return the inputs behind outputs of the activation, and their residuals; both flat."""
         bias = self.layer.bias
         shift = 0.0 if bias is None else bias.detach().double().view(-1, 1, 1)
         outputs = self.activation.inverse(values.view(-1, *self.layer.output_shape)) - shift

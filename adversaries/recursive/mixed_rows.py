@@ -1,21 +1,21 @@
-"""Examples of which the last layer holds only the sum, told apart by the convolution before it.
+"""Separate examples that the last layer only holds as a sum, by the convolution before it.
 
-Examples of one label and one saturated prediction have the same slope g at what the convolution's
-activation gave, and the last layer's gradient holds the sum of that alone. The convolution's own
-gradient holds more. With slopes k = g A'(z) and inputs x, it is bilinear,
+Examples with one label and one saturated prediction have the same slope g at the outputs of the
+convolution's activation. The last layer's gradient then holds only the sum of these outputs. The
+convolution's own gradient holds more. With slopes k = g A'(z) and inputs x, it is bilinear,
 
     dL/dW = sum_k k_k * x_k = K P,
 
-where columns of K and rows of P, the patches of inputs, are examples and places. An activation with
-a kink has two slopes, so that K is known up to signs. Given the signs, the inputs are a linear
-system with many more equations than unknowns; given the inputs, so are the slopes. Signs are then
-decided by both kinds of evidence, z and slope, each by how well it is known. From random signs,
-this ends within some steps at a residual that is rounding, or not at all: it can be told whether
-examples were found. No prediction is quite saturated, so that slopes differ in late digits: once
-examples are known, each gets its own.
+where the columns of K and the rows of P (patches of inputs) are examples and places. An activation
+with a kink has two slopes, so K is known up to signs. Given the signs, the inputs are a linear
+system with many more equations than unknowns. Given the inputs, the slopes are such a system too.
+Both kinds of evidence, z and slope, then decide the signs, weighted by their accuracy. From random
+signs, this either ends within some steps at a residual of rounding size, or not at all. The
+residual thus tells whether examples were found. No prediction is completely saturated, so slopes
+differ in late digits. Once examples are known, each gets its own slope.
 
-R-CONV++ leaves such examples mixed. Like SPEAR [1] this separates examples by the sparsity of what
-activations pass on, but needs neither a ReLU nor a linear layer.
+R-CONV++ leaves such examples mixed. Like SPEAR [1], this method separates examples by the sparsity
+of what activations pass on. It needs neither a ReLU nor a linear layer.
 
 References:
     [1] Dimitrov, Baader, Müller, Vechev. "SPEAR: Exact Gradient Inversion of Batches in Federated
@@ -37,28 +37,28 @@ from .constraints import Convolution, inputs_of_batch
 from .layer_chain import Layer
 
 STARTS = 6
-"""Random signs to start from."""
+"""Number of random starts."""
 _SPARE = 2
-"""Fewest equations for an unknown; it also bounds the time of searches in vain."""
+"""Smallest number of equations per unknown. It also bounds the time of unsuccessful searches."""
 _STEPS = 60
-"""Most steps from one start."""
+"""Largest number of steps from one start."""
 _RIDGES = (1e-2, 3e-2)
-"""What is added to the diagonals of normal equations, for inputs and slopes; less when near."""
+"""Values added to the diagonals of normal equations, for inputs and slopes; they shrink later."""
 _POLISHING = 3
-"""Steps with a slope for each example, after they were told apart."""
+"""Number of final steps in which each example has its own slope."""
 _FOUND = 1e-6
-"""Part of the gradient that may be left unexplained."""
+"""Largest part of the gradient that may be unexplained."""
 _TINY = 1e-12
 
 
 @dataclass(frozen=True)
 class Group:
-    """Examples with one slope.
+    """Examples that share one slope.
 
     Attributes:
-        count: How many.
-        total: Sum of what the activation gave for them, flat.
-        slopes: From what it gave for examples of this group to dL/d of that, by example.
+        count: Number of examples.
+        total: Sum of their activation outputs, flat.
+        slopes: Maps activation outputs of examples of this group to dL/doutputs.
     """
 
     count: int
@@ -74,17 +74,17 @@ def tell_apart(
     rng: Generator,
     starts: int = STARTS,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return what a layer's activation gave for each example, and its inputs; None if not found.
+    """Return each example's activation outputs and inputs, or None if they are not found.
 
-    The inputs are from gradients, and lose less than what weights would make of outputs.
+    The inputs come from gradients. They are more accurate than inputs computed by weights.
 
     Args:
         layer: A convolution with a kinked activation.
-        gradient: Its dL/dW, summed over the examples of the groups and no others.
-        groups: What is known of them.
+        gradient: Its dL/dW, summed over exactly the examples of the groups.
+        groups: What is known about the examples.
         precision: Relative rounding error of the gradients.
-        rng: Source of starts.
-        starts: How many.
+        rng: Source of random starts.
+        starts: Number of starts.
     """
     activation = layer.activation
     if not groups or activation is None or not activation.kinked or activation.partial:
@@ -100,7 +100,7 @@ def tell_apart(
 
 
 class _Mixture:
-    """A convolution's gradient by some examples."""
+    """The gradient of a convolution, summed over some examples."""
 
     def __init__(self, layer: Layer, gradient: Tensor, groups: Sequence[Group]) -> None:
         self.layer, self.convolution = layer, Convolution(layer)
@@ -108,7 +108,7 @@ class _Mixture:
         self.member = torch.cat(
             [torch.full((group.count,), place) for place, group in enumerate(groups)]
         )
-        self.sum = one_hot(self.member).T.double()  # from examples to groups
+        self.sum = one_hot(self.member).T.double()  # maps examples to groups
         self.totals = torch.stack([group.total for group in groups])
         means = [group.total / group.count for group in groups]
         self.means = torch.stack(means)[self.member]
@@ -123,7 +123,7 @@ class _Mixture:
         self.equations = min(filters, channels) * math.prod(taps)
 
     def search(self, accuracy: float, rng: Generator) -> tuple[Tensor, Tensor] | None:
-        """Return the examples from one start; None if the gradient is not explained."""
+        """Return the examples found from one start; None if they do not explain the gradient."""
         noise = torch.randn(self.means.shape, generator=rng, dtype=self.means.dtype)
         signs = self.means + 0.7 * self.means.abs().median() * noise
         before, best, since = torch.inf, torch.inf, 0
@@ -145,7 +145,7 @@ class _Mixture:
         return None
 
     def _polished(self, outputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return what the activation gave, and inputs: each example with a slope of its own."""
+        """Return activation outputs and inputs, with a separate slope for each example."""
         for _ in range(_POLISHING):
             values = self._slopes_of(outputs) * outputs
             slopes = self._slopes_at(values) * self._slopes_of(outputs)
@@ -157,7 +157,7 @@ class _Mixture:
         return self._slopes_of(outputs) * outputs, inputs.flatten(1)
 
     def _slopes_at(self, values: Tensor) -> Tensor:
-        """Return dL/dvalues of each example, as one of its group."""
+        """Return dL/dvalues of each example, as a member of its group."""
         parts = [
             group.slopes(values[self.member == place]) for place, group in enumerate(self.groups)
         ]
@@ -167,7 +167,7 @@ class _Mixture:
         return torch.full_like(signs, self.low).where(signs <= 0, self.high)
 
     def _inputs(self, slopes: Tensor, ridge: float) -> tuple[Tensor, float]:
-        """Return the least squares of dL/dW = k * x in x, and the part that is left of dL/dW."""
+        """Return the least-squares x of dL/dW = k * x, and the unexplained part of dL/dW."""
         kernels = (self.slope * slopes).view(-1, *self.layer.output_shape)
         solve = partial(_ridge_least_squares, ridge=ridge)
         return inputs_of_batch(self.layer, self.gradient, kernels, solve)
@@ -179,7 +179,7 @@ class _Mixture:
         return outputs.flatten(1)
 
     def _outputs(self, inputs: Tensor) -> tuple[Tensor, float]:
-        """Return z, moved to where it adds up to what is known, and by how much it did not."""
+        """Return z, shifted to match the known sums, and the deviation before the shift."""
         outputs, deviation = self._plain_outputs(inputs), 0.0
         for step in range(3):
             slopes = self._slopes_of(outputs)
@@ -191,7 +191,7 @@ class _Mixture:
         return outputs, deviation + _TINY * float(outputs.abs().mean())
 
     def _evidence(self, inputs: Tensor, ridge: float) -> Tensor:
-        """Return the log-likelihood of a positive sign less that of a negative one, by slopes."""
+        """Return, from slopes, the log-likelihood ratio of a positive to a negative sign."""
         layer = self.layer
         taps = (layer.weight.shape[2], layer.weight.shape[3])
         patches = unfold(inputs, taps, layer.dilation, layer.padding, layer.stride)
@@ -205,7 +205,7 @@ class _Mixture:
         return (high - low) * (slopes - (high + low) / 2) / (variances * noise**2)
 
     def _by_output(self, values: Tensor) -> Tensor:
-        """Return what is given by filter, and by example and place, by example and output."""
+        """Reorder values from (filter, example and place) to (example, output)."""
         return values.reshape(-1, self.examples, self.places).transpose(0, 1).flatten(1)
 
 
@@ -214,7 +214,7 @@ def _ridge_least_squares(matrix: Tensor, values: Tensor, ridge: float) -> Tensor
 
 
 def _ridge_solve(normal: Tensor, ridge: float) -> Tensor:
-    """Return (A^T A + ridge)^-1, where ridge is relative to the mean of the diagonal."""
+    """Return (A^T A + ridge)^-1. The ridge is relative to the mean of the diagonal."""
     normal = normal.clone()
     normal.diagonal().add_(ridge * normal.diagonal().mean() + 1e-300)
     inverse: Tensor = torch.linalg.inv(normal)

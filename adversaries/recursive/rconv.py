@@ -1,4 +1,4 @@
-"""R-CONV++: convolutions inverted analytically, from gradients and from weights."""
+"""R-CONV++: invert convolutions analytically, from gradients and from weights."""
 
 from __future__ import annotations
 
@@ -21,40 +21,41 @@ from .softmax_head import Head, separate
 from .weak_directions import corrected
 
 _EXPLAINED = 1e-6
-"""Part of a vector, or of a gradient, that need not be explained."""
+"""Largest unexplained part of a vector, or of a gradient."""
 _OUTSIDE = 0.1
-"""Part of an example that may lie outside of the data's range."""
+"""Largest part of an example outside the range of the data."""
 _OFF, _MOVE = 1e-7, 1e-10
-"""Relative errors of vectors: of what is one example up to rounding, and to see what they do."""
+"""Relative errors of vectors: rounding of a single example, and a probe of their effect."""
 _LABELLINGS = 16
-"""Most ways to give labels to examples that were found without one."""
+"""Largest number of label assignments to try for examples without a label."""
 
 
 @dataclass(frozen=True)
 class RCONV(Adversary):
     """Read the example off the gradients of convolutions, layer by layer [1].
 
-    **One example** (Algorithms 1 and 2). The first linear layer gives away its input, dL/dW over
-    dL/db, and the slope of the loss there, W^T dL/db. Behind an activation whose derivative is a
-    function of its output, also a ReLU, the slope is that of the convolution before, whose weight
-    gradient is then a linear system in its input: gradient constraints. Where these are too few,
-    as in early layers with large maps, outputs that can be inverted add weight constraints. By
-    default both are solved together, each row by how well it is known; `constraints="either"`
-    takes one kind per layer, as published. An upload in single precision is enough.
+    **One example** (Algorithms 1 and 2). The first linear layer reveals its input, dL/dW divided
+    by dL/db, and the slope of the loss there, W^T dL/db. The activation before it must have a
+    derivative that is a function of its output, such as a ReLU. The slope at the previous
+    convolution is then known, and the convolution's weight gradient is a linear system in its
+    input: gradient constraints. Early layers with large maps have too few of these. There,
+    invertible outputs add weight constraints. By default both kinds are solved together, and each
+    row is weighted by its accuracy. `constraints="either"` takes one kind per layer, as published.
+    An upload in single precision suffices.
 
-    **A batch** (Algorithm 3). A row of the last layer's dL/dW over dL/db is a mean of what its
-    examples gave, dominated by one of them for most classes. Each goes back through the
-    convolutions by weight constraints alone. Unlike the paper, rows are taken for an example only
-    if its own gradient explains them, and found ones are subtracted, which leaves others alone in
-    their rows (`softmax_head`). Those that are never alone are told apart by the gradient of the
-    last convolution (`mixed_rows`). Where all were found, gradients correct what weights lose
-    (`weak_directions`).
+    **A batch** (Algorithm 3). A row of the last layer's dL/dW divided by dL/db is a mean over
+    examples; for most classes, one example dominates it. Each mean goes back through the
+    convolutions by weight constraints alone. This attack differs from the paper in three ways. It
+    accepts a row as an example only if the example's own gradient explains the row. It subtracts
+    found examples, which leaves others alone in their rows (`softmax_head`). Examples that are
+    never alone are separated by the gradient of the last convolution (`mixed_rows`). If all
+    examples are found, gradients correct the digits that weights lose (`weak_directions`).
 
     Attributes:
-        constraints: `both` kinds together, or `either` one of them for a layer.
-        separation: What is done about mixed rows of a batch: nothing if `rows` are taken as they
-            are, as in the paper; `peeling` of the last layer; or also the last convolution,
-            `bilinear`.
+        constraints: `both` kinds of constraints together, or `either` kind per layer.
+        separation: How mixed rows of a batch are treated. `rows` takes them unchanged, as in the
+            paper. `peeling` subtracts examples from the last layer. `bilinear` uses the last
+            convolution as well.
 
     References:
         [1] Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy
@@ -87,13 +88,13 @@ class RCONV(Adversary):
         if observation.batch_size == 1:
             return invert(observation, layers[: first + 1], self.constraints)
         if len(layers) > first + 1 or layers[first].activation is not None:
-            raise NotApplicable("of a batch, a linear layer gives examples if it gives the logits")
+            raise NotApplicable("for a batch, the first linear layer must return the logits")
         return self._batch(observation, layers, rng)
 
     def _batch(
         self, observation: Observation, layers: Sequence[Layer], rng: Generator
     ) -> Reconstruction:
-        """Return the examples of a batch; those with a confidence of 1 are single ones."""
+        """Return the examples of a batch. Confidence 1 means a single example, not a mixture."""
         head, inverses = layers[-1], [WeightInverse(layer) for layer in layers[:-1]]
         gradients, peel = gradients_of(observation, layers), self.separation != "rows"
         accuracy = max(_EXPLAINED, 1e4 * gradients.precision)
@@ -137,7 +138,7 @@ class RCONV(Adversary):
             None if slopes is None else slopes @ batch.weight,
             told,
         )
-        if not certain.any():  # mixtures go back as well as examples do
+        if not certain.any():  # mixtures go back without a residual, just like examples
             residuals = dict.fromkeys(residuals, 1.0)
         inputs = values.view(-1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
         inputs = observation.space.clamp(inputs).to(observation.update[head.parameter("weight")])
@@ -145,14 +146,14 @@ class RCONV(Adversary):
 
 
 def _pixels(inverses: Sequence[WeightInverse], values: Tensor) -> Tensor:
-    """Return the examples for what the last activation gave, by weights."""
+    """Return the examples behind outputs of the last activation, by weights."""
     for inverse in reversed(inverses):
         values, _ = inverse(values)
     return values
 
 
 def _loss_of_digits(inverses: Sequence[WeightInverse], values: Tensor) -> Tensor:
-    """Return how far examples would move, if values had relative errors of 1."""
+    """Return how far examples would move if values had relative errors of 1."""
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(values.shape, generator=rng, dtype=values.dtype)
     moved = _pixels(inverses, values * (1 + _MOVE * noise)) - _pixels(inverses, values)
@@ -161,7 +162,7 @@ def _loss_of_digits(inverses: Sequence[WeightInverse], values: Tensor) -> Tensor
 
 
 def _of_images(gradients: Gradients, layer: Layer) -> Tensor:
-    """Return dL/dW of a convolution, one over time as of images with a height of 1."""
+    """Return dL/dW of a convolution; one over time is treated as images of height 1."""
     gradient = gradients.of(layer, "weight")
     return gradient if gradient.ndim == 4 else gradient.unsqueeze(2)
 
@@ -173,15 +174,15 @@ def _back(
     slopes: Tensor | None,
     told: Tensor | None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Go back through convolutions, last to first; return inputs, and a residual of each layer.
+    """Go back through convolutions, last to first; return inputs and a residual per layer.
 
     Args:
         inverses: The way back through each layer by its weights.
-        gradients: dL/dW of each, summed over the batch.
-        values: What the last one's activation gave, by example.
-        slopes: dL/dvalues, if the examples are the whole batch: gradients then correct what weights
-            give.
-        told: What the last layer was given for the last examples, if it is known.
+        gradients: dL/dW of each layer, summed over the batch.
+        values: Outputs of the last activation, by example.
+        slopes: dL/dvalues, if the examples are the whole batch. Gradients then correct the result
+            of the weights.
+        told: Inputs of the last layer for the last examples, if they are known.
     """
     residuals: dict[str, float] = {}
     for inverse, gradient in zip(reversed(inverses), reversed(gradients), strict=True):
@@ -202,16 +203,16 @@ def _back(
 def _told_apart(
     head: Head, last: WeightInverse, gradient: Tensor, examples: int, rng: Generator
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return what the last convolution's activation gave for all examples, and inputs of some.
+    """Return outputs of the last convolution's activation for all examples, and some inputs.
 
-    The last ones are those that the head left mixed, if any, whose inputs come along.
+    The last examples are those that the head left mixed, if any. Their inputs are returned too.
 
     Args:
-        head: The last layer's gradient, less what was found.
+        head: The last layer's gradient, minus the examples that were found.
         last: The way back through the last convolution.
         gradient: Its dL/dW, summed over the batch.
-        examples: How many the batch has.
-        rng: Source of starts.
+        examples: Number of examples in the batch.
+        rng: Source of random starts.
     """
     layer, activation = last.layer, last.activation or IDENTITY
     labels = head.classes_left()
@@ -243,5 +244,5 @@ def _told_apart(
 
 
 def _slopes(head: Head, label: int, values: Tensor) -> Tensor:
-    """Return dL/dvalues of examples with one label."""
+    """Return dL/dvalues of examples that share one label."""
     return head.slopes(values, torch.full((len(values),), label)) @ head.weight

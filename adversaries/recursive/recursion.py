@@ -1,10 +1,11 @@
-"""The way back through a model, from what a linear layer was given to the example.
+"""The way back through a model, from the input of a linear layer to the example.
 
-What R-GAP and R-CONV share. Known of a layer's output are its values and the slope of the loss,
-each up to an error. Behind an activation whose derivative is a function of its output, they are
-the layer's z and dL/dz, hence constraints on its input (`constraints`). Errors are carried along:
-rows of a system are divided by their standard deviations, and a layer's residual says whether its
-system is consistent: where it is not, the recursion broke.
+This module holds the common parts of R-GAP and R-CONV. The values of a layer's output and the
+slope of the loss there are known, each up to an error. If the activation's derivative is a
+function of its output, they give the layer's z and dL/dz, and hence constraints on its input
+(`constraints`). Errors are carried along: rows of a system are divided by their standard
+deviations. The residual of a layer tells whether its system is consistent. If it is not, the
+recursion broke there.
 
 References:
     [1] Zhu, Blaschko. "R-GAP: Recursive Gradient Attack on Privacy." ICLR 2021.
@@ -32,7 +33,7 @@ from .layer_chain import Layer
 from .layer_system import FINAL, PASSING, Gradients, Known, System, Use, slope_of
 
 SPARE = 1e-3
-"""Accuracy of a solution, relative to how well what it is made from is known."""
+"""Accuracy of a solution, relative to the uncertainty of the values that it is computed from."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Step:
 
     Attributes:
         layer: The layer's name.
-        constraints: Which were used: `weight`, `gradient` or `both`.
+        constraints: The constraints that were used: `weight`, `gradient` or `both`.
         residual: Part of the constraints' norm that the input does not explain.
         deviation: Estimated standard deviation of an entry of the input.
     """
@@ -53,31 +54,31 @@ class Step:
 
 
 def gradients_of(observation: Observation, layers: Sequence[Layer]) -> Gradients:
-    """Return the gradients of an upload; that of several clients is the one of a batch.
+    """Return the gradients of an upload. The sum of several clients counts as one batch.
 
     Raises:
-        NotApplicable: If the upload is no gradient at one set of weights, or lacks a layer.
+        NotApplicable: If the upload is not a gradient at one set of weights, or lacks a layer.
     """
     if any(model is not observation.models[0] for model in observation.models):
-        raise NotApplicable("only the sum of updates of clients with different models is seen")
+        raise NotApplicable("the server sees only a sum over clients with different models")
     if observation.local_steps > 1:
-        raise NotApplicable("several local steps: the update is no gradient at known weights")
+        raise NotApplicable("several local steps: the update is not a gradient at known weights")
     names = [layer.parameter("weight") for layer in layers]
     names += [layer.parameter("bias") for layer in layers if layer.bias is not None]
     missing = [name for name in names if name not in observation.update]
     if missing:
-        raise NotApplicable(f"{missing[0]!r} is frozen: nothing of it is uploaded")
+        raise NotApplicable(f"{missing[0]!r} is frozen, so the update does not contain it")
     values = {name: observation.as_gradient(name).double() for name in names}
     return Gradients(values, torch.finfo(observation.update[names[0]].dtype).eps)
 
 
 def start(layer: Layer, gradients: Gradients) -> tuple[Known, float] | None:
-    """Return what a linear layer with a bias was given [2, Eq. 6 and 9], and the noise of it.
+    """Return the input of a linear layer with a bias [2, Eq. 6 and 9], and the noise.
 
-    All rows of dL/dW are multiples of the input, by dL/db: what is left is noise.
+    All rows of dL/dW are multiples of the input, with the factors dL/db. The rest is noise.
 
     Returns:
-        What is known, and the standard deviation of a gradient's entries; None if dL/db is zero.
+        The input, and the standard deviation of a gradient's entries. None if dL/db is zero.
     """
     weight, bias = gradients.of(layer, "weight"), gradients.of(layer, "bias")
     power = bias.square().sum()
@@ -96,13 +97,13 @@ def start(layer: Layer, gradients: Gradients) -> tuple[Known, float] | None:
 def back(
     layers: Sequence[Layer], known: Known, gradients: Gradients, use: Use = "both"
 ) -> tuple[Tensor, tuple[Step, ...]]:
-    """Go back through layers, last to first; return the first one's input, and each step.
+    """Go back through layers, last to first; return the first layer's input and all steps.
 
     Args:
         layers: Layers in the order in which they run.
-        known: What is known of what the last one gave.
-        gradients: Their gradients.
-        use: Which constraints are used.
+        known: What is known about the last layer's output.
+        gradients: The gradients of the layers.
+        use: Which constraints to use.
 
     Raises:
         NotApplicable: If a layer has too few constraints.
@@ -124,9 +125,9 @@ Reconstruct = Callable[[Attack, Observation, Generator], Reconstruction]
 
 
 def on_cpu(reconstruct: Reconstruct[Attack]) -> Reconstruct[Attack]:
-    """Return an attack that is made on the CPU, wherever the upload is.
+    """Return an attack that runs on the CPU, whatever the device of the upload.
 
-    Its systems are small, in double precision and solved by LAPACK's routines for bands.
+    Its systems are small and in double precision. LAPACK's routines for bands solve them.
     """
 
     @wraps(reconstruct)
@@ -152,8 +153,8 @@ def invert(observation: Observation, layers: Sequence[Layer], use: Use = "both")
 
     Args:
         observation: The upload.
-        layers: The layers up to that one.
-        use: Which constraints are used.
+        layers: The layers up to that linear layer.
+        use: Which constraints to use.
     """
     gradients = gradients_of(observation, layers)
     begun = start(layers[-1], gradients)
@@ -174,7 +175,7 @@ def explained(
     *,
     clamp: bool = True,
 ) -> Reconstruction:
-    """Return the example from what is known of the last of some layers' output."""
+    """Return the example, given what is known about the output of the last layer."""
     values, steps = back(layers, known, gradients, use)
     inputs = values.reshape(1, *observation.space.shape).nan_to_num(0.0, 0.0, 0.0)
     residuals = {step.layer: step.residual for step in steps}
@@ -188,13 +189,13 @@ def explained(
 
 
 def _uncertainty(known: Known) -> float:
-    """Return the deviation of what is known, relative to its size."""
+    """Return the deviation of the known values, relative to their size."""
     deviation = known.deviation.square().mean().sqrt()
     return float(deviation / known.values.square().mean().sqrt().clamp(min=1e-300))
 
 
 def _linear(layer: Layer, known: Known, gradients: Gradients) -> tuple[Known, Step]:
-    """Return what a linear layer was given: dL/dW = k x^T."""
+    """Return the input of a linear layer, from dL/dW = k x^T."""
     slopes = known.slopes * slope_of(layer, known, gradients)
     gradient, power = gradients.of(layer, "weight"), slopes.square().sum()
     if not power > 0:

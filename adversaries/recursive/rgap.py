@@ -1,4 +1,4 @@
-"""R-GAP: the recursive gradient attack, which needs no bias."""
+"""R-GAP: the recursive gradient attack, which works without a bias."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from .layer_system import Gradients, Known, Use
 from .recursion import back, explained, gradients_of, invert, on_cpu
 
 _SCALES = 4000
-"""Points at which the scalar equation is looked at."""
+"""Number of scales at which the scalar equation is evaluated."""
 
 
 @dataclass(frozen=True)
 class RGAP(Adversary):
     """Go back through a network by weight and gradient constraints, layer by layer [1].
 
-    Without a bias, the last layer's gradient k x^T is known up to the scale of k, which a scalar
-    equation fixes: the slope of the loss at the logits W x must be k. The label is not needed: with
-    a wrong one, x has the wrong sign, and the constraints of the layer before do not go together.
-    Of several roots, which scale the example, the one is kept whose pixels lie in range. The paper
-    solves the equation for one logit and the logistic loss, here it is the observation's own loss,
-    for any number of classes. With a bias, dL/db is the scale.
+    Without a bias, the last layer's gradient k x^T gives k and x up to a scale. A scalar equation
+    fixes the scale: the slope of the loss at the logits W x must be k. The attack does not need the
+    label. With a wrong label, x has the wrong sign, and the constraints of the layer before
+    contradict each other. If there are several roots, they differ in the scale of the example. The
+    attack keeps the root whose pixels lie in range. The paper solves the equation for one logit
+    and the logistic loss. Here it is solved for the observation's own loss and any number of
+    classes. With a bias, dL/db is the scale.
 
-    Each layer's input is the least squares of both kinds of constraints, where each block counts
-    as much as the other (`balance="blocks"`), or by how well rows are known (`"rows"`). Outputs
-    are inverted at every layer, which a ReLU rules out.
+    Each layer's input is the least-squares solution of both kinds of constraints. The two blocks
+    count equally (`balance="blocks"`), or each row is weighted by its accuracy (`"rows"`). Outputs
+    are inverted at every layer, so the attack does not work with ReLUs.
 
     Attributes:
-        balance: How the two kinds of constraints are weighed.
+        balance: How the two kinds of constraints are weighted.
 
     References:
         [1] Zhu, Blaschko. "R-GAP: Recursive Gradient Attack on Privacy." ICLR 2021.
@@ -54,7 +55,7 @@ class RGAP(Adversary):
         """Return the example, with the residual of each layer."""
         layers = chain(observation.model, observation.space)
         if observation.batch_size > 1:
-            raise NotApplicable("of a batch, only a mean of its examples would be found")
+            raise NotApplicable("for a batch, the attack would find only a mean of the examples")
         for layer in layers[:-1]:
             if layer.activation is not None and layer.activation.partial:
                 raise NotApplicable(
@@ -88,25 +89,25 @@ def _has_bias(layer: Layer) -> bool:
 
 
 def _misfit(layer: Layer, known: Known, gradients: Gradients) -> float:
-    """Return how badly weight and gradient constraints of a layer go together."""
+    """Return how strongly the weight and gradient constraints of a layer disagree."""
     _, (step,) = back([layer], known, gradients, "blocks")
     return step.residual
 
 
 def _implausible(space: InputSpace, inputs: Tensor) -> tuple[bool, float]:
-    """Return an order: what is in the data's range first, and of that what fills it best.
+    """Return a sort key: inputs in the range of the data first, then those with the largest norm.
 
-    Without biases, a network is homogeneous: roots differ by the scale of the example alone.
+    A network without biases is homogeneous, so roots differ only by the scale of the example.
     """
     outside = float((inputs - space.clamp(inputs)).norm() / inputs.norm().clamp(min=1e-30))
     return outside > 0.05, outside if outside > 0.05 else -float(inputs.norm())
 
 
 def _starts(observation: Observation, head: Layer, gradient: Tensor) -> list[Known]:
-    """Return what the last layer may have been given: one for each root of the scalar equation.
+    """Return possible inputs of the last layer, one for each root of the scalar equation.
 
-    dL/dW = k x^T is u v^T with k = t u and x = v / t, and t is such that the loss's slope at
-    W v / t is t u.
+    dL/dW = k x^T is u v^T with k = t u and x = v / t. The scale t is such that the slope of the
+    loss at W v / t is t u.
     """
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     if not values[0] > 0:
@@ -143,10 +144,10 @@ def _starts(observation: Observation, head: Layer, gradient: Tensor) -> list[Kno
 def _mismatch(
     observation: Observation, logits: Tensor, direction: Tensor, scales: Tensor, label: Tensor
 ) -> Tensor:
-    """Return how far the loss's slope is from t u, relative to it, for many t."""
+    """Return the relative distance between the slope of the loss and t u, for many t."""
     outputs = (logits / scales.unsqueeze(1)).requires_grad_()
     labels = label.expand(len(scales))
-    total = observation.loss(outputs, labels) * len(scales)  # it is a mean
+    total = observation.loss(outputs, labels) * len(scales)  # the loss is a mean
     (slopes,) = torch.autograd.grad(total, outputs)
     expected = scales.unsqueeze(1) * direction
     errors: Tensor = (slopes - expected).norm(dim=1) / expected.norm(dim=1)
@@ -156,7 +157,7 @@ def _mismatch(
 def _refined(
     observation: Observation, logits: Tensor, direction: Tensor, bracket: Tensor, label: Tensor
 ) -> tuple[float, float]:
-    """Return the best t of a bracket, by narrowing it, and its error."""
+    """Return the best t of a bracket, found by narrowing it, and its error."""
     low, high = float(bracket[0]), float(bracket[-1])
     for _ in range(12):
         scales = torch.linspace(low, high, 41, dtype=torch.float64)

@@ -1,11 +1,11 @@
-"""What the gradient of the last linear layer says of a batch, class by class.
+"""What the gradient of the last linear layer reveals about a batch, class by class.
 
-A last layer with logits W x + b has dL/dW = sum_k s_k x_k^T and dL/db = sum_k s_k, where s_k is
-the slope of example k's loss in its logits: softmax less label, for cross-entropy. A class that a
-single example moves has a row of dL/dW that is a multiple of its x [1, Eq. 23]; of others it is a
-mean. Whether a row is of one example can be told: the slope that x itself would have must be the
-row's own, and x must be something that the layers before can give. What was found is subtracted,
-which leaves others alone in their rows.
+A last layer with logits W x + b has dL/dW = sum_k s_k x_k^T and dL/db = sum_k s_k. Here s_k is the
+slope of example k's loss in its logits: softmax minus label, for cross-entropy. If a single example
+moves a class, the row of dL/dW is a multiple of its x [1, Eq. 23]. Otherwise the row gives a mean.
+Two tests tell whether a row belongs to one example. The slope of x itself must equal the row's
+slope, and the layers before must be able to produce x. Found examples are subtracted, which leaves
+others alone in their rows.
 
 References:
     [1] Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities
@@ -22,29 +22,29 @@ import torch
 from torch import Tensor
 
 _SAME = 1e-3
-"""Relative distance within which two vectors are one example's."""
+"""Two vectors belong to the same example if their relative distance is below this."""
 _AGREEMENT = 1e-3
-"""Relative distance of a row's bias gradient from the slope of the example that it gives."""
+"""Largest relative distance between a row's bias gradient and the slope of its example."""
 _LOST = 1e-9
-"""Part of what was subtracted from a row, below which what is left is rounding."""
+"""After a subtraction, a remainder below this share of what was subtracted is rounding."""
 
 
 class Head:
-    """The last layer's gradient, summed over a batch, less what was found of it.
+    """The last layer's gradient, summed over a batch, minus the examples that were found.
 
     Args:
         weight: W.
         bias: b.
         weight_gradient: dL/dW, summed over the examples.
-        bias_gradient: dL/db, likewise.
+        bias_gradient: dL/db, summed over the examples.
         loss: Mean loss of a batch of logits.
         precision: Relative rounding error of the gradients.
-        possible: From vectors to whether the layers before can give each of them.
+        possible: Returns which vectors the layers before can produce.
 
     Attributes:
-        found: Vectors that single examples gave.
-        labels: Their labels; -1 where they are not known.
-        taken_slopes: What was subtracted of each, as its dL/dlogits.
+        found: The layer's inputs for single examples that were found.
+        labels: Their labels; -1 if unknown.
+        taken_slopes: The dL/dlogits that was subtracted for each example.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Head:
         self.taken_slopes: list[Tensor] = []
 
     def slopes(self, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Return dL/dlogits of each vector as an example of its own."""
+        """Return dL/dlogits of each vector, as an example on its own."""
         logits = (vectors @ self.weight.T + self.bias).detach().requires_grad_()
-        total = self.loss(logits, labels) * len(labels)  # it is a mean
+        total = self.loss(logits, labels) * len(labels)  # the loss is a mean
         (slopes,) = torch.autograd.grad(total, logits)
         return slopes
 
     def candidates(self) -> tuple[Tensor, Tensor]:
-        """Return the classes with a gradient, and the vector that each gives."""
+        """Return the classes with a gradient, and the vector that each class gives."""
         tiny = 1e3 * torch.finfo(self.totals.dtype).tiny
         classes = (self.totals.abs() > torch.clamp(self.taken, min=tiny)).nonzero().flatten()
         vectors = self.rows[classes] / self.totals[classes].unsqueeze(1)
@@ -83,16 +83,16 @@ class Head:
         return classes[finite], vectors[finite]
 
     def single(self, classes: Tensor, vectors: Tensor, totals: Tensor) -> Tensor:
-        """Return which of these vectors, taken for examples, explain totals of their rows."""
+        """Return which vectors, taken as single examples, explain the totals of their rows."""
         if not len(classes):
             return classes.bool()
-        other = (classes + 1) % len(self.bias)  # any label but the class itself
+        other = (classes + 1) % len(self.bias)  # any label other than the class itself
         labels = torch.where(totals < 0, classes, other)
         own = self.slopes(vectors, labels).gather(1, classes.unsqueeze(1)).squeeze(1)
         return self._possible((own - totals).abs() <= self.tolerance * totals.abs(), vectors)
 
     def _possible(self, likely: Tensor, vectors: Tensor) -> Tensor:
-        """Return which likely vectors the layers before can give."""
+        """Return which likely vectors the layers before can produce."""
         if self.possible is None or not likely.any():
             return likely
         found = likely.clone()
@@ -100,7 +100,7 @@ class Head:
         return found
 
     def known(self, vectors: Tensor) -> Tensor:
-        """Return which vectors were found already."""
+        """Return which vectors were already found."""
         if not len(self.found) or not len(vectors):
             return torch.zeros(len(vectors), dtype=torch.bool)
         distances = torch.cdist(vectors, self.found) / vectors.norm(dim=1, keepdim=True)
@@ -108,18 +108,18 @@ class Head:
         return near
 
     def add(self, vector: Tensor, label: int) -> None:
-        """Note an example, and subtract what it explains."""
+        """Record an example, and subtract what it explains."""
         self.found = torch.cat([self.found, vector.unsqueeze(0)])
         self.labels.append(label)
         slope = self.slopes(vector.unsqueeze(0), torch.tensor([max(label, 0)]))[0]
-        if label < 0:  # rows that may be its label's are left as they are
+        if label < 0:  # rows that may belong to its label are not changed
             slope = torch.where(self.totals < -0.5 * self.totals.abs().max(), 0.0, slope)
             slope[0] = 0.0 if self.totals[0] < 0 else slope[0].clamp(min=0)
         self.taken_slopes.append(slope)
         self._subtract(vector, slope)
 
     def labelled(self, labels: Sequence[int]) -> Head:
-        """Return this with labels for found examples that had none, in their order."""
+        """Return a copy with labels for found examples that had none, in their order."""
         given, head = iter(labels), copy(self)
         head.labels = [next(given) if label < 0 else label for label in self.labels]
         slopes = head.slopes(head.found, torch.tensor(head.labels, dtype=torch.long))
@@ -129,14 +129,15 @@ class Head:
         return head
 
     def mixed(self, examples: int) -> list[tuple[int, int, Tensor]]:
-        """Return what is left by label: the label, how many examples have it, and their sum.
+        """Return the remaining examples by label: the label, their number, and their sum.
 
-        Examples of one label have one slope if their mean has it. Empty if this does not explain
-        what is left, or not as many examples; or if labels are wrong, which shows in rows without
-        a total that are not empty, and in single examples that were not found.
+        Examples of one label are assumed to have the slope of their mean. The list is empty if this
+        does not explain the remainder or the number of examples. It is also empty if labels are
+        wrong. Wrong labels show in nonempty rows without a total, and in single examples that were
+        not found.
 
         Args:
-            examples: How many are left.
+            examples: Number of examples that remain.
         """
         labels = (self.totals < -self.tolerance).nonzero().flatten()
         if not len(labels) or any(label < 0 for label in self.labels):
@@ -157,13 +158,13 @@ class Head:
         ]
 
     def explained_by(self, vectors: Tensor, accuracy: float) -> Tensor | None:
-        """Return dL/dlogits of examples if they are the whole batch, or None if others are missing.
+        """Return dL/dlogits of examples if they are the whole batch; None if any are missing.
 
-        If dL/dW = sum_k s_k x_k^T has no other x, it is a linear system in s, which tells labels.
+        If dL/dW = sum_k s_k x_k^T has no other x, it is a linear system in s, which reveals labels.
 
         Args:
-            vectors: What the examples gave.
-            accuracy: Part of the gradient that may be left unexplained.
+            vectors: The layer's inputs for the examples.
+            accuracy: Largest part of the gradient that may be unexplained.
         """
         slopes = torch.linalg.lstsq(vectors.T, self.whole.T).solution
         predicted = (vectors @ self.weight.T + self.bias).argmax(1)
@@ -178,14 +179,14 @@ class Head:
         self.taken = self.taken + _LOST * slope.abs()
 
     def classes_left(self) -> list[int]:
-        """Return the classes in whose rows something is left; those of labels first."""
+        """Return the classes whose rows are not empty; rows of labels come first."""
         sizes, whole = self.rows.norm(dim=1), self.whole.norm(dim=1)
         left = (sizes > self.tolerance * whole.max()).nonzero().flatten()
         classes: list[int] = left[self.totals[left].argsort()].tolist()
         return classes
 
     def relabel(self) -> bool:
-        """Look for labels of found examples that have none; return whether there were any."""
+        """Search for labels of found examples without one; return whether any was found."""
         before = list(self.labels)
         for place, (vector, label) in enumerate(zip(self.found, before, strict=True)):
             if label >= 0:
@@ -199,11 +200,11 @@ class Head:
         return self.labels != before
 
     def label_of(self, vector: Tensor, taken: Tensor | None = None) -> int:
-        """Return the label whose row, less the example, is another one's or nothing; else -1.
+        """Return the label whose row, minus the example, is another example or empty; else -1.
 
         Args:
-            vector: What the example gave.
-            taken: What was subtracted of it already, as its dL/dlogits.
+            vector: The layer's input for the example.
+            taken: The dL/dlogits that was already subtracted for it.
         """
         classes = torch.arange(len(self.bias))
         own = self.slopes(vector.expand(len(classes), -1), classes).diagonal()
@@ -219,12 +220,12 @@ class Head:
 
 
 def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, Tensor]:
-    """Return the vectors of a batch's examples that are single ones for sure, or else mixtures.
+    """Return vectors of certainly single examples of a batch; if there are none, mixtures.
 
     Args:
-        head: The last layer's gradient; what is found is subtracted from it.
-        examples: Most vectors.
-        peel: Whether to look again once what was found is subtracted.
+        head: The last layer's gradient. Found examples are subtracted from it.
+        examples: Largest number of vectors.
+        peel: Whether to search again after found examples are subtracted.
     """
     rounds = examples if peel else 1
     for _ in range(rounds):
@@ -233,7 +234,7 @@ def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, T
         labelled = peel and head.relabel()
         if len(head.found) == examples or (len(head.found) == before and not labelled):
             break
-    if len(head.found):  # mixtures beside them would only blur the matching of guesses
+    if len(head.found):  # mixtures would only blur the matching of guesses
         return head.found, torch.ones(len(head.found), dtype=torch.bool)
     classes, vectors = head.candidates()
     vectors = vectors[head.totals[classes].argsort()][:examples]  # rows of labels first
@@ -243,7 +244,7 @@ def separate(head: Head, examples: int, *, peel: bool = True) -> tuple[Tensor, T
 def _find(head: Head, examples: int, *, peel: bool) -> None:
     classes, vectors = head.candidates()
     keep = head.single(classes, vectors, head.totals[classes]) & ~head.known(vectors)
-    order = head.totals[classes[keep]].argsort()  # rows of labels first, whose label is known
+    order = head.totals[classes[keep]].argsort()  # rows of labels first: their label is known
     for place, vector in zip(classes[keep][order].tolist(), vectors[keep][order], strict=True):
         if len(head.found) == examples:
             return

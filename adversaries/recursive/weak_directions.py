@@ -1,13 +1,13 @@
-"""Inputs of a whole batch, corrected by gradients where weights say little of them.
+"""Correct the inputs of a whole batch by gradients, where weights determine them poorly.
 
 A convolution with as many outputs as inputs can be inverted, x = W^-1 z, but its smallest singular
-values are tiny: what four of them lose is all that double precision has. What is lost lies in few
+values are tiny: four such layers lose all digits of double precision. The loss affects only a few
 directions. If all examples of a batch are known, so are their slopes k, and the gradient
 
     dL/dW = sum_k k_k * x_k
 
-must hold as well. In those directions alone it has many more equations than unknowns, however many
-examples there are. Solved for is the correction, of which a few digits are enough.
+must hold too. In the few weak directions, it has many more equations than unknowns for any number
+of examples. The system is solved for the correction, which needs only a few digits.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .constraints import conjugate_gradients
 from .layer_system import WeightInverse
 
 _DIRECTIONS = 64
-"""Most directions of a layer."""
+"""Largest number of directions of a layer."""
 _UNKNOWNS = 1500
-"""Most unknowns: directions times examples."""
+"""Largest number of unknowns: directions times examples."""
 _SPARE = 3
-"""Fewest equations for an unknown."""
+"""Smallest number of equations per unknown."""
 _ITERATIONS = 80
-"""Most iterations of conjugate gradients."""
+"""Largest number of iterations of conjugate gradients."""
 _DIGITS = 1e-5
-"""Accuracy of the correction."""
+"""Relative accuracy of the correction."""
 _SIZE = 1e10
-"""Size of right-hand sides, far above that of rows at which a solver takes them for noise."""
+"""Size of right-hand sides; it must be far above the size that the solver treats as noise."""
 
 
 def corrected(
@@ -38,8 +38,8 @@ def corrected(
 
     Args:
         inverse: The way back by weights.
-        inputs: What it gave for each example of the batch, flat.
-        slopes: k, of each example.
+        inputs: Its result for each example of the batch, flat.
+        slopes: k of each example.
         gradient: dL/dW, summed over the examples.
     """
     convolution, shape = inverse.convolution, (-1, *inverse.layer.input_shape)

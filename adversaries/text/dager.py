@@ -1,4 +1,4 @@
-"""Exact text from the gradients of the first two blocks' attention."""
+"""DAGER: exact text from the gradients of the first two blocks' attention."""
 
 from __future__ import annotations
 
@@ -27,52 +27,53 @@ from .transformer import (
 )
 
 _COMPLETE = 0.95
-"""Share of the second block's dimensions that sentences account for if none is missing."""
+"""If no sentence is missing, sentences explain this share of the second block's dimensions."""
 
 
 @dataclass(frozen=True)
 class DAGER(Adversary):
-    """DAGER: the inputs of a linear layer span its gradient's rows, so wrong ones are seen at once.
+    """DAGER: test whether tokens and prefixes lie in the span of the gradients of attention.
 
-    Tokens (and positions, where these are added) are kept if the first block's input that they
-    make lies in the span of its query, key and value gradients. From them, a decoder's sentences
-    are grown: a token is appended if the second block's input at it, a function of the prefix
-    alone, lies in the span of the second block's gradients. An encoder's sentences are tested as
-    a whole. Exact while fewer different tokens and prefixes are behind the upload than the model
-    is wide; no prior, no labels and no lengths are needed.
+    The inputs of a linear layer span the rows of its gradient, so wrong inputs are detected at
+    once. A token (with its position, if positions are added) is kept if its input to the first
+    block lies in the span of the block's query, key and value gradients. A decoder's sentences are
+    grown from these tokens. A token is appended if the second block's input at it, a function of
+    the prefix alone, lies in the span of the second block's gradients. An encoder's sentences are
+    tested as a whole. The attack is exact while the upload has fewer different tokens and prefixes
+    than the model's width. It needs no prior, no labels and no lengths.
 
-    Where we read the paper and its code in our own way:
+    This attack differs from the paper and its code as follows:
 
-    - Gradients of queries, keys and values are stacked: alone, queries miss a sequence's first
-      token, keys without rotation span only differences, grouped keys and values have few rows.
-    - Ranks are at the last gap of the singular values above rounding errors (`subspace`), and
-      thresholds where distances grow most steeply, between those of kept tokens and those of
-      random ones: the published ones are absolute, and depend on the scale of the gradient, the
-      precision and the protocol.
-    - Of a decoder's prefix only the newest position is tested, and only its newest token runs
-      through the block: causality leaves the others as they were.
-    - Growth stops when as many prefixes are accepted as the second block's rank.
-    - The last token under a next-token loss, sentences that begin others and sentences that occur
-      twice are in no span; they come from the last block (`sentence_ends`). The published
-      evaluation leaves them out.
-    - An encoder's candidates beyond `combinations` are searched by changing one token at a time
-      from random starts; the published code draws at random.
-    - Under noise, directions are weighted by their share of signal, and tokens and sentences are
-      kept that stand out of the vocabulary.
-    - A change of weights has the noise of their rounding, and an upload of 16 bits that of its own.
-      Its size is known for every entry: rows and columns are divided by it first. Prefixes are
-      then compared at the way out of the first block's attention, where contexts differ most, and
-      sentences are verified in the second block (`verified`). The published code trains in double
-      precision instead.
+    - Gradients of queries, keys and values are stacked. Alone, queries miss a sequence's first
+      token, keys without rotation span only differences, and grouped keys and values have few rows.
+    - Ranks are at the last gap of the singular values above rounding errors (`subspace`).
+      Thresholds are where distances grow most steeply, between kept and random tokens. The
+      published ones are absolute: they depend on the scale of the gradient, the precision and the
+      protocol.
+    - For a decoder's prefix, only the newest position is tested, and only its newest token runs
+      through the block. Causality leaves the others unchanged.
+    - Growth stops when the number of accepted prefixes reaches the second block's rank.
+    - Three facts are in no span: the last token under a next-token loss, sentences that are the
+      beginning of others, and repeated sentences. They come from the last block (`sentence_ends`).
+      The published evaluation leaves them out.
+    - If an encoder has more candidates than `combinations`, they are searched from random starts by
+      changing one token at a time. The published code draws them at random.
+    - Under noise, directions are weighted by their share of signal. Tokens and sentences are kept
+      if they stand out of the vocabulary.
+    - A change of weights has the noise of their rounding, and an upload of 16 bits has its own
+      rounding noise. The size of this noise is known for every entry: rows and columns are first
+      divided by it. Prefixes are then compared at the output layer of the first block's attention,
+      where contexts differ most. Sentences are verified in the second block (`verified`). The
+      published code trains in double precision instead.
 
     Attributes:
-        rank_cutoff: Directions that are left out of a space that is full, the weakest first; the
-            published code has 20. None to refuse.
-        tolerance: Singular values below this share of the largest may be zero: they are if a gap
-            is above them.
-        pool: Most tokens for one position under noise.
-        combinations: Most combinations of tokens that are tested for one length of an encoder's
-            sentences; the published code has 10^7.
+        rank_cutoff: Number of weakest directions to leave out if a space is full. The published
+            code leaves out 20. None refuses such uploads.
+        tolerance: Singular values below this share of the largest may be zero. They are zero if
+            there is a gap above them.
+        pool: Largest number of tokens per position under noise.
+        combinations: Largest number of token combinations to test for one length of an encoder's
+            sentences. The published code tests 10^7.
 
     References:
         Petrov, Dimitrov, Baader, Mueller, Vechev. "DAGER: Exact Gradient Inversion for Large
@@ -97,7 +98,7 @@ class DAGER(Adversary):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return the sentences; see `Adversary`."""
+        """Return the sentences. See `Adversary`."""
         view = find_transformer(observation)
         spaces = block_spaces(view, observation, tolerance=self.tolerance)
         first, second = (
@@ -119,14 +120,14 @@ class DAGER(Adversary):
         return rebuilt(view, observation, found, limit, second)
 
     def _usable(self, space: Subspace, inputs: int, place: str) -> Subspace:
-        """Return a space that tells vectors apart.
+        """Return a space that can tell vectors apart.
 
         Raises:
-            NotApplicable: If it holds nothing, or everything.
+            NotApplicable: If the space is empty or full.
         """
         if not space.rank:
             raise NotApplicable(
-                f"nothing of the {place} block's gradient is above the noise"
+                f"no part of the {place} block's gradient is above the noise"
                 if space.noise > 0
                 else f"the {place} block's gradient is zero"
             )
@@ -138,14 +139,14 @@ class DAGER(Adversary):
 
 
 def why_full(space: Subspace, inputs: int, place: str) -> str:
-    """Return why a block's gradient spans everything, given how many inputs it can have."""
+    """Return why a block's gradient spans everything, given its largest number of inputs."""
     spans = f"the {place} block's gradient spans all {space.width} dimensions"
     if inputs < space.width:
         return (
             f"{spans}, but at most {inputs} tokens are behind the upload: noise, compression or an "
-            "adaptive optimizer has filled it"
+            "adaptive optimizer has filled the rest"
         )
-    return f"{spans}, and as many tokens may be behind the upload ({inputs})"
+    return f"{spans}, and up to {inputs} tokens may be behind the upload"
 
 
 def _search(
@@ -157,7 +158,7 @@ def _search(
     combinations: int,
     rng: Generator,
 ) -> list[Sentence]:
-    """Return an encoder's sentences, the nearest first."""
+    """Return an encoder's sentences, nearest first."""
     found: list[Sentence] = []
     for length in _lengths(pool, view.space):
         columns = [pool.at(place)[: observation.batch_size] for place in range(length)]
@@ -173,7 +174,7 @@ def _search(
             tried = _climb(view, probe, columns, tried, observation.batch_size)
         found += tried
     if not found:
-        raise NotApplicable("no place where a sentence may end shows in the span of the gradient")
+        raise NotApplicable("the span of the gradient shows no place where a sentence may end")
     found.sort(key=lambda sentence: sentence.distance)
     distances = torch.tensor([sentence.distance for sentence in found], dtype=torch.float64)
     near = limit.accepts(distances, observation.batch_size).nonzero().flatten().tolist()
@@ -181,7 +182,7 @@ def _search(
 
 
 def _lengths(pool: TokenPool, space: TokenSpace) -> list[int]:
-    """Return the lengths that sentences may have: where the last token of all is possible."""
+    """Return the possible lengths of sentences: where the last token of all texts is possible."""
     return [
         place + 1
         for place in range(len(pool.tokens))
@@ -191,7 +192,7 @@ def _lengths(pool: TokenPool, space: TokenSpace) -> list[int]:
 
 
 def _guesses(columns: Sequence[Tensor], most: int, rng: Generator) -> Iterator[Tensor]:
-    """Yield all combinations of tokens if there are few, or else random ones."""
+    """Yield all combinations of tokens if there are few, or random ones otherwise."""
     count = math.prod(len(column) for column in columns)
     if count <= most:
         index = torch.arange(count)
@@ -218,7 +219,7 @@ def _climb(
     tried: Sequence[Sentence],
     batch_size: int,
 ) -> list[Sentence]:
-    """Return sentences from the best random ones by changing one token at a time."""
+    """Improve the best random sentences by changing one token at a time."""
     starts = sorted(tried, key=lambda sentence: sentence.distance)[: 8 * batch_size]
     current = torch.tensor([sentence.tokens for sentence in starts], device=view.device)
     score = torch.tensor([s.distance for s in starts], dtype=torch.float64, device=view.device)
@@ -243,25 +244,26 @@ def rebuilt(
     limit: Limit,
     second: Subspace,
 ) -> Reconstruction:
-    """Return the batch that sentences make, with what no span says of them.
+    """Return the batch that the sentences form, with the facts that no span shows.
 
-    A guess is as certain as it is near, compared with random vectors; less so if the sentences
-    have fewer prefixes than the second block's space has dimensions, so that some are missing.
-    Then how often each occurs is unknown, too, and there are no copies. The objective is the share
-    of the second block's gradient that the sentences do not span.
+    The confidence of a guess grows as its distance falls, relative to random vectors. It is lower
+    if the sentences have fewer prefixes than the second block's space has dimensions, because some
+    sentences are then missing. In that case the number of repetitions is unknown too, and no
+    copies are returned. The objective is the share of the second block's gradient that the
+    sentences do not span.
     """
     share = explained_share([sentence.tokens for sentence in found], second)
     sure = {s.tokens: share * max(0.0, 1 - s.distance / max(limit.high, 1e-12)) for s in found}
     endings = find_endings(view, observation, [*sure]) if is_causal(view) else None
     once: list[tuple[float, tuple[int, ...]]] = []
-    again: list[tuple[float, tuple[int, ...]]] = []  # copies leave room for other sentences first
+    again: list[tuple[float, tuple[int, ...]]] = []  # copies come after all other sentences
     for ending in endings or []:
         if limit.noisy and not ending.leaf:
-            continue  # a beginning's count is a difference of weights, and noise is as large
+            continue  # the count of a beginning is a difference of weights, as small as the noise
         nearest = max(sure[s] for s in sure if s[: len(ending.prefix)] == ending.prefix)
         once.append((nearest * _trust(ending), sentence_of(view, ending)))
         again += once[-1:] * (round(ending.count) - 1 if share > _COMPLETE else 0)
-    if endings is None:  # then the last tokens are missing where they are labels
+    if endings is None:  # the last tokens are then missing if they are labels
         lost = view.space.task == "next-token"
         once = [(c * len(tokens) / (len(tokens) + lost), tokens) for tokens, c in sure.items()]
     ranked = (sorted(part, key=lambda guess: -guess[0]) for part in (once, again))
@@ -275,7 +277,7 @@ def rebuilt(
 
 
 def explained_share(sentences: Sequence[tuple[int, ...]], second: Subspace) -> float:
-    """Return the share of the second block's dimensions that prefixes of sentences account for."""
+    """Return the share of the second block's dimensions that prefixes of sentences explain."""
     prefixes = {s[:end] for s in sentences for end in range(1, len(s) + 1)}
     return min(1.0, len(prefixes) / max(1, second.rank))
 

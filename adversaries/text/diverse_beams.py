@@ -1,4 +1,4 @@
-"""Sentences from a pool of tokens: a beam search in groups that differ from each other."""
+"""Build sentences from a pool of tokens by a beam search in groups that differ."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """How sentences are searched for.
+    """Parameters of the search for sentences.
 
     Attributes:
-        width: Beams of each group.
+        width: Beams per group.
         groups: Number of groups.
         language: Weight of the language model's score, standardised over the pool.
-        diversity: Price of a token that an earlier group has chosen at the same place.
-        repetition: Price of a last trigram that the sentence has had before.
+        diversity: Penalty for a token that an earlier group has chosen at the same position.
+        repetition: Penalty for a last trigram that the sentence already contains.
     """
 
     width: int
@@ -42,12 +42,12 @@ class Search:
 
     @property
     def beams(self) -> int:
-        """Return the beams of all groups."""
+        """Return the number of beams of all groups."""
         return self.width * self.groups
 
 
 Geometry = Callable[[Tensor], Tensor]
-"""From vectors to their distances."""
+"""Maps vectors to their distances."""
 
 
 def search(
@@ -58,19 +58,20 @@ def search(
     pool: TokenPool,
     how: Search,
 ) -> list[Candidate]:
-    """Return sentences, the best first.
+    """Return sentences, best first.
 
-    A sentence's score is the mean over its tokens of the geometric distance, in units of its
-    spread over a step's continuations, less the language model's standardised score: or else
-    fluent sentences would beat true ones wherever distances differ by little. The language model
-    is asked only where more continuations are allowed than there are beams.
+    The score of a token is its geometric distance, in units of the spread over all continuations of
+    the step, minus the language model's standardised score. A sentence's score is the mean over its
+    tokens. Without these units, fluent sentences would beat true ones wherever distances differ
+    only a little. The language model is used only if more continuations are allowed than there are
+    beams.
 
     Args:
         view: The model.
         module: The module whose inputs are compared.
-        geometry: Their distances.
-        allowed: From prefixes' tokens and the distances of their continuations to which of these
-            may be chosen.
+        geometry: Returns the distances of these inputs.
+        allowed: Maps the tokens of prefixes and the distances of their continuations to which
+            continuations may be chosen.
         pool: The tokens.
         how: The parameters of the search.
     """
@@ -129,7 +130,7 @@ def _in_groups(
         best = own.flatten().topk(min(how.width, own.numel()), largest=False)
         index = best.indices[best.values.isfinite()]
         row, column = index // len(tokens), index % len(tokens)
-        scores[row, column] = torch.inf  # no other group has the same
+        scores[row, column] = torch.inf  # no other group may choose the same
         taken[column] = True
         rows.append(row)
         columns.append(column)
@@ -138,7 +139,7 @@ def _in_groups(
 
 
 def _repeats(prefixes: Tensor, tokens: Tensor) -> Tensor:
-    """Return which continuations make a trigram that their prefix has had."""
+    """Return which continuations repeat a trigram of their prefix."""
     repeated = torch.zeros(len(prefixes), len(tokens), dtype=torch.bool, device=tokens.device)
     for row, prefix in enumerate(prefixes.tolist()):
         last = prefix[-2:]
@@ -153,7 +154,7 @@ def _repeats(prefixes: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Fluency:
-    """What the language model thinks of continuations; it remembers prefixes as they grow."""
+    """Language-model scores of continuations, with a cache for growing prefixes."""
 
     def __init__(self, view: Transformer) -> None:
         from transformers import DynamicCache  # slow to import
@@ -161,14 +162,14 @@ class Fluency:
         self.view, self.memory = view, DynamicCache()
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the prefixes, each perhaps more than once."""
+        """Keep some of the prefixes; each may be kept more than once."""
         self.memory.reorder_cache(rows)
 
     @torch.no_grad()
     def scores(self, prefixes: Tensor, tokens: Tensor) -> Tensor:
-        """Return the last hidden state's products with tokens' embeddings, standardised.
+        """Return the products of the last hidden state with token embeddings, standardised.
 
-        The state that predicts a token is the one before it; nothing predicts the first.
+        The state before a token predicts it. Nothing predicts the first token.
         """
         count, length = prefixes.shape
         if not length:

@@ -1,4 +1,4 @@
-"""GRAB: texts from gradients of practical training, where dropout masks are unknown, too."""
+"""GRAB: texts from gradients of practical training, where dropout masks are unknown too."""
 
 from __future__ import annotations
 
@@ -20,42 +20,49 @@ from .reordering import reorderings
 from .texts import Texts
 from .token_matching import TokenMatching
 
-_EXCHANGED = 32  # nearest tokens that a place is tried with
-_PATIENCE = 3  # rounds of changes without a better one, after which the search ends
+_EXCHANGED = 32  # number of nearest tokens to try at a place
+_PATIENCE = 3  # the search ends after this many rounds without a better guess
 
 
 @dataclass(frozen=True)
 class GRAB(TokenMatching):
-    """Search in turn for embeddings and dropout masks, and for the order of the tokens.
+    """Search alternately for embeddings with dropout masks, and for the order of the tokens.
 
-    The continuous part minimises the distance of updates over the embeddings and over a mask in
-    [0, 1] for every place where the client's model drops activations: the same random masks that
-    make a replay without them differ from the upload. The discrete part puts the nearest tokens
-    into other orders and keeps what has the nearest update: unlike LAMP, without a language model.
+    The continuous part minimises the distance of updates over the embeddings and over dropout
+    masks. There is a mask in [0, 1] for every place where the client's model drops activations.
+    These random masks make a replay without them differ from the upload. The discrete part puts the
+    nearest tokens into other orders and keeps the order with the nearest update. Unlike LAMP, it
+    uses no language model.
 
-    Only the abstract and a competitor's figures were at hand: this is a reading of them, not a
-    reproduction. Ours are the distance, the prior on norms and the starts (those of LAMP); masks
-    as sigmoids, with a prior that draws their mean to the share that is kept and each entry to 0
-    or 1; orders by random changes; that a token is also exchanged for the next nearest ones; and
-    that tokens take the place of their embeddings where their update is nearer. Labels and lengths
-    are dealt with as in LAMP. Masks fall away where the client's model drops nothing, as in
-    evaluation mode.
+    Only the abstract and a competitor's figures were available. This attack is an interpretation of
+    them, not a reproduction. The following parts are not from the paper:
+
+    - The distance, the prior on norms and the starts are those of LAMP.
+    - Masks are sigmoids. A prior draws their mean to the share that is kept, and each entry to 0
+      or 1.
+    - Orders come from random changes. A token may also be exchanged for the next nearest ones.
+    - Tokens replace their embeddings if their update is nearer.
+
+    Labels and lengths are treated as in LAMP. There are no masks if the client's model drops
+    nothing, as in evaluation mode.
 
     Attributes:
         iterations: Steps of Adam.
-        lr: Its first step size, in units of the root mean square of the vocabulary's embeddings.
-        starts: Random starts of which the best is taken, and then random orders of it.
-        norm_prior: Weight of the squared relative difference of the embeddings' mean norm from
+        lr: First step size of Adam, in units of the root mean square of the vocabulary's
+            embeddings.
+        starts: Number of random starts. The best is taken, and then as many random orders of it
+            are tried.
+        norm_prior: Weight of the squared relative difference between the embeddings' mean norm and
             the vocabulary's.
         reorder_every: Steps between two searches for a better order, after the first tenth.
         orders: Changes that such a search tries for each sentence.
-        use_embedding: Whether only tokens that the gradient of the embeddings shows are taken.
-        blocks: How many of the first blocks' parameters are compared, beside those outside of
-            blocks; None for all.
-        lengths: The sentences' numbers of tokens, where they are known; estimated otherwise.
+        use_embedding: Whether to use only tokens that the gradient of the embeddings shows.
+        blocks: Number of first blocks whose parameters are compared, in addition to parameters
+            outside of blocks. None compares all blocks.
+        lengths: Numbers of tokens of the sentences, if they are known. Default: estimated.
         beams: Guesses that the discrete part keeps from one round of changes to the next.
-        rounds: Rounds of changes at the end, at most.
-        learn_masks: Whether dropout masks are searched for; or else they are taken at their mean.
+        rounds: Largest number of rounds of changes at the end.
+        learn_masks: Whether to search for dropout masks. Otherwise their mean is used.
         mask_lr: First step size for the masks' logits.
         mask_prior: Weight of the prior on masks.
 
@@ -81,15 +88,15 @@ class GRAB(TokenMatching):
             raise ValueError(f"mask_prior must be >= 0 and finite, got {self.mask_prior}")
 
     def distance(self, *, slopes: bool = True) -> Distance:
-        """Compare directions, parameter by parameter."""
+        """Return the mean cosine distance over parameters."""
         return partial(layerwise_cosine, slopes=slopes)
 
     def optimizer(self, texts: Texts) -> Adam:
-        """Descend in steps of their own for masks."""
+        """Return Adam with a separate step size for masks."""
         return replace(super().optimizer(texts), rates={"masks": self.mask_lr})
 
     def unknowns(self, texts: Texts, inputs: Tensor) -> Unknowns:
-        """Search for masks, too, beginning with the share that is kept everywhere."""
+        """Add masks to the unknowns; they start at the share that is kept."""
         with torch.no_grad(), DropoutMasks() as dropout:
             texts.replay(inputs[0], texts.labels_at(inputs[0]))
         if not (self.learn_masks and dropout.sites):
@@ -100,7 +107,7 @@ class GRAB(TokenMatching):
     def replay(
         self, texts: Texts, inputs: Tensor, targets: Tensor, others: Unknowns
     ) -> tuple[Update, Tensor]:
-        """Replay with masks in place of dropout; zeros and ones, as many as drawn, are likely."""
+        """Replay with masks instead of dropout; the prior favours 0 and 1 in the right shares."""
         masks = others["masks"].sigmoid() if "masks" in others else None
         with DropoutMasks(masks) as dropout:
             update = texts.replay(inputs, targets)
@@ -113,7 +120,7 @@ class GRAB(TokenMatching):
         return update, self.mask_prior * torch.stack(doubts).mean()
 
     def reorder(self, texts: Texts, unknowns: Unknowns, rng: Generator) -> Unknowns:
-        """Put tokens in the place of their embeddings if some order of them has a nearer update."""
+        """Replace embeddings by tokens if some order of the tokens has a nearer update."""
         others = {name: value[0] for name, value in unknowns.items() if name != "inputs"}
         inputs = unknowns["inputs"][0]
         near = texts.candidates(inputs, _EXCHANGED)
@@ -125,7 +132,7 @@ class GRAB(TokenMatching):
         return {**unknowns, "inputs": texts.embedded(beams[:1])}
 
     def _remembering(self, texts: Texts, others: Unknowns) -> Callable[[Tensor], Tensor]:
-        """Return the distances of guesses of tokens as a function that replays none twice."""
+        """Return a function for the distances of token guesses that replays none twice."""
         known: dict[tuple[int, ...], float] = {}
 
         def distances(guesses: Tensor) -> Tensor:
@@ -149,14 +156,14 @@ class GRAB(TokenMatching):
     ) -> tuple[Tensor, Tensor]:
         """Return the best guesses after a change of each sentence, and their distances.
 
-        Half of the changes are of the order; the others exchange a token for another one that is
-        near to the embedding at its place.
+        Half of the changes reorder tokens. The others exchange a token for one that is near the
+        embedding at its place.
 
         Args:
-            texts: What is searched for.
+            texts: The search problem.
             beams: Guesses of tokens, stacked.
-            near: Tokens near to the embedding at each place, (sentences, length, tokens).
-            distances: From stacked guesses of tokens to their updates' distances.
+            near: Tokens near the embedding at each place, (sentences, length, tokens).
+            distances: Maps stacked guesses of tokens to the distances of their updates.
             rng: Source of all randomness.
         """
         half = (self.orders + 1) // 2
@@ -177,7 +184,7 @@ class GRAB(TokenMatching):
         return beams, values
 
     def finish(self, texts: Texts, best: Unknowns, rng: Generator) -> Reconstruction:
-        """Return the nearest tokens, changed as long as that brings their update nearer."""
+        """Return the nearest tokens, changed as long as their update comes nearer."""
         others = {name: value[0] for name, value in best.items() if name != "inputs"}
         near = texts.candidates(best["inputs"][0], _EXCHANGED)
         distances = self._remembering(texts, others)
@@ -192,21 +199,21 @@ class GRAB(TokenMatching):
 
 
 class _Site(NamedTuple):
-    """A place where the client's model drops activations: how many, and the share it keeps."""
+    """A place where the client's model drops activations: their number, and the kept share."""
 
     size: int
     kept: float
 
 
 class DropoutMasks(TorchFunctionMode):
-    """While it is entered, dropout is multiplication by given masks, or does nothing.
+    """A context in which dropout multiplies by given masks, or does nothing.
 
     Attributes:
-        sites: Where activations were dropped, in the order of the model's own code.
+        sites: The places where activations were dropped, in the order in which the model runs.
     """
 
     def __init__(self, masks: Tensor | None = None) -> None:
-        """Take the masks of all sites, one after the other, or None for their mean."""
+        """Take the concatenated masks of all sites, or None for their mean."""
         super().__init__()
         self.masks = masks
         self.sites: list[_Site] = []
@@ -218,7 +225,7 @@ class DropoutMasks(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Look out for dropout."""
+        """Replace dropout, and run all other functions unchanged."""
         kwargs = kwargs or {}
         if func is not functional.dropout:
             return func(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Gradients of candidate sentences as atoms of a dictionary, and the few that make up an upload.
+"""Gradients of candidate sentences as atoms of a dictionary; find the few that form an upload.
 
-The gradient of a linear layer for one sentence is D^T X, with its inputs X and the slopes D of
-its outputs, one row for each token. Products of such gradients are sums over pairs of tokens,
-<D^T X, E^T Y> = sum((X Y^T) * (D E^T)), so that no atom is ever built.
+The gradient of a linear layer for one sentence is D^T X, with its inputs X and the slopes D of its
+outputs, one row for each token. Products of such gradients are sums over pairs of tokens,
+<D^T X, E^T Y> = sum((X Y^T) * (D E^T)), so no atom is ever stored.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..base import Observation, in_evaluation
 from .transformer import LinearLayer, Transformer
 
 _AT_ONCE = 8
-"""Candidates that run through the model together."""
+"""Number of candidates that run through the model together."""
 
 
 class Part(NamedTuple):
-    """What one layer adds to an atom: inputs and slopes of its outputs, (tokens, size)."""
+    """One layer's part of an atom: inputs and slopes of its outputs, each (tokens, size)."""
 
     inputs: Tensor
     slopes: Tensor
@@ -31,9 +31,9 @@ class Selection(NamedTuple):
     """The atoms whose combination is nearest to the upload.
 
     Attributes:
-        chosen: Their places, in the order in which they were chosen.
-        amounts: How much of each.
-        residual: What they leave of the upload, as a share of its norm.
+        chosen: Their indices, in the order in which they were chosen.
+        amounts: The amount of each atom.
+        residual: The unexplained part of the upload, as a share of its norm.
     """
 
     chosen: list[int]
@@ -50,13 +50,13 @@ def sentence_atoms(
 ) -> list[list[Part]]:
     """Return the atom of each candidate, layer by layer.
 
-    The loss is the client's, of each candidate alone.
+    The loss is the client's loss on each candidate alone.
 
     Args:
         view: The model.
-        observation: What was seen.
-        layers: The layers that atoms are made of.
-        inputs: Candidates, (n, length).
+        observation: The observed update.
+        layers: The layers that atoms consist of.
+        inputs: Candidates, of shape (n, length).
         targets: Their targets.
     """
     atoms: list[list[Part]] = []
@@ -105,17 +105,17 @@ def pursue(
 
     Args:
         atoms: Candidates, layer by layer.
-        gradients: What was seen of these layers, as (outputs, inputs).
-        most: How many atoms are chosen at most.
+        gradients: The observed gradients of these layers, as (outputs, inputs).
+        most: Largest number of atoms to choose.
         ridge: Penalty on the amounts of atoms of norm 1.
-        tolerance: Share of the upload's norm at which nothing is left to explain.
+        tolerance: The search ends when the residual is below this share of the upload's norm.
     """
     inner = torch.stack([_inner(atom, gradients) for atom in atoms])
     norms = torch.stack([_product(atom, atom) for atom in atoms]).clamp(min=1e-60).sqrt()
     whole = sum(float(g.double().square().sum()) for g in gradients) ** 0.5 or 1.0
     inner = inner / norms / whole
     chosen: list[int] = []
-    amounts, gram = inner[:0], inner.new_zeros(len(atoms), 0)  # of all atoms with chosen ones
+    amounts, gram = inner[:0], inner.new_zeros(len(atoms), 0)  # products of all with chosen atoms
     residual = 1.0
     for _ in range(min(most, len(atoms))):
         correlation = (inner - gram @ amounts).abs()
@@ -136,7 +136,7 @@ def pursue(
 
 
 def _inner(atom: Sequence[Part], gradients: Sequence[Tensor]) -> Tensor:
-    """Return the product of an atom with what was seen."""
+    """Return the inner product of an atom with the observed gradients."""
     parts = [
         ((part.slopes.double() @ gradient.double()) * part.inputs.double()).sum()
         for part, gradient in zip(atom, gradients, strict=True)

@@ -1,4 +1,4 @@
-"""LAMP: texts from gradients, with a language model as the prior of their word order."""
+"""LAMP: texts from gradients, with a language model as a prior on word order."""
 
 from __future__ import annotations
 
@@ -22,45 +22,47 @@ from .token_matching import TokenMatching
 class LAMP(TokenMatching):
     """Search for embeddings by their gradient, and for orders that a language model finds likely.
 
-    Adam minimises the distance of the replayed update from the observed one plus a prior on the
-    embeddings' norm. Every `reorder_every` steps after the first tenth, each sentence's tokens are
-    put into other orders, of which the one with the least distance + `language` * cross-entropy
-    of the nearest tokens is kept. The nearest tokens, by the cosine, of the best embeddings are
-    the guess. Without reorderings and priors, this is TAG or, with squared errors, DLG for text.
+    Adam minimises the distance of the replayed update from the observed one, plus a prior on the
+    embeddings' norm. Every `reorder_every` steps after the first tenth, the attack tries other
+    orders of each sentence's tokens. It keeps the order with the lowest distance + `language` *
+    cross-entropy of the nearest tokens. The guess is the nearest tokens, by the cosine, of the best
+    embeddings. Without reorderings and priors, this is TAG or, with squared errors, DLG for text.
 
-    What we read differently:
+    This attack differs from the paper as follows:
 
-    - The prior is the model under attack itself, in place of a language model of the same
-      vocabulary: its own next-token logits or, if it is a decoder that classifies, those that its
-      tied embeddings give. A model that finds public texts hardly likelier than any tokens, or
-      an encoder, is none, and orders are chosen by their gradients alone.
-    - Labels are granted to the authors' attack. Here they are if the threat model says so, or else
-      inferred from the last layer's bias, or taken from the public texts whose update is nearest
-      of as many as there are starts. When next tokens are learned, the labels are the text:
-      they are the nearest tokens of every step, among those that the gradient of the embeddings
-      shows, up to twice as many as there are tokens, and starts are sentences of these that the
-      model itself draws.
-    - So are lengths: here they are estimated unless given as `lengths`.
-    - Starts are scaled to the vocabulary's norm before they are compared, not after; the step
-      size falls by the same total factor in any number of iterations; after a sentence was
-      reordered, the prior sees its new order; padding is masked, as the client does it.
+    - The prior is the attacked model itself instead of another language model with the same
+      vocabulary. It uses the model's next-token logits or, for a decoder that classifies, those of
+      its tied embeddings. There is no prior if the model is an encoder, or if it finds public texts
+      hardly more likely than random tokens. Orders are then chosen by their gradients alone.
+    - The authors' attack is given the labels. Here the threat model decides. If labels are not
+      granted, the attack infers them from the last layer's bias. If that fails, it takes the labels
+      of the public texts with the nearest update, among as many batches as there are starts.
+    - If the model learns next tokens, the labels are the text itself: the nearest tokens at every
+      step. Tokens come from those that the gradient of the embeddings shows, up to twice the number
+      of tokens. Starts are sentences of these tokens that the model itself draws.
+    - The authors' attack is given the lengths. Here they are estimated unless `lengths` is set.
+    - Starts are scaled to the vocabulary's norm before they are compared, not after.
+    - The step size falls by the same total factor for any number of iterations.
+    - After a sentence is reordered, the prior sees the new order.
+    - Padding is masked, as the client does it.
 
     Attributes:
-        iterations: Steps of Adam; 5000 for large models in the paper.
-        lr: Its first step size, in units of the root mean square of the vocabulary's embeddings:
-            the paper's 0.01 is 0.2 of BERT's.
-        starts: Random starts of which the best is taken, and then random orders of it.
-        norm_prior: Weight of the squared relative difference of the embeddings' mean norm from
-            the vocabulary's: for BERT, the paper's are 2 with the cosine, 49 with L1 and L2.
+        iterations: Steps of Adam. The paper takes 5000 for large models.
+        lr: First step size of Adam, in units of the root mean square of the vocabulary's
+            embeddings. The paper's 0.01 is 0.2 for BERT.
+        starts: Number of random starts. The best is taken, and then as many random orders of it
+            are tried.
+        norm_prior: Weight of the squared relative difference between the embeddings' mean norm and
+            the vocabulary's. For BERT, the paper takes 2 with the cosine, and 49 with L1 and L2.
         reorder_every: Steps between two searches for a better order, after the first tenth.
         orders: Orders that such a search tries for each sentence.
-        use_embedding: Whether only tokens that the gradient of the embeddings shows are taken: an
-            option of the authors' code, which leaves little but the order to be found.
-        blocks: How many of the first blocks' parameters are compared, beside those outside of
-            blocks; None, as published, for all.
-        lengths: The sentences' numbers of tokens, where they are known; estimated otherwise.
-        comparison: `cosine`, the mean over parameters of the cosine distance, or `l1l2`, squared
-            plus `absolute` times absolute errors.
+        use_embedding: Whether to use only tokens that the gradient of the embeddings shows. This is
+            an option of the authors' code. It leaves little but the order to be found.
+        blocks: Number of first blocks whose parameters are compared, in addition to parameters
+            outside of blocks. None, as published, compares all blocks.
+        lengths: Numbers of tokens of the sentences, if they are known. Default: estimated.
+        comparison: `cosine` is the mean over parameters of the cosine distance. `l1l2` is squared
+            errors plus `absolute` times absolute errors.
         language: Weight of the cross-entropy: 0.2 with the cosine, 60 with L1 and L2.
         absolute: Weight of absolute errors.
 
@@ -84,7 +86,7 @@ class LAMP(TokenMatching):
                 raise ValueError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
 
     def distance(self, *, slopes: bool = True) -> Distance:
-        """Compare directions, parameter by parameter, or all entries."""
+        """Return the distance that `comparison` names."""
         if self.comparison == "cosine":
             return partial(layerwise_cosine, slopes=slopes)
 
@@ -98,7 +100,7 @@ class LAMP(TokenMatching):
         return errors
 
     def reorder(self, texts: Texts, unknowns: Unknowns, rng: Generator) -> Unknowns:
-        """Keep the likeliest order of each sentence, by its gradient and the language model."""
+        """Keep the most likely order of each sentence, by its gradient and the language model."""
         prior = texts.language if self.language else None
         inputs = unknowns["inputs"][0].clone()
         tokens = texts.nearest(inputs)

@@ -1,4 +1,4 @@
-"""The blind baseline for language models: their own most likely sentences."""
+"""The blind baseline for language models: the model's own most likely sentences."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from .transformer import find_transformer
 
 @dataclass(frozen=True)
 class LanguageGuess(Adversary):
-    """Guess the sentences that the model under attack finds likeliest itself.
+    """Guess the sentences that the attacked model itself finds most likely.
 
-    The likeliest first tokens, a different one for each sentence, are continued by the likeliest
-    token after token, until the model ends the text or it is as long as the median public text.
-    First tokens are what follows the token that all texts begin with or, if there is none, the
-    most frequent ones of public texts or, without any, what follows the model's beginning of text.
+    Each sentence starts with a different likely first token. The model continues it by the most
+    likely token at each step. It stops at an end of text, or at the length of the median public
+    text. If all texts begin with the same token, the first tokens are those that follow it.
+    Otherwise they are the most frequent first tokens of public texts. Without public texts, they
+    are those that follow the model's beginning-of-text token.
 
-    No attack: what it reaches is not leakage. A rate means something only above this one, and
-    above that of `PriorGuess`.
+    This is not an attack, and its success is not leakage. The rate of an attack is meaningful only
+    if it is above the rates of this baseline and of `PriorGuess`.
     """
 
     baseline: ClassVar[bool] = True
@@ -33,7 +34,7 @@ class LanguageGuess(Adversary):
 
     @torch.no_grad()
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return one likely sentence per private one."""
+        """Return one likely sentence per private sentence."""
         logits = next_token_logits(observation)
         space = cast(TokenSpace, observation.space)
         beginnings = _beginnings(observation, space, logits)
@@ -43,7 +44,7 @@ class LanguageGuess(Adversary):
 
 
 def _beginnings(observation: Observation, space: TokenSpace, logits: Logits) -> Tensor:
-    """Return the likeliest beginnings (sentences, tokens)."""
+    """Return the most likely beginnings, of shape (sentences, tokens)."""
     count = observation.batch_size
     if space.first is not None:
         first = torch.full((count, 1), space.first, device=_device(observation))
@@ -53,13 +54,13 @@ def _beginnings(observation: Observation, space: TokenSpace, logits: Logits) -> 
         return _likeliest(firsts, space, count)
     begin = getattr(find_transformer(observation).whole.config, "bos_token_id", None)
     if begin is None:
-        raise NotApplicable("it is not known how texts begin: there are no public ones")
+        raise NotApplicable("it is unknown how texts begin, because there are no public texts")
     beginning = torch.full((1, 1), begin, device=_device(observation))
     return _likeliest(logits(beginning)[0, -1], space, count)
 
 
 def _likeliest(scores: Tensor, space: TokenSpace, count: int) -> Tensor:
-    """Return the tokens of the highest scores (count, 1), none of them special."""
+    """Return the tokens with the highest scores, of shape (count, 1); none are special."""
     scores = scores[: space.vocabulary].clone()
     scores[list(space.special)] = -torch.inf
     best = scores.topk(min(count, len(scores))).indices
@@ -73,7 +74,7 @@ def _median_length(observation: Observation, space: TokenSpace) -> int:
 
 
 def _continued(logits: Logits, tokens: Tensor, length: int, space: TokenSpace) -> Tensor:
-    """Return texts continued by their likeliest tokens; after an end, there is only padding."""
+    """Return texts continued by their most likely tokens; after an end, there is only padding."""
     ended = torch.zeros_like(tokens[:, 0], dtype=torch.bool)
     ends = [t for t in (*space.special, space.padding, space.last) if t is not None]
     while tokens.shape[1] < length and not ended.all():
@@ -89,5 +90,5 @@ def _device(observation: Observation) -> torch.device:
 
 
 def _filling(space: TokenSpace) -> int:
-    """Return what fills up a text: any token, where nothing does."""
+    """Return the token that fills up a text; any token if there is no padding."""
     return 0 if space.padding is None else space.padding

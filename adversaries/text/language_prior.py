@@ -1,4 +1,4 @@
-"""The observed model as a language model: how likely a text is, whatever the update."""
+"""The observed model as a language model: how likely a text is, independent of the update."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ..spaces import NotApplicable, TokenSpace
 from .transformer import Transformer, find_transformer
 
 Logits = Callable[[Tensor], Tensor]
-"""From tokens (n, length) to the logits of the token after each: (n, length, vocabulary)."""
+"""Maps tokens (n, length) to the logits of the next tokens: (n, length, vocabulary)."""
 
 _SENTENCES_AT_ONCE = 16
-_KNOWING = 0.9  # of the surprise of one to whom all tokens are alike
-_PUBLIC = 16  # texts that a language model is tried on
+_KNOWING = 0.9  # a model knows language if its surprise is below this share of uniform guessing
+_PUBLIC = 16  # number of public texts on which a language model is tested
 
 
 def next_token_logits(observation: Observation) -> Logits:
     """Return the observed model as a language model.
 
-    A classifier on a decoder is one, too, if its family ties the output layer to the embeddings:
-    these are the layer that was left out. Many models read a text as such only after a token that
-    begins or ends one: if this makes public texts likelier, every text is read after it.
+    A classifier on a decoder is also one if its family ties the output layer to the embeddings: the
+    embeddings then replace the missing output layer. Many models expect a token that begins or ends
+    a text before it. If such a token makes public texts more likely, it is put before every text.
 
     Raises:
-        NotApplicable: If it is none.
+        NotApplicable: If the model is not a language model.
     """
     transformer = find_transformer(observation)
     logits, space = _logits(observation, transformer), transformer.space
@@ -45,7 +45,7 @@ def next_token_logits(observation: Observation) -> Logits:
 
 
 def _after(mark: int, logits: Logits) -> Logits:
-    """Return a language model that reads a token before every text."""
+    """Return a language model that puts a token before every text."""
     return lambda tokens: logits(pad(tokens, (1, 0), value=mark))[:, 1:]
 
 
@@ -53,7 +53,7 @@ def _logits(observation: Observation, transformer: Transformer) -> Logits:
     if transformer.space.task == "next-token":
         return observation.model
     if not _causal(transformer):
-        raise NotApplicable("the model is an encoder, and no language model")
+        raise NotApplicable("the model is an encoder, not a language model")
     if not getattr(cast(Any, transformer.whole).config, "tie_word_embeddings", False):
         raise NotApplicable("the model classifies, and its output layer for tokens is not known")
 
@@ -67,7 +67,7 @@ def _logits(observation: Observation, transformer: Transformer) -> Logits:
 
 @torch.no_grad()
 def _causal(transformer: Transformer) -> bool:
-    """Return whether what comes after a token leaves its hidden state alone."""
+    """Return whether a token's hidden state does not depend on later tokens."""
     pairs = torch.tensor([[0, 0], [0, 1]], device=transformer.device) % transformer.space.vocabulary
     with in_evaluation(transformer.network):
         hidden = cast(Tensor, transformer.network(input_ids=pairs).last_hidden_state)
@@ -75,10 +75,10 @@ def _causal(transformer: Transformer) -> bool:
 
 
 def language_prior(observation: Observation) -> Callable[[Tensor], Tensor] | None:
-    """Return how unlikely the observed model finds texts; None if it is no language model.
+    """Return how unlikely the observed model finds texts; None if it is not a language model.
 
-    That is the mean cross-entropy of the tokens after the first, from tokens (n, length) to (n,).
-    A model that finds public texts hardly likelier than if all tokens were alike knows no language.
+    The prior maps tokens (n, length) to the mean cross-entropy of the tokens after the first, (n,).
+    A model knows no language if it finds public texts hardly more likely than uniform guessing.
     """
     try:
         logits = next_token_logits(observation)
@@ -110,12 +110,12 @@ def _cross_entropy(logits: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw_sentences(logits: Logits, known: Tensor, allowed: Tensor, rng: Generator) -> Tensor:
-    """Return sentences of certain tokens, as the language model would draw them.
+    """Draw sentences of allowed tokens from the language model.
 
     Args:
         logits: The language model.
-        known: Tokens that are known beforehand, and -1 at places that are to be filled.
-        allowed: The tokens that may be drawn; a first one is any of them.
+        known: Tokens that are known in advance, and -1 at places to fill.
+        allowed: The tokens that may be drawn. The first token of a text is drawn uniformly.
         rng: Source of all randomness.
     """
     tokens = known.clone()

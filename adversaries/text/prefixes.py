@@ -1,4 +1,4 @@
-"""Beginnings of sentences, and what the first block's attention remembers of them."""
+"""Beginnings of sentences, with the keys and values of the first block's attention."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 class Prefixes(NamedTuple):
-    """Beginnings of sequences, all of one length, and what the first block remembers of them.
+    """Beginnings of sequences of one length, with the first block's cached keys and values.
 
     Attributes:
-        tokens: (n, length).
-        keys: Of the first block's attention: (n, heads, length, size); None for length 0.
-        values: The same.
+        tokens: Tokens, of shape (n, length).
+        keys: Keys of the first block's attention, (n, heads, length, size); None for length 0.
+        values: Values, likewise.
     """
 
     tokens: Tensor
@@ -22,7 +22,7 @@ class Prefixes(NamedTuple):
     values: Tensor | None = None
 
     def rows(self, chosen: slice) -> Prefixes:
-        """Return some of them."""
+        """Return some of the prefixes."""
         keys, values = (None if x is None else x[chosen] for x in (self.keys, self.values))
         return Prefixes(self.tokens[chosen], keys, values)
 
@@ -31,11 +31,11 @@ class Extended(NamedTuple):
     """Prefixes, each with every candidate after it.
 
     Attributes:
-        vectors: What the modules asked for are given at the candidate: (n, candidates, size) each.
-        prefixes: What was extended.
-        candidates: The tokens.
-        keys: Of prefixes and candidates: (n, heads, length + candidates, size).
-        values: The same.
+        vectors: Inputs of the requested modules at the candidate, each (n, candidates, size).
+        prefixes: The prefixes that were extended.
+        candidates: The candidate tokens.
+        keys: Keys of prefixes and candidates, (n, heads, length + candidates, size).
+        values: Values, likewise.
     """
 
     vectors: list[Tensor]
@@ -48,8 +48,8 @@ class Extended(NamedTuple):
         """Return prefixes that are one token longer.
 
         Args:
-            row: Which prefixes are continued.
-            column: By which of the candidates.
+            row: Indices of the prefixes that are continued.
+            column: Index of the candidate that continues each.
         """
         length = self.prefixes.tokens.shape[1]
         tokens = torch.cat([self.prefixes.tokens[row], self.candidates[column, None]], dim=1)

@@ -10,10 +10,10 @@ from torch import Generator, Tensor
 
 
 def reorderings(size: int, count: int, rng: Generator) -> Tensor:
-    """Return orders of `size` things (count, size): first the present one, then changed ones.
+    """Return orders of `size` items (count, size): the current order, then changed ones.
 
-    In turn, two things change places, one is moved, a segment is moved, and the beginning is put
-    at the end.
+    The changes alternate: two items are swapped, one item is moved, a segment is moved, and the
+    beginning is moved to the end.
     """
     orders = [list(range(size))]
     changes = (_swap, _move, _move_segment, _rotate)
@@ -29,7 +29,7 @@ def _swap(order: list[int], first: int, middle: int, last: int) -> list[int]:
 
 
 def _move(order: list[int], first: int, middle: int, last: int) -> list[int]:
-    """Move one thing backwards or, if the middle one is even, forwards."""
+    """Move one item backwards, or forwards if the middle index is even."""
     here, there = (first, last) if middle % 2 else (last, first)
     order.insert(there, order.pop(here))
     return order

@@ -1,18 +1,18 @@
-"""Where sentences end, how often, and with which label: read off the last block's way out.
+"""Where sentences end, how often, and with which label: read off the last block's output layer.
 
-After the last block's attention, every token goes its own way. The gradient of the block's last
-linear layer is sum_n d_n a_n^T over the tokens n, where a_n is the layer's input, a known
-function of the prefix that ends in n, and d_n = J_n^T W^T sum_v w_nv (softmax(z_n) - e_v) the
-slope of the cross-entropy: W is the output head, J_n the Jacobian of the last norm, and w_nv the
-weight with which label v follows prefix n. Once the prefixes are known, so are the a_n, and a
-least-squares problem gives every d_n, hence w_nv. That answers what spans of inputs cannot say:
+After the last block's attention, tokens do not interact. The gradient of the block's last linear
+layer is sum_n d_n a_n^T over the tokens n. Here a_n is the layer's input, a known function of the
+prefix that ends in n. The slope of the cross-entropy is d_n = J_n^T W^T sum_v w_nv (softmax(z_n) -
+e_v). W is the output head, J_n is the Jacobian of the last norm, and w_nv is the weight of label v
+after prefix n. Once the prefixes are known, so are the a_n. A least-squares problem then gives
+every d_n, and hence w_nv. This reveals three facts that spans of inputs cannot show:
 
 - the last token of a sentence trained for next tokens, which is a label and never an input;
-- that a sentence is the beginning of another, so that its prefixes were found already;
+- that a sentence is the beginning of another, so its prefixes were already found;
 - that a sentence occurs more than once.
 
-It holds for tied and for separate embeddings, needs no backward pass, and is scale-free: the
-weights of all ends together are one batch.
+The method works for tied and for separate embeddings and needs no backward pass. It does not depend
+on the scale: the weights of all ends together are one batch.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ..base import Observation
 from .transformer import Transformer
 
 _SHORTLIST = 16
-"""Labels whose slopes are compared exactly."""
+"""Number of labels whose slopes are compared exactly."""
 
 _NODES_AT_ONCE = 128
 
 _LABELS = 4
-"""Most different ends of one prefix that are looked for."""
+"""Largest number of different ends of one prefix to search for."""
 
 
 class Following(NamedTuple):
     """A label that follows a prefix.
 
     Attributes:
-        weight: With which it does.
-        fit: How well it explains what other labels do not, in [0, 1].
+        weight: The weight with which it follows.
+        fit: How well it explains the part that other labels do not, in [0, 1].
     """
 
     weight: float
@@ -54,8 +54,8 @@ class Ending:
 
     Attributes:
         prefix: The tokens that are inputs.
-        label: What follows the prefix under the next-token loss, or else the sentence's class.
-        count: How many sentences of the batch this is, as measured: near a whole number if all
+        label: The token that follows the prefix (next-token loss), or the sentence's class.
+        count: Measured number of such sentences in the batch. It is near a whole number if all
             sentences were found.
         fit: How well the label explains the slope, in [0, 1].
         leaf: Whether no longer prefix continues this one.
@@ -71,15 +71,15 @@ class Ending:
 def find_endings(
     view: Transformer, observation: Observation, sentences: Sequence[tuple[int, ...]]
 ) -> list[Ending] | None:
-    """Return where sentences end, the surest first.
+    """Return where sentences end, most certain first.
 
     Args:
         view: The model.
-        observation: What was seen.
+        observation: The observed update.
         sentences: The longest prefixes that were found.
 
     Returns:
-        The endings; None if the last block was not uploaded, or there are more prefixes than its
+        The endings. None if the last block was not uploaded, or if there are more prefixes than its
         last layer has inputs.
     """
     head, layer = _head(view), view.last.down
@@ -98,7 +98,7 @@ def find_endings(
                 known[node[:-1]][node[-1]] = Following(0.0, 1.0)
     leaves = {*nodes} - {node[:-1] for node in nodes}
     pending = nodes
-    for _ in range(_LABELS):  # beside known ones, each prefix gets one label at a time
+    for _ in range(_LABELS):  # each prefix gets one more label at a time
         places = [nodes.index(node) for node in pending]
         grown = []
         for start in range(0, len(pending), _NODES_AT_ONCE):
@@ -113,7 +113,7 @@ def find_endings(
             )
             for node, labels in zip(pending[part], found, strict=True):
                 before = known[node]
-                known[node] = {  # how well a label fits is seen when it is found
+                known[node] = {  # the fit of a label is the one from when it was found
                     label: Following(now.weight, before.get(label, now).fit)
                     for label, now in labels.items()
                 }
@@ -127,7 +127,7 @@ def find_endings(
 
 
 def _gained(labels: dict[int, Following]) -> bool:
-    """Return whether the label that was found last is one that the prefix really has."""
+    """Return whether the prefix really has the label that was found last."""
     weights = [following.weight for following in labels.values()]
     return weights[-1] > 0.1 * max(weights)
 
@@ -137,10 +137,10 @@ def _flows(
     known: dict[tuple[int, ...], dict[int, Following]],
     leaves: set[tuple[int, ...]],
 ) -> list[Ending]:
-    """Return what ends: whatever reaches a prefix and does not go on from it.
+    """Return the endings: the weight that reaches a prefix and does not continue from it.
 
-    A sentence of n tokens has the weight 1 / (n - 1) at each of its prefixes under the
-    next-token loss, and 1 at its end when it is classified.
+    Under the next-token loss, a sentence of n tokens has the weight 1 / (n - 1) at each of its
+    prefixes. If sentences are classified, it has the weight 1 at its end.
     """
     next_token = view.space.task == "next-token"
     endings = []
@@ -155,7 +155,7 @@ def _flows(
 
 
 def _head(view: Transformer) -> nn.Module | None:
-    """Return the layer that makes logits of the last hidden states."""
+    """Return the layer that maps the last hidden states to logits."""
     if view.space.task == "next-token":
         return cast("nn.Module | None", cast(Any, view.whole).get_output_embeddings())
     return cast("nn.Module | None", getattr(view.whole, "score", None))
@@ -164,7 +164,7 @@ def _head(view: Transformer) -> nn.Module | None:
 def _states(
     view: Transformer, sentences: Sequence[tuple[int, ...]], nodes: Sequence[tuple[int, ...]]
 ) -> tuple[Tensor, Tensor]:
-    """Return the last layer's inputs and the last norm's, for every prefix."""
+    """Return the inputs of the last layer and of the last norm, for every prefix."""
     place = {node: index for index, node in enumerate(nodes)}
     longest = max(len(sentence) for sentence in sentences)
     tokens = torch.zeros(len(sentences), longest, dtype=torch.int64)
@@ -200,13 +200,13 @@ def _labels(
     slopes: Tensor,
     known: Sequence[Sequence[int]],
 ) -> list[dict[int, Following]]:
-    """Return the weights of known labels, and of the one that explains best what they do not."""
+    """Return the weights of known labels, and of the one that best explains the remainder."""
     hidden, pull_back = cast(Any, torch.func.vjp(norm, states))
     weight = cast(Tensor, head.weight)
     mean = head(hidden).softmax(-1) @ weight
 
     def slope(labels: Tensor) -> Tensor:
-        """Return the slope of the loss for a label each; 0 for label -1."""
+        """Return the slope of the loss for one label per row; 0 for label -1."""
         (atom,) = pull_back(mean - weight[labels.clamp(min=0)])
         return torch.where(labels[:, None] >= 0, atom, 0.0)
 
@@ -241,7 +241,7 @@ def _labels(
 
 
 def _columns(labels: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return the first label of each row, the second of each and so on; -1 where there is none."""
+    """Return the labels of all rows as columns: the first labels, the second, ...; -1 for none."""
     most = max((len(row) for row in labels), default=0)
     rows = [[*row, *[-1] * (most - len(row))] for row in labels]
     return torch.tensor(rows, dtype=torch.int64, device=device).view(len(labels), most).T
@@ -253,7 +253,7 @@ class _Fit(NamedTuple):
 
 
 def _fit(atoms: Sequence[Tensor], slopes: Tensor) -> _Fit:
-    """Return how much of each atom a slope has, by least squares, and what they explain."""
+    """Return the least-squares weights of the atoms in each slope, and the part they explain."""
     if not atoms:
         return _Fit(slopes.new_zeros(len(slopes), 0), torch.zeros_like(slopes))
     stacked = torch.stack([*atoms], dim=1).double()  # (prefixes, labels, width)
@@ -266,13 +266,13 @@ def _fit(atoms: Sequence[Tensor], slopes: Tensor) -> _Fit:
 
 
 def _counted(endings: Sequence[Ending], batch_size: int) -> list[Ending]:
-    """Return the endings with counts that sum up to the batch, without those of no weight."""
+    """Return endings whose counts sum up to the batch size, without those of no weight."""
     leaves = sum(ending.count for ending in endings if ending.leaf)
     if not leaves > 0:
         return [ending for ending in endings if ending.leaf]
     inner = [e for e in endings if not e.leaf and e.fit > 0.9 and e.count > 0]
     total = leaves + sum(ending.count for ending in inner)
-    for _ in range(3):  # weights that are no whole sentence are errors, and no part of the batch
+    for _ in range(3):  # weights of less than half a sentence are errors
         inner = [e for e in inner if batch_size * e.count / total >= 0.5]
         total = leaves + sum(ending.count for ending in inner)
     kept = [ending for ending in endings if ending.leaf] + inner
@@ -285,7 +285,7 @@ def _square(rows: Tensor) -> Tensor:
 
 
 def sentence_of(view: Transformer, ending: Ending) -> tuple[int, ...]:
-    """Return the tokens of a sentence: under a next-token loss, the label is its last."""
+    """Return the tokens of a sentence; under a next-token loss, the label is the last one."""
     if view.space.task == "next-token":
         return (*ending.prefix, ending.label)
     return ending.prefix

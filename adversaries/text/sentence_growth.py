@@ -1,4 +1,4 @@
-"""A decoder's sentences, grown token by token inside the span of a layer's gradient."""
+"""Grow a decoder's sentences token by token inside the span of a layer's gradient."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .token_pool import ROUNDING, TokenPool
 from .transformer import Transformer, block_space
 
 _STRANGERS = 256
-"""Random sequences that show how far vectors are from a space that has nothing to do with them."""
+"""Number of random sequences. They show how far unrelated vectors are from a space."""
 
 _UNEVEN = 5.0
-"""How much farther than the nearest of them true vectors typically are under noise."""
+"""Under noise, typical true vectors are about this many times as far as the nearest one."""
 
 _STRANGE = 4
-"""Their tokens, at most."""
+"""Largest number of tokens in a random sequence."""
 
 
 class Sentence(NamedTuple):
-    """A sequence whose every prefix is near the second block's space.
+    """A sequence whose prefixes are all near the second block's space.
 
     Attributes:
         tokens: Its tokens.
@@ -38,17 +38,17 @@ class Sentence(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Where prefixes are compared: what a layer is given, and the space of its gradient."""
+    """Where prefixes are compared: the module whose inputs are read, and its gradient's space."""
 
     module: nn.Module
     space: Subspace
 
     @classmethod
     def of(cls, view: Transformer, observation: Observation, second: Subspace) -> Probe:
-        """Return the second block's, or under known noise the way out of the first's attention.
+        """Return the second block, or, under known noise, the output layer of first attention.
 
-        What attention gives a token depends on its context alone; the second block's input is
-        mostly the token itself, whose context noise hides first.
+        The output of attention for a token depends only on its context. The second block's input
+        is mostly the token itself, so noise hides the context there first.
         """
         out = view.first.out
         if second.noise_is_known and out is not None and out.name in observation.update:
@@ -64,12 +64,12 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class Limit:
-    """Which distances from the space of a probe count as none.
+    """Which distances from the space of a probe count as zero.
 
     Attributes:
-        low: What rounding and drift make of no distance at all.
-        high: What hardly any vector reaches that has nothing to do with the space.
-        noisy: Whether there is noise of known size, so that true vectors are unevenly near.
+        low: Size of a zero distance after rounding and drift.
+        high: Distance that hardly any unrelated vector falls below.
+        noisy: Whether there is noise of known size. Distances of true vectors then vary.
     """
 
     low: float
@@ -80,10 +80,10 @@ class Limit:
     def of(
         cls, view: Transformer, probe: Probe, pool: TokenPool, rng: Generator, *, causal: bool
     ) -> Limit:
-        """Measure them: on the tokens that were kept, and on random sequences.
+        """Measure the limits on the tokens that were kept, and on random sequences.
 
-        Of a decoder's only the last token counts: in a small vocabulary, first tokens are often
-        those of a true sentence. Under noise, the nearest first token shows what is near.
+        For a decoder, only the last token of a sequence counts: in a small vocabulary, first tokens
+        often belong to a true sentence. Under noise, the nearest first token shows what is near.
         """
         length = min(_STRANGE, view.positions)
         strangers = torch.randint(view.space.vocabulary, (_STRANGERS, length), generator=rng)
@@ -97,16 +97,16 @@ class Limit:
 
     @property
     def clear(self) -> bool:
-        """Return whether there is a gap between both."""
+        """Return whether there is a gap between `low` and `high`."""
         return self.low < 0.1 * self.high
 
     @property
     def middle(self) -> float:
-        """Return what is as many times above the one as below the other."""
+        """Return the geometric mean of `low` and `high`."""
         return math.sqrt(self.low * self.high)
 
     def accepts(self, distances: Tensor, most: int) -> Tensor:
-        """Return which distances count as none; at most `most` can."""
+        """Return which distances count as zero; at most `most` can."""
         gap = threshold(distances, most=most, floor=self.low)
         least = min(3 * self.low, self.middle)
         return distances < min(max(gap, least), 0.5 * (self.middle + self.high))
@@ -115,13 +115,14 @@ class Limit:
 def grow(
     view: Transformer, probe: Probe, pool: TokenPool, limit: Limit, batch_size: int
 ) -> list[Sentence]:
-    """Return a decoder's sentences: prefixes that no token continues, all of them near the space.
+    """Return a decoder's sentences: prefixes near the space that no token continues.
 
-    There are never more different prefixes of one length than examples. A first token that is
-    repeated leaves the first block as it entered it, if positions are rotations: attention finds
-    the same value everywhere. Such a prefix is as near as the token alone, and says nothing; it
-    is followed in case something else comes after it, unless there is noise: the more often a
-    token is repeated, the less its attention changes by any other.
+    There are never more different prefixes of one length than examples. If positions are
+    rotations, a repeated first token has the same output of the first block as the token alone,
+    because attention finds the same value everywhere. Such a prefix is as near as the token and
+    carries no information. Without noise, it is still followed, because another token may come
+    after it. With noise it is not: the more often a token is repeated, the less another token
+    changes its attention.
     """
     prefixes, totals = view.no_prefix(), torch.zeros(1, dtype=torch.float64, device=view.device)
     found: list[Sentence] = []
@@ -135,7 +136,7 @@ def grow(
         repeated = echoes(prefixes.tokens, candidates) & (not view.absolute)
         near = limit.accepts(distances.masked_fill(repeated, torch.inf), batch_size)
         if position == 0:
-            near.view(-1)[distances.argmin()] = True  # there is a sentence
+            near.view(-1)[distances.argmin()] = True  # there is at least one sentence
         row, column = near.nonzero(as_tuple=True)
         sums = totals[row] + distances[row, column]
         best = sums.argsort()[:batch_size]
@@ -161,10 +162,10 @@ def verified(
     found: Sequence[tuple[tuple[int, ...], float]],
     rng: Generator,
 ) -> list[Sentence]:
-    """Return sentences, each until what the second block's feed-forward layer is given is far.
+    """Cut each sentence where it leaves the space of the second block's feed-forward layer.
 
-    Contexts have mixed twice there, and noise hides a wrong one less than anywhere before: but
-    it takes two blocks to know, which whole sentences alone are worth.
+    In that layer, contexts have mixed twice, so noise hides a wrong context less than before.
+    The test needs two blocks, so it is applied only to whole sentences.
     """
     layers = [layer for layer in view.second.up if layer.name in observation.update]
     space = block_space(observation, layers) if layers else None
@@ -182,7 +183,7 @@ def verified(
 
 
 def echoes(tokens: Tensor, candidates: Tensor) -> Tensor:
-    """Return which candidates only repeat a prefix that has no other token."""
+    """Return which candidates only repeat the single token of a prefix."""
     if not tokens.shape[1]:
         return torch.zeros(1, len(candidates), dtype=torch.bool, device=candidates.device)
     same = (tokens == tokens[:, :1]).all(1, keepdim=True)
@@ -192,9 +193,9 @@ def echoes(tokens: Tensor, candidates: Tensor) -> Tensor:
 def without_echoes(
     sentences: Sequence[tuple[tuple[int, ...], float]], view: Transformer
 ) -> list[Sentence]:
-    """Return sentences, each once, without those that begin others.
+    """Return each sentence once, without those that are the beginning of another.
 
-    Those that only repeat their first token are cut to it: see `grow`.
+    A sentence that only repeats its first token is cut to that token. See `grow`.
     """
     once: dict[tuple[int, ...], float] = {}
     for tokens, distance in sentences:

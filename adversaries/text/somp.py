@@ -1,4 +1,4 @@
-"""Text from the gradients of large batches, by matching pursuit over candidate sentences."""
+"""SOMP: text from the gradients of large batches, by matching pursuit over sentences."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Aggregation(NamedTuple):
     """Parameters that depend on the batch size: Table 5 of the paper."""
 
     pool: int
-    active: int  # one of so many heads
-    sparse: int  # one of so many feed-forward parts
+    active: int  # one in this many heads is used
+    sparse: int  # one in this many feed-forward parts is used
     width: int
     groups: int
 
@@ -41,70 +41,72 @@ TABLE_5 = {
 }
 
 _UNEXPLAINED = 0.1
-"""Share of an upload's norm that a batch leaves unexplained if no sentence is missing."""
+"""If no sentence is missing, at most this share of the upload's norm is unexplained."""
 
 _PREFIXES = 64
-"""Most beginnings of sentences that are candidates of the pursuit."""
+"""Largest number of beginnings of sentences that are candidates of the pursuit."""
 
 
 @dataclass(frozen=True)
 class SOMP(Adversary):
-    """SOMP: a pool of tokens, sentences from it, and the few whose gradients make up the upload.
+    """SOMP: find a pool of tokens, build sentences, and choose those that explain the upload.
 
-    Stage I scores the vocabulary by the spans of the first block's gradients, head by head; stage
-    II decodes sentences by the second block's, with the language model's own opinion and in
-    groups that differ; stage III takes the gradient of each sentence for an atom, and chooses at
-    most a batch of them by orthogonal matching pursuit.
+    Stage I scores the vocabulary by the spans of the first block's gradients, head by head. Stage
+    II decodes sentences by the spans of the second block's gradients, with the model's own
+    next-token scores and in groups that differ. Stage III treats the gradient of each sentence as
+    an atom. It chooses at most a batch of atoms by orthogonal matching pursuit.
 
-    The paper has no public code, and leaves much open. Our readings:
+    The paper has no public code and leaves many details open. This implementation decides them as
+    follows:
 
-    - As printed, a token's query is projected onto a space in the head's own dimensions, which is
-      everything as soon as there are as many tokens as these. We project the block's input onto
-      the row space of the head's gradient.
-    - All heads stacked, with keys and values, are DAGER's test, and stronger than any part of
-      them while there are fewer tokens than the model is wide, with noise or without. Stage II
-      keeps the continuations that it allows; stage I uses it instead of scores with `stacked`
-      geometry. Where the space is full, scores rank tokens and sentences.
-    - Where the size of noise is known, as for changes of weights, stage II is DAGER's: greedy
+    - As printed, a token's query is projected onto a space in the head's own dimensions. That space
+      is full as soon as there are as many tokens as dimensions. Here the block's input is projected
+      onto the row space of the head's gradient.
+    - All heads stacked, with keys and values, give DAGER's test. It is stronger than any part of
+      them while there are fewer tokens than the model's width, with or without noise. Stage II
+      keeps the continuations that this test allows. With `stacked` geometry, stage I uses it
+      instead of scores. If the space is full, scores rank tokens and sentences.
+    - If the size of the noise is known, as for changes of weights, stage II is DAGER's: greedy
       prefixes, verified as a whole, and clustered.
-    - DAGER's greedy sentences are candidates, too: under noise, beams lose true ones. Where noise
-      leaves no gap between true vectors and others, whatever is nearer than hardly any other is
-      continued, and every prefix is a candidate: of all three stages, the pursuit suffers least,
-      because its products average over all entries.
-    - Informative heads are those with the largest gradients. The tokens for a position are those
-      of the pool; position 0 has no query gradient, so that the stacked test's tokens join them.
+    - DAGER's greedy sentences are candidates too, because beams lose true sentences under noise. If
+      noise leaves no gap between true and other vectors, every continuation below the high limit is
+      followed, and every prefix is a candidate. The pursuit suffers least from noise of all three
+      stages, because its products average over all entries.
+    - Informative heads are those with the largest gradients. The tokens for a position are those of
+      the pool. Position 0 has no query gradient, so the tokens of the stacked test are added.
     - The feed-forward scores compare normalised inputs with parts of its first layer's gradient.
-    - Where the second block's space is full, sentences are compared at the way out of the first
-      block's feed-forward layer: it has more inputs than the model is wide, so that its gradient
-      is no full space, and true inputs have more of their norm in it than others (our extension).
-    - Beam widths are per group: W / G is below 1 at batch sizes of 8 and 16 as printed. Between
-      two columns of Table 5 the larger batch size's holds. Groups avoid what earlier ones chose
-      at the same step; repetitions are of trigrams.
-    - The language model is asked only where geometry leaves more sentences than beams. Distances
-      are in units of their spread, as its scores are: as printed, fluency would outweigh them.
-    - Lengths are not fixed: a sentence ends where nothing continues it; its last token under a
-      next-token loss, and whether it also ends earlier, is read off the last block.
-    - Sentences are clustered by ROUGE-L of tokens, greedily from the best, only if geometry has
-      not verified them one by one: near copies may both be true.
+    - If the second block's space is full, sentences are compared at the output layer of the first
+      block's feed-forward layer. That layer has more inputs than the model's width, so its
+      gradient does not span a full space. True inputs have more of their norm in it than others.
+      This is an extension of the paper.
+    - Beam widths are per group: as printed, W / G is below 1 at batch sizes of 8 and 16. Between
+      two columns of Table 5, the larger batch size applies. Groups avoid tokens that earlier groups
+      chose at the same step. Repetitions are those of trigrams.
+    - The language model is used only if geometry leaves more sentences than beams. Distances are in
+      units of their spread, like its scores. As printed, fluency would outweigh them.
+    - Lengths are not fixed: a sentence ends where nothing continues it. The last block reveals the
+      last token under a next-token loss, and whether a sentence also ends earlier.
+    - Sentences are clustered by ROUGE-L of tokens, greedily from the best. This is done only if
+      geometry has not verified them one by one, because near copies may both be true.
     - Atoms are the gradients of the first two blocks' projections. Labels are those that the last
-      block shows, or else class 0 for all. Amounts are penalised for atoms and an upload of norm
-      1; they count repeated sentences.
+      block shows, or else class 0 for all. Amounts are penalised for atoms and an upload of norm 1.
+      They count repeated sentences.
 
     Attributes:
-        geometry: Of stage I: `stacked` or `headwise`.
-        pool: Tokens that are kept; None for Table 5.
-        width: Beams of a group; None for Table 5.
+        geometry: Geometry of stage I: `stacked` or `headwise`.
+        pool: Number of tokens to keep; None for Table 5.
+        width: Beams per group; None for Table 5.
         groups: Groups of beams; None for Table 5.
-        alignment: lambda_1, of a token's mean distance from informative heads' spaces.
-        consistency: lambda_2, of its deviation over them.
-        sparsity: lambda_3, of the share of small feed-forward scores.
-        language: beta_LM.
-        diversity: lambda_div.
-        repetition: lambda_ng.
+        alignment: lambda_1, weight of a token's mean distance from informative heads' spaces.
+        consistency: lambda_2, weight of the deviation of these distances.
+        sparsity: lambda_3, weight of the share of small feed-forward scores.
+        language: beta_LM, weight of the language model.
+        diversity: lambda_div, penalty for tokens that earlier groups chose.
+        repetition: lambda_ng, penalty for repeated trigrams.
         ridge: lambda of the pursuit.
         tolerance: epsilon of the pursuit, as a share of the upload's norm.
         cluster: ROUGE-L from which two sentences count as one.
-        matching: Whether stage III chooses; otherwise the best-scored sentences are taken.
+        matching: Whether stage III chooses sentences. Otherwise the best-scored ones are taken.
 
     References:
         Li, Li. "SOMP: Scalable Gradient Inversion for Large Language Models via Subspace-Guided
@@ -144,13 +146,13 @@ class SOMP(Adversary):
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return the sentences; see `Adversary`."""
+        """Return the sentences. See `Adversary`."""
         view = find_transformer(observation)
         if not is_causal(view):
             raise NotApplicable("the model is an encoder: its sentences cannot be grown by tokens")
         first, second = block_spaces(view, observation)
         if not first.rank or not second.rank:
-            raise NotApplicable("nothing of the gradient is above the noise")
+            raise NotApplicable("no part of the gradient is above the noise")
         table = TABLE_5[min(size for size in TABLE_5 if size >= min(observation.batch_size, 16))]
         pool = self._pool(view, observation, first, table)
         decoded = self._decoded(view, observation, second, pool, table, rng)
@@ -163,7 +165,7 @@ class SOMP(Adversary):
     def _pool(
         self, view: Transformer, observation: Observation, first: Subspace, table: Aggregation
     ) -> TokenPool:
-        """Stage I: return the tokens that are near the spaces of the first block."""
+        """Stage I: return the tokens near the spaces of the first block."""
         size, length = self.pool or table.pool, view.positions
         sure = None
         if not first.saturated:
@@ -196,7 +198,7 @@ class SOMP(Adversary):
         table: Aggregation,
         rng: Generator,
     ) -> _Decoded:
-        """Stage II: return sentences of these tokens that are near the second block's space."""
+        """Stage II: return sentences of these tokens near the second block's space."""
         probe = Probe.of(view, observation, second)
         limit = Limit.of(view, probe, pool, rng, causal=True)
         geometry = _Geometry(limit, second.saturated)
@@ -222,7 +224,7 @@ class SOMP(Adversary):
         pool: TokenPool,
         table: Aggregation,
     ) -> list[Candidate]:
-        """Return what diverse beams find; where the space is full, by the nearest other one."""
+        """Return what diverse beams find; if the space is full, they use the next best one."""
         how = Search(
             self.width or table.width,
             self.groups or table.groups,
@@ -257,7 +259,7 @@ class SOMP(Adversary):
     def _chosen(
         self, view: Transformer, observation: Observation, decoded: _Decoded
     ) -> Reconstruction:
-        """Stage III: return the few sentences whose gradients make up the upload."""
+        """Stage III: return the few sentences whose gradients explain the upload."""
         endings = _endings(view, observation, decoded)
         inputs = view.padded([sentence_of(view, ending) for ending in endings])
         labels = torch.tensor([ending.label for ending in endings], device=view.device)
@@ -280,10 +282,10 @@ class SOMP(Adversary):
         )
         total = sum(abs(amount) for amount in selection.amounts) or 1.0
         guesses = [*selection.chosen]
-        if selection.residual < _UNEXPLAINED:  # or else amounts are no counts
+        if selection.residual < _UNEXPLAINED:  # otherwise amounts are not counts
             for chosen, amount in zip(selection.chosen, selection.amounts, strict=True):
                 guesses += [chosen] * (round(size * abs(amount) / total) - 1)
-        guesses = guesses[:size]  # copies leave room for other sentences first
+        guesses = guesses[:size]  # copies come after all other sentences
         certainty = max(0.0, 1 - selection.residual)
         sure = [certainty * endings[chosen].fit for chosen in guesses]
         return Reconstruction(
@@ -296,11 +298,11 @@ class SOMP(Adversary):
 
 @dataclass(frozen=True)
 class _Geometry:
-    """How far distances from the second block's space tell sentences from others.
+    """How well distances from the second block's space tell true sentences from others.
 
     Attributes:
-        limit: Which distances count as none.
-        full: Whether the space is everything, so that they tell nothing.
+        limit: Which distances count as zero.
+        full: Whether the space is full, so distances carry no information.
     """
 
     limit: Limit
@@ -308,12 +310,12 @@ class _Geometry:
 
     @property
     def verifies(self) -> bool:
-        """Return whether noise is known and leaves a gap: sentences are verified as a whole."""
+        """Return whether noise is known and leaves a gap; sentences are then verified whole."""
         return self.limit.noisy and self.limit.clear and not self.full
 
     @property
     def vague(self) -> bool:
-        """Return whether there is no gap, so that sentences may be too long."""
+        """Return whether there is no gap, so sentences may be too long."""
         return not (self.limit.clear or self.full)
 
 
@@ -321,9 +323,9 @@ class _Decoded(NamedTuple):
     """The sentences of stage II.
 
     Attributes:
-        sentences: All of them, the best first.
+        sentences: All of them, best first.
         greedy: Those of greedy growth.
-        geometry: What they were found by.
+        geometry: The geometry that found them.
     """
 
     sentences: Sequence[Candidate]
@@ -332,27 +334,27 @@ class _Decoded(NamedTuple):
 
 
 def _endings(view: Transformer, observation: Observation, decoded: _Decoded) -> list[Ending]:
-    """Return the candidates of the pursuit: sentences, with where each ends and its label."""
+    """Return the candidates of the pursuit: sentences with their ends and labels."""
     noisy = decoded.geometry.limit.noisy
     longest = [sentence.tokens for sentence in without_echoes(decoded.sentences, view)]
     endings = find_endings(view, observation, longest)
     if endings is None:
         endings = [Ending(tokens, 0, 1.0, 1.0, True) for tokens in longest]
-    if noisy:  # which looks like ends within a sentence
+    if noisy:  # noise looks like ends within a sentence
         endings = [ending for ending in endings if ending.leaf]
     place = {tokens: index for index, tokens in enumerate(longest)}
     endings.sort(key=lambda ending: place.get(ending.prefix, len(place)))
-    alone = [] if noisy else decoded.greedy  # read off as if there were no others
+    alone = [] if noisy else decoded.greedy  # read off separately, as if there were no others
     if {*alone} != {*longest}:
         endings += find_endings(view, observation, alone) or []
     if decoded.geometry.vague:
         endings += _beginnings(view, longest)
     once = {(ending.prefix, ending.label): ending for ending in reversed(endings)}
-    return [*reversed(once.values())]  # what was read off first counts
+    return [*reversed(once.values())]  # the first reading counts
 
 
 def head_spaces(observation: Observation, view: Transformer, count: int) -> list[Subspace]:
-    """Return the row spaces of the query gradients of the heads that have the largest."""
+    """Return the row spaces of the query gradients of the heads with the largest gradients."""
     heads = _query_heads(observation, view, view.first.projections[0].name)
     largest = heads.square().sum((1, 2)).topk(min(count, len(heads))).indices
     spaces = [row_space(head) for head in heads[largest]]
@@ -360,7 +362,7 @@ def head_spaces(observation: Observation, view: Transformer, count: int) -> list
 
 
 def _query_heads(observation: Observation, view: Transformer, name: str) -> Tensor:
-    """Return the gradient of queries, (heads, size, width); fused layers have them first."""
+    """Return the gradient of queries, (heads, size, width); they come first in fused layers."""
     layer = next(
         layer
         for block in (view.first, view.second)
@@ -368,7 +370,7 @@ def _query_heads(observation: Observation, view: Transformer, name: str) -> Tens
         if layer.name == name
     )
     if name not in observation.update:
-        raise NotApplicable(f"the queries are frozen: nothing is uploaded of {name}")
+        raise NotApplicable(f"the queries are frozen, so the update does not contain {name}")
     gradient = layer.gradient(observation)
     config = cast(Any, view.network).config
     size = int(getattr(config, "head_dim", None) or config.hidden_size // view.heads)
@@ -378,7 +380,7 @@ def _query_heads(observation: Observation, view: Transformer, name: str) -> Tens
 def _sparsity(
     view: Transformer, observation: Observation, tokens: Tensor, position: int, count: int
 ) -> Tensor:
-    """Return the share of small feed-forward scores in the sparsest parts, for each token."""
+    """Return each token's share of small feed-forward scores in the sparsest parts."""
     layers = [layer for layer in view.first.up if layer.name in observation.update]
     if not layers:
         return torch.zeros(len(tokens), device=tokens.device)
@@ -394,12 +396,12 @@ def _sparsity(
 def _soft(
     view: Transformer, observation: Observation, heads: int
 ) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """Return what sentences are compared at where the second block's space is full, and how."""
+    """Return the module and the distance that compare sentences if the second space is full."""
     down = view.first.down
     if down.name in observation.update:
         wide = row_space(down.gradient(observation))
         if wide.rank and not wide.saturated:
-            return down.module, partial(wide.distance, exact=False)  # nothing is near 0
+            return down.module, partial(wide.distance, exact=False)  # no distance is near 0
     queries = _query_heads(observation, view, view.second.projections[0].name)
     largest = queries.square().sum((1, 2)).topk(heads).indices
     spaces = [row_space(head) for head in queries[largest]]
@@ -411,7 +413,7 @@ def _soft(
 
 
 def _beginnings(view: Transformer, sentences: Sequence[tuple[int, ...]]) -> list[Ending]:
-    """Return what sentences begin with, at most `_PREFIXES` of them, as sentences."""
+    """Return the beginnings of sentences, at most `_PREFIXES` of them, as endings."""
     once = dict.fromkeys(s[:end] for s in sentences for end in range(len(s), 1, -1))
     if view.space.task == "next-token":
         return [Ending(s[:-1], s[-1], 1.0, 1.0, True) for s in [*once][:_PREFIXES]]

@@ -1,17 +1,17 @@
 """The space that a linear layer's gradient spans, and how far vectors are from it.
 
-A layer y = W x has dL/dW = sum_i (dL/dy_i) x_i^T: the rows of the gradient are combinations of
-the inputs x_i, and span them all while there are fewer of them than x has entries. Which of many
-known vectors were among the inputs is then a question of distances.
+A layer y = W x has dL/dW = sum_i (dL/dy_i) x_i^T. The rows of the gradient are combinations of the
+inputs x_i. They span all inputs while there are fewer inputs than x has entries. Distances from the
+space then tell which of many known vectors were among the inputs.
 
-The singular values come from the Gram matrix in double precision, which is exact to 1e-8 of the
-largest, and a second time from what is left without the large ones: exact to 1e-10, well below
-where gradients in single precision end.
+The singular values come from the Gram matrix in double precision, which is accurate to 1e-8 of the
+largest. They are computed again after the large ones are removed. This is accurate to 1e-10, well
+below the precision of gradients in single precision.
 
-Where the directions of inputs end and those of rounding errors begin shows only if all entries
-have errors of about the same size. Rounding errors are proportional to entries, so rows and columns
-are first divided by their sizes. That changes no rank, and keeps a few large rows or columns from
-covering weak inputs, as they do in trained models.
+To separate the directions of inputs from those of rounding errors, the errors of all entries must
+have about the same size. Rounding errors are proportional to entries, so rows and columns are first
+divided by their sizes. This does not change the rank. It also prevents a few large rows or columns
+from hiding weak inputs, as happens in trained models.
 
 References:
     [1] Petrov, Dimitrov, Baader, Mueller, Vechev. "DAGER: Exact Gradient Inversion for Large
@@ -34,19 +34,19 @@ PRECISION = 1e-7
 """Singular values below this share of the largest may be rounding errors of single precision."""
 
 _EXACT = 1e-10
-"""Singular values below this share of the largest are rounding errors of our own."""
+"""Singular values below this share of the largest are rounding errors of this module."""
 
 GAP = 4.0
-"""Ratio of successive singular values that shows where signal ends."""
+"""Ratio of successive singular values that marks the end of the signal."""
 
 NOISE_EDGE = 1.05
-"""Singular values above this multiple of the largest that noise alone would have are signal."""
+"""Singular values are signal if they exceed this multiple of the largest one of pure noise."""
 
 _CANCELLED = 1e3
-"""How much larger than an entry's own its rounding errors are if the products in it cancel."""
+"""If the products in an entry cancel, its rounding errors are up to this many times larger."""
 
 _CHUNK = 16_384
-"""Vectors that are looked at together."""
+"""Number of vectors that are processed together."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Subspace:
     """The space that the rows of a gradient span.
 
     Attributes:
-        basis: Orthonormal rows, the strongest direction first; (rank, width), in double precision.
-        weights: How much of each direction is signal and not noise, in (0, 1].
-        values: All singular values, the largest first.
-        noise: Standard deviation of the noise of one entry; 0 where a gap shows the rank.
-        scale: What the entries of vectors are divided by, so that their noise is alike; None for 1.
-        noise_is_known: Whether the deviation of every entry's noise was known.
+        basis: Orthonormal rows, strongest direction first, (rank, width), in double precision.
+        weights: Share of signal (as opposed to noise) in each direction, in (0, 1].
+        values: All singular values, largest first.
+        noise: Standard deviation of the noise of one entry. 0 if a gap shows the rank.
+        scale: Divisors of the entries of vectors that make their noise equal. None means 1.
+        noise_is_known: Whether the noise deviation of every entry was known.
     """
 
     basis: Tensor
@@ -81,16 +81,16 @@ class Subspace:
 
     @property
     def saturated(self) -> bool:
-        """Return whether the space is everything, so that it tells no vector from another."""
+        """Return whether the space is (nearly) full, so it cannot tell vectors apart."""
         return _saturates(self.rank, self.width)
 
     def energy(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
         """Return the share of each vector's squared norm that lies in the space, weighted.
 
         Args:
-            vectors: Of shape (..., width).
-            exact: Whether to compute in double precision: single precision is exact to about
-                1e-6, that is to a distance of 1e-3.
+            vectors: Vectors of shape (..., width).
+            exact: Whether to compute in double precision. Single precision is accurate to about
+                1e-6, which is a distance of 1e-3.
         """
         dtype = torch.float64 if exact else torch.float32
         basis = (self.weights.sqrt()[:, None] * self.basis).to(dtype).T
@@ -103,17 +103,17 @@ class Subspace:
         return vectors if self.scale is None else vectors / self.scale.to(vectors.dtype)
 
     def distance(self, vectors: Tensor, *, exact: bool = True) -> Tensor:
-        """Return the distance of vectors, scaled to length 1, from the space; see `energy`."""
+        """Return the distance of vectors, scaled to length 1, from the space. See `energy`."""
         return (1 - self.energy(vectors, exact=exact)).clamp(min=0).sqrt()
 
     def without(self, directions: int) -> Subspace:
-        """Return the space without its weakest directions, so that at most the rest is kept."""
+        """Return the space without its weakest directions; at least `directions` are left out."""
         keep = max(1, min(self.rank, self.width - directions))
         return replace(self, basis=self.basis[:keep], weights=self.weights[:keep])
 
 
 def _saturates(rank: int, width: int) -> bool:
-    return rank >= width - max(1, width // 64)  # norms leave out some directions
+    return rank >= width - max(1, width // 64)  # norms remove some directions
 
 
 def _share(vectors: Tensor, basis: Tensor) -> Tensor:
@@ -131,27 +131,28 @@ def row_space(
 ) -> Subspace:
     """Return the space that the rows of a gradient span.
 
-    Its rank is at the last gap of the singular values below which there is nothing but rounding
-    errors (`_above_rounding`). A larger gap before it is no end: one direction often dominates.
+    The rank is at the last gap of the singular values below which there are only rounding errors
+    (`_above_rounding`). A larger gap before it is not the end, because one direction often
+    dominates.
 
-    Where rounding errors do not show, the gradient is taken for signal plus noise that is alike in
-    all entries: directions count that are above what noise alone would reach [2], each weighted by
-    s^2 / (s^2 + m sigma^2), where m sigma^2 is the noise along it. Where the smallest ones are no
-    noise either, the space is all.
+    If rounding errors do not show, the gradient is treated as signal plus noise that is equal in
+    all entries. Directions count if they exceed what noise alone would reach [2]. Each is weighted
+    by s^2 / (s^2 + m sigma^2), where m sigma^2 is the noise along it. If the smallest singular
+    values do not look like noise either, the space is full.
 
-    Noise whose deviations are known is made alike in all entries first, as far as factors for
-    rows and for columns can, and directions above it are all kept. Where that leaves hardly any
-    out, there is more noise than that, and it is left alone.
+    If the deviations of the noise are known, factors for rows and columns first make the noise as
+    equal as possible in all entries. All directions above it are kept. If hardly any
+    direction is then left out, there is more noise than the known noise, and it is ignored.
 
-    Rows with entries that are not finite are left out: in half precision large ones overflow.
+    Rows with entries that are not finite are left out: in half precision, large entries overflow.
 
     Args:
-        gradient: Of shape (rows, width), with rows that are combinations of inputs.
+        gradient: Gradient of shape (rows, width), whose rows are combinations of inputs.
         tolerance: Singular values below this share of the largest may be zero.
         noise: Deviations of the entries' noise, if they are known and not 0.
-        least: Directions that there are at least, if noise hides none.
-        most: Inputs behind the gradient at most; None for any number. The rank exceeds it only
-            where the space is all.
+        least: Smallest number of directions, if noise hides none.
+        most: Largest number of inputs behind the gradient. None means any number. The rank exceeds
+            it only if the space is full.
     """
     finite = gradient.isfinite().all(1)
     gradient, noise = gradient[finite], None if noise is None else noise[finite]
@@ -181,17 +182,18 @@ def row_space(
 def _above_rounding(
     gradient: Tensor, tolerance: float, least: int, most: int | None
 ) -> Subspace | None:
-    """Return the space of the directions that are above rounding errors; None if none are below.
+    """Return the space of the directions above rounding errors; None if no errors show.
 
-    An entry is a sum of as many products as there are inputs, T. Each addition rounds it by up to
-    the precision u of its type: by u in all if errors cancel, by u sqrt(T) if they add up like a
-    random walk. Errors alone then have singular values of at most u sqrt(T) (sqrt(m) + sqrt(d)).
+    An entry is a sum of T products, where T is the number of inputs. Each addition rounds it by up
+    to the precision u of its type: by u in total if errors cancel, by u sqrt(T) if they add up like
+    a random walk. Errors alone then have singular values of at most u sqrt(T) (sqrt(m) + sqrt(d)).
     Entries below the normal numbers of the type have the errors of the smallest normal number.
-    The rank is at the last gap below which all are smaller; above it is more than the last rounding
-    alone makes, as equal columns leave gaps among errors. Where signal falls into the errors
-    without a gap, it ends where they do: at the values that more inputs than there can be would
-    make, or at the geometric mean of both estimates of the errors. A direction too many costs
-    little, one too few costs the inputs that it is part of.
+
+    The rank is at the last gap below which all values are smaller than that. Values above the gap
+    must exceed what the final rounding alone makes, because equal columns leave gaps among errors.
+    If signal falls into the errors without a gap, it ends at one of two places: at the values that
+    more inputs than possible would make, or at the geometric mean of both estimates of the errors.
+    One direction too many costs little. One too few costs the inputs that it is part of.
     """
     rows, width = gradient.shape
     kind = torch.finfo(gradient.dtype)
@@ -226,14 +228,14 @@ def _above_rounding(
 
 
 class _Sizes(NamedTuple):
-    """Factors for rows (m, 1) and columns (1, d) whose products are near a matrix of squares."""
+    """Factors for rows (m, 1) and columns (1, d) whose products approximate a matrix of squares."""
 
     across: Tensor
     along: Tensor
 
 
 def _sizes(square: Tensor) -> _Sizes:
-    square = square + 1e-12 * square.mean()  # what is 0 has no size
+    square = square + 1e-12 * square.mean()  # avoids sizes of 0
     along = torch.ones_like(square[:1])
     for _ in range(2):
         across = (square / along).mean(1, keepdim=True)
@@ -242,27 +244,27 @@ def _sizes(square: Tensor) -> _Sizes:
 
 
 def _above(gradient: Tensor, noise: Tensor, tolerance: float, most: int | None) -> Subspace:
-    """Return the space of the directions that are above noise of known deviations."""
+    """Return the space of the directions above noise of known deviations."""
     square = noise.double().square()
-    square = square + 1e-6 * square.mean()  # weights that are 0 do not stay there
+    square = square + 1e-6 * square.mean()  # weights that are 0 change, too
     across = square.mean(1, keepdim=True)
     along = (square / across).mean(0)
     values, directions = _decompose(gradient.double() / (across * along).sqrt())
     rows, width = gradient.shape
     rank = int((values > max(_edge(rows, width, 1.0), tolerance * float(values[0]))).sum())
-    if not _saturates(rank, width):  # or else there is more noise than that
+    if not _saturates(rank, width):  # otherwise there is more noise than the known noise
         rank = min(rank, most or rank)
     weights = torch.ones_like(values[:rank])
     return Subspace(directions[:rank], weights, values, 1.0, along.sqrt(), noise_is_known=True)
 
 
 def _edge(rows: int, width: int, noise: float) -> float:
-    """Return what singular values of noise alone do not reach."""
+    """Return a bound on the singular values of pure noise."""
     return NOISE_EDGE * noise * (math.sqrt(rows) + math.sqrt(width))
 
 
 def _decompose(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return singular values, the largest first, and the right singular vectors, as rows."""
+    """Return singular values, largest first, and the right singular vectors, as rows."""
     wide = gradient.detach().double()
     size = wide.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
     wide = wide / size
@@ -275,20 +277,20 @@ def _decompose(gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gram(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return singular values, the largest first, and right singular vectors, as columns."""
+    """Return singular values, largest first, and right singular vectors, as columns."""
     squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
     return squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
 
 
 def noise_level(values: Tensor, rows: int) -> float:
-    """Return the standard deviation of noise, from singular values most of which are noise.
+    """Return the standard deviation of noise, from singular values that are mostly noise.
 
-    Compares the lower half of them with that of a matrix of noise of the same shape, whose
-    squared singular values follow the law of Marchenko and Pastur.
+    This compares the lower half of them with that of a noise matrix of the same shape, whose
+    squared singular values follow the Marchenko-Pastur law.
 
     Args:
-        values: Singular values, the largest first.
-        rows: Rows of the matrix; its columns are as many as the values.
+        values: Singular values, largest first.
+        rows: Number of rows of the matrix. It has as many columns as there are values.
     """
     quarter = float(values[(3 * len(values)) // 4])
     return quarter / math.sqrt(rows * _marchenko_pastur_quantile(len(values) / rows, 0.25))
@@ -297,7 +299,7 @@ def noise_level(values: Tensor, rows: int) -> float:
 def _like_noise(values: Tensor, rows: int, noise: float) -> bool:
     """Return whether the smallest singular values are as even as those of noise.
 
-    Those of a gradient that more inputs are behind than it has columns go on falling.
+    If a gradient has more inputs than columns, its smallest singular values keep falling.
     """
     expected = noise * math.sqrt(rows * _marchenko_pastur_quantile(len(values) / rows, 0.05))
     return float(values[(19 * len(values)) // 20]) > 0.7 * expected
@@ -314,19 +316,19 @@ def _marchenko_pastur_quantile(ratio: float, share: float) -> float:
 
 
 def threshold(distances: Tensor, *, most: int, floor: float = 1e-4) -> float:
-    """Return what separates the distances of true vectors from those of all others.
+    """Return a threshold that separates the distances of true vectors from all others.
 
-    True vectors are few and near, the others many and far: the threshold is in the middle of
-    the widest gap, as a ratio, among the smallest distances. Where there is none because every
-    vector is near, as with a vocabulary of a dozen words, all are true.
+    True vectors are few and near; the others are many and far. The threshold is in the middle of
+    the widest gap, as a ratio, among the smallest distances. If every vector is near, as with a
+    vocabulary of a dozen words, there is no gap, and all vectors are true.
 
     Args:
-        distances: Of true and other vectors together.
-        most: How many may be true.
-        floor: Distances below it are the same: what rounding makes of 0.
+        distances: Distances of true and other vectors together.
+        most: Largest number of true vectors.
+        floor: Distances below this are equal, because rounding turns 0 into such values.
 
     Returns:
-        The geometric mean of both sides of the gap; 0 if nothing is near.
+        The geometric mean of both sides of the gap, or 0 if no vector is near.
     """
     near = distances.flatten().sort().values[: most + 1].double().clamp(min=floor)
     if 0 < len(near) == distances.numel() and float(near[-1]) < math.sqrt(floor):

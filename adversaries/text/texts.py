@@ -1,4 +1,4 @@
-"""What a search for texts is about: places to fill, tokens to choose from, and their replay."""
+"""The unknowns of a search for texts: places to fill, tokens to choose from, and their replay."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .transformer import Transformer, block_space, find_transformer
 
 @dataclass(frozen=True)
 class Texts:
-    """One observation of a language model, read once.
+    """One observation of a language model, prepared for a search.
 
     Attributes:
-        observation: What was seen.
-        space: What is known of tokens.
+        observation: The observed update.
+        space: Public facts about the tokens.
         table: The input embeddings of the vocabulary.
-        known: The token at each place (sentences, length): -1 where it is sought.
-        real: Which places are no padding.
-        allowed: The tokens that may be sought.
-        targets: The sentences' labels; None if they are their tokens, or not known.
-        names: The parameters whose updates are compared: all but the input embeddings, to which
-            a replay on embeddings is blind.
+        known: The token at each place (sentences, length), or -1 if it is unknown.
+        real: Which places are not padding.
+        allowed: The tokens that unknown places may take.
+        targets: The sentences' labels. None if the labels are the tokens, or unknown.
+        names: The parameters whose updates are compared. The input embeddings are left out, because
+            a replay on embeddings has no gradient for them.
     """
 
     observation: Observation
@@ -55,19 +55,18 @@ class Texts:
         use_embedding: bool,
         blocks: int | None,
     ) -> Texts:
-        """Return what is to be found behind an observation.
+        """Return the search problem of an observation.
 
         Args:
-            observation: What was seen.
-            rng: Source of what label inference draws.
-            lengths: The sentences' numbers of tokens, if they are known; or else they are
-                estimated from the update.
-            use_embedding: Whether only tokens that the gradient of the embeddings shows are
-                allowed. Where labels are tokens, this is always so.
-            blocks: How many of the first blocks' parameters are compared; None for all.
+            observation: The observed update.
+            rng: Source of randomness for label inference.
+            lengths: Numbers of tokens of the sentences. None estimates them from the update.
+            use_embedding: Whether to allow only tokens that the gradient of the embeddings shows.
+                If labels are tokens, this is always so.
+            blocks: Number of first blocks whose parameters are compared; None for all.
 
         Raises:
-            NotApplicable: If there are no embeddings to search for, or nothing to compare.
+            NotApplicable: If there are no embeddings to search for, or no updates to compare.
         """
         transformer = find_transformer(observation)
         space, table = transformer.space, transformer.embedding
@@ -99,7 +98,7 @@ class Texts:
     def at(
         cls, observation: Observation, tokens: Tensor, targets: Tensor, blocks: int | None
     ) -> Texts:
-        """Return what certain tokens would be a guess of."""
+        """Return the search problem for which the given tokens are a guess."""
         transformer = find_transformer(observation)
         space, table = transformer.space, transformer.embedding
         known, real = _places(space, space.real(tokens).sum(1), tokens.shape[1])
@@ -114,7 +113,7 @@ class Texts:
 
     @cached_property
     def free(self) -> Tensor:
-        """Return the places whose tokens are sought."""
+        """Return the places whose tokens are unknown."""
         return self.known < 0
 
     @cached_property
@@ -124,12 +123,12 @@ class Texts:
 
     @property
     def scale(self) -> float:
-        """Return the root mean square of an entry of such an embedding."""
+        """Return the root mean square of an entry of an average embedding."""
         return self.size / math.sqrt(self.table.shape[1])
 
     @cached_property
     def observed(self) -> Update:
-        """Return the observed update of the parameters that are compared, as a stack of one."""
+        """Return the observed update of the compared parameters, as a stack of one."""
         return {name: self.observation.update[name].unsqueeze(0) for name in self.names}
 
     @cached_property
@@ -146,19 +145,19 @@ class Texts:
         return normalize(self.table[self.allowed], dim=1)
 
     def embedded(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of tokens; padding has none."""
+        """Return the embeddings of tokens; those of padding are zero."""
         return self.table[tokens] * self.real.unsqueeze(-1)
 
     def settled(self, inputs: Tensor) -> Tensor:
-        """Return embeddings with those of known tokens and of padding put in their places."""
+        """Return embeddings in which known tokens and padding have their own embeddings."""
         return torch.where(self.free.unsqueeze(-1), inputs, self._settled)
 
     def nearest(self, inputs: Tensor) -> Tensor:
-        """Return the tokens whose embeddings point the same way as some vectors."""
+        """Return the tokens whose embeddings are nearest in direction to the given vectors."""
         return torch.where(self.free, self.candidates(inputs, 1).squeeze(-1), self.known)
 
     def candidates(self, inputs: Tensor, count: int) -> Tensor:
-        """Return the tokens whose embeddings are nearest in direction, the nearest first."""
+        """Return the tokens whose embeddings are nearest in direction, nearest first."""
         alike = inputs @ self._directions.T
         return self.allowed[alike.topk(min(count, len(self.allowed)), dim=-1).indices]
 
@@ -175,22 +174,22 @@ class Texts:
         return self.nearest(inputs)
 
     def padded(self, tokens: Tensor, length: int | None = None) -> Tensor:
-        """Return tokens filled up to a length: by default, that of all examples."""
+        """Return tokens padded to a length (default: the length of all examples)."""
         missing = (length or self.space.shape[0]) - tokens.shape[1]
         return pad(tokens, (0, missing), value=self.space.padding or 0) if missing else tokens
 
     def behind(self, update: Update) -> Texts:
-        """Return the same texts, sought behind another update of the same client."""
+        """Return the same search problem for another update of the same client."""
         return replace(self, observation=replace(self.observation, update=update))
 
     def replay(self, inputs: Tensor, targets: Tensor) -> Update:
-        """Return what the client would upload of embeddings, of the parameters compared."""
+        """Return the client's upload for given embeddings, for the compared parameters."""
         replayed = self.observation.replay(inputs, targets, self.observation.update)
         return {name: replayed[name] for name in self.names}
 
 
 def _parameter(observation: Observation, module: nn.Module) -> str | None:
-    """Return the name under which the weight of a module is uploaded, if it is."""
+    """Return the name under which a module's weight is uploaded, or None."""
     weight = module.weight
     for name, value in observation.model.named_parameters():
         if value is weight:
@@ -205,7 +204,7 @@ def _embedding(transformer: Transformer) -> nn.Module:
 def _names(
     observation: Observation, transformer: Transformer, blocks: int | None
 ) -> tuple[str, ...]:
-    """Return the parameters that are compared: of the first blocks, and outside of blocks."""
+    """Return the compared parameters: those of the first blocks, and those outside of blocks."""
     embedding = _parameter(observation, _embedding(transformer))
     names = tuple(
         name
@@ -213,17 +212,17 @@ def _names(
         if name != embedding and (blocks is None or _block(name) < blocks)
     )
     if not names:
-        raise NotApplicable("nothing but the embeddings is trained")
+        raise NotApplicable("only the embeddings are trained, so no update can be compared")
     return names
 
 
 def _block(name: str) -> int:
-    """Return which block a parameter belongs to; -1 for none."""
+    """Return the block that a parameter belongs to; -1 for none."""
     return next((int(part) for part in name.split(".") if part.isdecimal()), -1)
 
 
 def _places(space: TokenSpace, lengths: Tensor, width: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return the tokens that are known beforehand, and which places are no padding."""
+    """Return the tokens that are known in advance, and which places are not padding."""
     width = width or int(lengths.max())
     real = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
     known = torch.where(real, -1, space.padding or 0)
@@ -244,8 +243,8 @@ def _labels(observation: Observation, rng: Generator) -> Tensor | None:
 def _seen(observation: Observation, transformer: Transformer, most: int) -> Tensor:
     """Return which tokens the gradient of the embeddings shows: those with the largest rows.
 
-    A token that is neither an input nor a likely label has a row of zeros, or nearly so; where
-    the output layer shares the embeddings, or noise was added, no row is exactly zero.
+    A token that is neither an input nor a likely label has a row of zeros, or nearly so. If the
+    output layer shares the embeddings, or noise was added, no row is exactly zero.
     """
     name = _parameter(observation, _embedding(transformer))
     if name is None:
@@ -260,10 +259,10 @@ def _seen(observation: Observation, transformer: Transformer, most: int) -> Tens
 def _lengths(observation: Observation, transformer: Transformer) -> list[int]:
     """Return the sentences' numbers of tokens, as far as the update shows them.
 
-    The gradient of learned positions shows the longest; the rank of the second block's, of which
-    every beginning of a sentence is an input of its own, shows the sum, but for beginnings that
-    sentences share. The others share what remains. When next tokens are learned, last tokens are
-    no inputs: one more for each.
+    The gradient of learned positions shows the longest sentence. The rank of the second block's
+    gradient shows the total, because every beginning of a sentence is a separate input.
+    Beginnings that sentences share count once. The other sentences share the remainder equally. If
+    the model learns next tokens, last tokens are not inputs, so each sentence has one more.
     """
     space, count = transformer.space, observation.batch_size
     if space.padding is None:
@@ -288,7 +287,7 @@ def _lengths(observation: Observation, transformer: Transformer) -> list[int]:
 
 
 def _positions(observation: Observation, transformer: Transformer) -> int | None:
-    """Return how many positions have a gradient; None where they are not learned."""
+    """Return how many positions have a gradient; None if positions are not learned."""
     most, words = transformer.space.shape[0], _embedding(transformer)
     for module in transformer.network.modules():
         if not isinstance(module, nn.Embedding) or module is words:

@@ -1,8 +1,8 @@
-"""Gradient matching for texts: the search for embeddings whose replayed update is the observed one.
+"""Gradient matching for texts: search for embeddings whose replayed update is the observed one.
 
-The machinery that LAMP and GRAB share. Tokens cannot be moved by gradient descent, but their input
-embeddings can: a replay takes these for a guess, and the nearest tokens are read off in the end.
-Between the steps, what was found is put into another order.
+This module holds the common parts of LAMP and GRAB. Gradient descent cannot move tokens, but it can
+move their input embeddings. A replay takes embeddings as a guess, and the nearest tokens are read
+off at the end. Between the steps, the attack tries other orders of the tokens.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ from ..spaces import NotApplicable
 from .language_prior import draw_sentences, next_token_logits
 from .texts import Texts
 
-_FLOATS_AT_ONCE = 2**24  # in the updates of a stack of guesses
+_FLOATS_AT_ONCE = 2**24  # floats in the updates of a stack of guesses
 
 
 def stepwise_decay(iteration: int, iterations: int) -> float:
-    """Return 0.89 to the number of fortieths of the search that are over."""
+    """Return 0.89 to the power of the number of completed fortieths of the search."""
     return float(0.89 ** (40 * iteration // iterations))
 
 
 @dataclass(frozen=True)
 class TokenMatching(Adversary):
-    """An attack that searches for texts by their embeddings, and by the order of their tokens.
+    """An attack that searches for texts by their embeddings and by the order of their tokens.
 
     Attributes:
         iterations: Steps of Adam.
-        lr: Its first step size, in units of the root mean square of the vocabulary's embeddings.
-        starts: Random starts of which the best is taken, and then random orders of it.
-        norm_prior: Weight of the squared relative difference of the embeddings' mean norm from
+        lr: First step size of Adam, in units of the root mean square of the vocabulary's
+            embeddings.
+        starts: Number of random starts. The best is taken, and then as many random orders of it
+            are tried.
+        norm_prior: Weight of the squared relative difference between the embeddings' mean norm and
             the vocabulary's.
         reorder_every: Steps between two searches for a better order, after the first tenth.
         orders: Orders that such a search tries for each sentence.
-        use_embedding: Whether only tokens that the gradient of the embeddings shows are taken.
-        blocks: How many of the first blocks' parameters are compared, beside those outside of
-            blocks; None for all.
-        lengths: The sentences' numbers of tokens, where they are known; estimated otherwise.
+        use_embedding: Whether to use only tokens that the gradient of the embeddings shows.
+        blocks: Number of first blocks whose parameters are compared, in addition to parameters
+            outside of blocks. None compares all blocks.
+        lengths: Numbers of tokens of the sentences, if they are known. Default: estimated.
     """
 
     simulates: ClassVar[bool] = True
@@ -79,18 +81,18 @@ class TokenMatching(Adversary):
 
     @abstractmethod
     def distance(self, *, slopes: bool = True) -> Distance:
-        """Return how updates are compared, with slopes or without."""
+        """Return the distance between updates, with or without slopes."""
 
     @abstractmethod
     def reorder(self, texts: Texts, unknowns: Unknowns, rng: Generator) -> Unknowns:
         """Return unknowns with the tokens of each sentence in a better order, if one is found."""
 
     def unknowns(self, texts: Texts, inputs: Tensor) -> Unknowns:
-        """Return what is searched for, beginning at some embeddings."""
+        """Return the unknowns of the search, starting at the given embeddings."""
         return {"inputs": inputs}
 
     def optimizer(self, texts: Texts) -> Adam:
-        """Descend in shorter and shorter steps."""
+        """Return Adam with a decaying step size."""
         return Adam(self.iterations, lr=self.lr * texts.scale, schedule=stepwise_decay)
 
     def replay(
@@ -99,7 +101,7 @@ class TokenMatching(Adversary):
         """Return the update of one guess, and how unlikely its other unknowns are.
 
         Args:
-            texts: What is searched for.
+            texts: The search problem.
             inputs: Embeddings of shape (sentences, length, width).
             targets: Their labels or, for next tokens, their tokens.
             others: The other unknowns.
@@ -119,7 +121,7 @@ class TokenMatching(Adversary):
     def reconstruct_all(
         self, observations: Sequence[Observation], rngs: Sequence[Generator]
     ) -> list[Reconstruction | NotApplicable]:
-        """Search together for what is behind observations that replay the same client."""
+        """Search at once behind all observations that replay the same client."""
         searches: dict[int, _Search] = {}
 
         def prepare(index: int) -> tuple[object, ...]:
@@ -170,7 +172,7 @@ class TokenMatching(Adversary):
 
     @torch.no_grad()
     def objective(self, observation: Observation, inputs: Tensor, targets: Tensor) -> float:
-        """Return the distance and the prior at a guess, of tokens."""
+        """Return the distance plus the prior at a guess of tokens."""
         texts = Texts.at(observation, inputs, targets, self.blocks)
         embedded = texts.embedded(inputs)
         replayed, _ = self.replay(texts, embedded, targets, {})
@@ -182,17 +184,17 @@ class TokenMatching(Adversary):
     def distances(
         self, texts: Texts, inputs: Tensor, targets: Tensor, others: Unknowns | None = None
     ) -> Tensor:
-        """Return the distances of the updates of a stack of guesses from the observed one."""
+        """Return the distances between the updates of a stack of guesses and the observed one."""
         replay = vectorised(lambda x, y: self.replay(texts, x, y, others or {})[0])
         distance = self.distance(slopes=False)
-        size = 2 * _at_once(texts.observation)  # there is no graph to keep
+        size = 2 * _at_once(texts.observation)  # no autograd graph takes memory
         parts = zip(inputs.split(size), targets.split(size), strict=True)
         return torch.cat([distance(replay(*part), texts.observed)[0] for part in parts])
 
     def _replays(
         self, searches: Sequence[_Search], observed: Update
     ) -> Callable[[Unknowns], tuple[Update, Tensor]]:
-        """Return how guesses, one behind each observation, become updates and priors."""
+        """Return a function from guesses, one per observation, to updates and priors."""
         every, first = [search.texts for search in searches], searches[0].texts
         simulate = vectorised(
             lambda x, y, others, update: self.replay(first.behind(update), x, y, others)
@@ -214,7 +216,7 @@ class TokenMatching(Adversary):
         return replay
 
     def _projection(self, searches: Sequence[_Search]) -> Callable[[Unknowns], Unknowns]:
-        """Return what is done after every step: known tokens are put back, or all reordered."""
+        """Return the projection after every step: restore known tokens, or reorder all."""
         iteration = -2  # the start is projected, too
 
         @torch.no_grad()
@@ -231,7 +233,7 @@ class TokenMatching(Adversary):
         return project
 
     def _start(self, texts: Texts, rng: Generator) -> tuple[Texts, Tensor]:
-        """Return the best start, and texts with labels."""
+        """Return the texts with labels, and the best start."""
         if texts.next_token:
             return texts, self._likely_sentences(texts, rng)
         if texts.targets is None:
@@ -242,9 +244,9 @@ class TokenMatching(Adversary):
         return texts, self._best(texts, self._shuffled(texts, inputs, rng))
 
     def _likely_sentences(self, texts: Texts, rng: Generator) -> Tensor:
-        """Return the best of sentences that the model itself draws.
+        """Return the best of several sentences that the model itself draws.
 
-        Embeddings and labels have to fit together, or no update is alike.
+        Embeddings and labels must fit together; otherwise no update is similar.
         """
         logits = next_token_logits(texts.observation)
         known = texts.known.repeat(self.starts, 1)
@@ -252,7 +254,7 @@ class TokenMatching(Adversary):
         return self._best(texts, texts.embedded(tokens.view(self.starts, *texts.known.shape)))
 
     def _shuffled(self, texts: Texts, inputs: Tensor, rng: Generator) -> Tensor:
-        """Return embeddings as they are, and in random orders."""
+        """Return embeddings in their current order, and in random orders."""
         moved = inputs.repeat(self.starts + 1, 1, 1, 1)
         for guess in moved[1:]:
             for sentence, free in zip(guess, texts.free, strict=True):
@@ -262,22 +264,22 @@ class TokenMatching(Adversary):
         return moved
 
     def _labelled(self, texts: Texts, rng: Generator) -> Texts:
-        """Return texts with the labels of that batch of public texts whose update is nearest."""
+        """Return texts with the labels of the batch of public texts with the nearest update."""
         public, count = texts.observation.public, len(texts.known)
         if public is None:
-            raise NotApplicable("labels are neither granted nor can they be inferred")
+            raise NotApplicable("labels are not granted and cannot be inferred")
         rows = torch.randint(len(public.inputs), (self.starts, count), generator=rng)
         values = self.distances(texts, public.inputs[rows], public.targets[rows])
         return replace(texts, targets=public.targets[rows[_lowest(values)]])
 
     def _best(self, texts: Texts, inputs: Tensor) -> Tensor:
-        """Return the guess of a stack whose update is nearest."""
+        """Return the guess of a stack with the nearest update."""
         targets = torch.stack([texts.labels_at(guess) for guess in inputs])
         return inputs[_lowest(self.distances(texts, inputs, targets))]
 
 
 class _Search(NamedTuple):
-    """The search behind one observation, and where it begins: a stack of one guess."""
+    """The search behind one observation, and its start: a stack of one guess."""
 
     texts: Texts
     rng: Generator
@@ -285,7 +287,7 @@ class _Search(NamedTuple):
 
 
 def _side_by_side(rows: Sequence[Unknowns]) -> Unknowns:
-    """Return stacks of one guess as one, with embeddings filled up to their common length."""
+    """Join stacks of one guess, with embeddings padded to a common length."""
     width = max(row["inputs"].shape[2] for row in rows)
     wide = [
         {**row, "inputs": pad(row["inputs"], (0, 0, 0, width - row["inputs"].shape[2]))}
@@ -295,7 +297,7 @@ def _side_by_side(rows: Sequence[Unknowns]) -> Unknowns:
 
 
 def _apart(unknowns: Unknowns, searches: Sequence[_Search]) -> list[Unknowns]:
-    """Return a stack as stacks of one guess, each as long as its texts."""
+    """Split a stack into stacks of one guess, each as long as its texts."""
     rows = [
         {name: value[i : i + 1] for name, value in unknowns.items()} for i in range(len(searches))
     ]
@@ -306,7 +308,7 @@ def _apart(unknowns: Unknowns, searches: Sequence[_Search]) -> list[Unknowns]:
 
 
 def _at_once(observation: Observation) -> int:
-    """Return how many guesses are worth one stack."""
+    """Return how many guesses to put into one stack."""
     entries = sum(value.numel() for value in observation.update.values())
     return max(1, _FLOATS_AT_ONCE // (4 * entries))
 

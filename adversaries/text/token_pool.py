@@ -1,8 +1,8 @@
-"""Which tokens of a vocabulary are behind a gradient, at which positions.
+"""Find the tokens of a vocabulary that are behind a gradient, and their positions.
 
-The first block's input is a known function of one token, and of its position where positions are
-added to embeddings. Tokens that the client had lie in the space that the block's gradient spans;
-the whole vocabulary is measured in one product.
+The first block's input is a known function of one token, and of its position if positions are added
+to embeddings. The client's tokens lie in the space that the block's gradient spans. One matrix
+product measures the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .subspace import Subspace, threshold
 from .transformer import Transformer
 
 ROUNDING = 1e-4
-"""Distances below it are 0 in single precision."""
+"""Distances below this count as 0 in single precision."""
 
 STRIKING = 5.0
-"""Deviations from the vocabulary's median, in robust standard deviations, that are no accident."""
+"""A token stands out if it deviates from the vocabulary's median by this many robust deviations."""
 
 LIKELY = 3.0
-"""The same where it is known how much noise there is: few others are as near, and none is lost."""
+"""The same limit if the noise is known: few other tokens are as near, and no true one is lost."""
 
 
 _FIRST = 256
-"""Tokens that are measured exactly, beside four for each dimension; more if all are near."""
+"""Number of tokens measured exactly, plus four for each dimension; more if all are near."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class TokenPool:
     """The tokens that may have been in the batch.
 
     Attributes:
-        tokens: For each position, or for all of them if there is only one entry: the nearest
-            tokens first.
+        tokens: Tokens for each position, nearest first. A single entry holds for all positions.
         distances: Their distances from the space.
         level: The largest distance of a token that was kept.
     """
@@ -46,25 +45,25 @@ class TokenPool:
     level: float
 
     def at(self, position: int) -> Tensor:
-        """Return the tokens for a position, of which there may be none."""
+        """Return the tokens for a position; there may be none."""
         if len(self.tokens) == 1:
             return self.tokens[0]
         return self.tokens[position] if position < len(self.tokens) else self.tokens[0][:0]
 
 
 def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int) -> TokenPool:
-    """Return the tokens whose distance from the space sets them apart from the others.
+    """Return the tokens that are much nearer to the space than the others.
 
-    Without noise, they are before the widest gap among the smallest distances. There may be more
-    of them than dimensions: a token that occurs at two positions puts the difference of these
-    into the space, and thereby all tokens of either at the other. With noise there is no gap, and
-    they are those that stand out of the vocabulary.
+    Without noise, they come before the widest gap among the smallest distances. There may be more
+    of them than dimensions: a token that occurs at two positions adds the difference of these
+    positions to the space, and hence all tokens of either position at the other. With noise there
+    is no gap, and the tokens are those that stand out of the vocabulary.
 
     Args:
         view: The model.
-        space: What the first block's gradient spans.
-        positions: Positions to look at, where they matter.
-        most: Most tokens for one position that noise may leave.
+        space: The space that the first block's gradient spans.
+        positions: Number of positions to test, if positions matter.
+        most: Largest number of tokens per position under noise.
     """
     energy = vocabulary_energy(view, space, positions)
     if space.noise > 0:
@@ -83,7 +82,7 @@ def find_tokens(view: Transformer, space: Subspace, positions: int, *, most: int
 def _nearest(
     view: Transformer, space: Subspace, energy: Tensor, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tokens that are nearest, their positions, and their exact distances."""
+    """Return the nearest tokens, their positions, and their exact distances."""
     nearest = energy.flatten().topk(count).indices
     token, position = nearest // energy.shape[1], nearest % energy.shape[1]
     exact = torch.empty(count, dtype=torch.float64, device=energy.device)
@@ -95,7 +94,7 @@ def _nearest(
 
 
 def _striking(energy: Tensor, most: int, least: float) -> TokenPool:
-    """Return the tokens of each position that stand out, and at least the nearest."""
+    """Return the tokens of each position that stand out, or at least the nearest one."""
     distance = (1 - energy.double()).clamp(1e-9, 1 - 1e-9).sqrt()
     odds = (distance / (1 - distance)).log()
     middle = odds.median(0).values
@@ -128,15 +127,15 @@ def _by_position(
 def vocabulary_energy(view: Transformer, space: Subspace, positions: int) -> Tensor:
     """Return the share of every token's first-block input that lies in a space.
 
-    In single precision: what is near is measured again.
+    The result is in single precision. Near tokens are measured again.
 
     Args:
         view: The model.
-        space: What the first block's gradient spans.
-        positions: Positions to look at, where they matter.
+        space: The space that the first block's gradient spans.
+        positions: Number of positions to test, if positions matter.
 
     Returns:
-        Shares of shape (vocabulary, positions), or (vocabulary, 1) where positions do not matter.
+        Shares of shape (vocabulary, positions), or (vocabulary, 1) if positions do not matter.
     """
     every = torch.arange(view.space.vocabulary, device=view.device)
     if not view.absolute:
@@ -154,11 +153,11 @@ def vocabulary_energy(view: Transformer, space: Subspace, positions: int) -> Ten
 def _factorised(
     view: Transformer, norm: nn.LayerNorm, space: Subspace, every: Tensor, positions: int
 ) -> Tensor:
-    """Return the shares of all tokens at all positions from products of tokens and of positions.
+    """Return the shares of all tokens at all positions from products of tokens and positions.
 
-    A layer norm of a sum, gamma (a + b) / sigma + beta with centred a and b, has a projection
-    whose square is a sum of products of a's and b's: one product of the vocabulary with the
-    basis and the positions replaces one with the basis for every position.
+    A layer norm of a sum is gamma (a + b) / sigma + beta, with centred a and b. The square of its
+    projection is a sum of products of a's and b's. Therefore one product of the vocabulary with the
+    basis and the positions replaces one product with the basis for every position.
     """
     token = view.at_position(every, 0, norm)
     some = every[:1]

@@ -1,10 +1,11 @@
-"""A transformers model as the server reads it: which vectors its linear layers are given.
+"""A transformers model from the server's view: the input vectors of its linear layers.
 
-Nothing here knows a family of models. One traced run shows which linear layers of a block read
-the same vectors: queries, keys and values, whether fused or apart, `Linear` or `Conv1D`, grouped
-or not, with adapters on them or none, and beside them the feed-forward layer of blocks that
-compute both at once. Vectors come from the model's own code, which is stopped as soon as it has
-reached the layer in question, so that norms, positions and rotations are what the client's are.
+This module knows no particular family of models. One traced run shows which linear layers of a
+block read the same vectors: queries, keys and values. They may be fused or separate, `Linear` or
+`Conv1D`, grouped or not, with or without adapters. In blocks that compute both at once, the
+feed-forward layer reads the same vectors too. Vectors come from the model's own code, so norms,
+positions and rotations are those of the client. The run stops when it reaches the layer in
+question.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from .prefixes import Extended, Prefixes
 from .subspace import PRECISION, Subspace, row_space
 
 _TOKENS_AT_ONCE = 4096
-"""Tokens that one run of a block gets."""
+"""Number of tokens per run of a block."""
 
 
 def half_spacing(value: Tensor) -> Tensor:
-    """Return the most that numbers were rounded by if 16 bits hold them all, or else 0."""
+    """Return the largest rounding error of numbers that 16 bits hold exactly, or else 0."""
     wide = value.to(torch.promote_types(value.dtype, torch.float32))
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(wide.to(dtype).to(wide.dtype), wide):
             kind = torch.finfo(dtype)
-            size = wide.abs().clamp(min=kind.tiny)  # smaller numbers are as far apart
+            size = wide.abs().clamp(min=kind.tiny)  # smaller numbers have the same spacing
             return kind.eps / 2 * 2.0 ** (torch.frexp(size).exponent - 1)
     return torch.zeros_like(wide)
 
@@ -62,13 +63,13 @@ class LinearLayer:
         return weight.T if self.transposed else weight
 
     def gradient(self, observation: Observation) -> Tensor:
-        """Return what was seen of its gradient, as (outputs, inputs)."""
+        """Return its observed gradient, as (outputs, inputs)."""
         return self._as_gradient(observation, observation.update[self.name].detach())
 
     def rounding(self, observation: Observation) -> Tensor:
-        """Return the deviations that rounding gives the gradient.
+        """Return the standard deviations that rounding gives the gradient.
 
-        Weights are rounded in every local step, and what is sent in fewer bits once more.
+        Every local step rounds the weights. An upload in fewer bits is rounded once more.
         """
         steps = observation.protocol.rounding(self.weight, observation.batch_size)
         sent = half_spacing(observation.update[self.name].detach())
@@ -82,13 +83,13 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class Block:
-    """What is known of one block.
+    """The linear layers of one block.
 
     Attributes:
         projections: The layers that read the block's input after its norm, the queries' first.
-        out: The way out of attention, if it is found.
-        up: Those that feed the feed-forward layer's activations.
-        down: The block's last layer: the way out of the feed-forward layer.
+        out: The output layer of attention, if it is found.
+        up: The layers that feed the activations of the feed-forward layer.
+        down: The block's last layer: the output layer of the feed-forward layer.
     """
 
     projections: tuple[LinearLayer, ...]
@@ -98,12 +99,12 @@ class Block:
 
     @property
     def module(self) -> nn.Module:
-        """Return a module that is given the block's input after its norm."""
+        """Return a module whose input is the block's input after its norm."""
         return self.projections[0].module
 
 
 class _Reached(Exception):
-    """The network has come as far as it was asked to."""
+    """The network has reached all requested modules."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,13 @@ class Transformer:
 
     Attributes:
         network: The model without its head.
-        whole: The model with it.
+        whole: The model with its head.
         blocks: Its first two blocks and its last.
-        norm: The module whose output the first block's projections read, if it is one.
-        final_norm: The module that makes the last hidden states, if it is one.
+        norm: The module whose output the first block's projections read, if there is one.
+        final_norm: The module that returns the last hidden states, if there is one.
         absolute: Whether the first block's inputs depend on the position.
-        start: The number of the first position: RoBERTa counts from 2.
-        space: What is known of the tokens.
+        start: The number of the first position; RoBERTa counts from 2.
+        space: Public facts about the tokens.
     """
 
     network: nn.Module
@@ -147,7 +148,7 @@ class Transformer:
 
     @property
     def positions(self) -> int:
-        """Return how many places have gradients: under a next-token loss, the last is a label."""
+        """Return how many places have gradients; under a next-token loss, the last is a label."""
         return self.space.shape[0] - (self.space.task == "next-token")
 
     @property
@@ -157,7 +158,7 @@ class Transformer:
 
     @property
     def device(self) -> torch.device:
-        """Return where the network is."""
+        """Return the device of the network."""
         return self.embedding.device
 
     @property
@@ -168,7 +169,7 @@ class Transformer:
 
     @torch.no_grad()
     def read(self, modules: Sequence[nn.Module], **inputs: object) -> list[Tensor]:
-        """Return what modules are given as the network runs, which stops once all are reached."""
+        """Return the inputs of modules. The network stops once all of them are reached."""
         seen: dict[int, Tensor] = {}
 
         def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -188,7 +189,7 @@ class Transformer:
         raise NotApplicable("the network's layers do not run in the order of its blocks")
 
     def at_position(self, tokens: Tensor, position: int, module: nn.Module) -> Tensor:
-        """Return what a module is given for single tokens at a position, before any attention."""
+        """Return a module's inputs for single tokens at a position, before any attention."""
         place = torch.full((1, 1), self.start + position, device=tokens.device)
         parts = [
             self.read([module], input_ids=part[:, None], position_ids=place)[0][:, 0]
@@ -197,7 +198,7 @@ class Transformer:
         return torch.cat(parts)
 
     def sequences(self, tokens: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
-        """Return what modules are given for whole sequences of one length."""
+        """Return the inputs of modules for whole sequences of one length."""
         if not len(tokens):
             return [self.embedding.new_zeros(0) for _ in modules]
         parts = [
@@ -207,7 +208,7 @@ class Transformer:
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def padded(self, sentences: Sequence[Sequence[int]]) -> Tensor:
-        """Return sentences as a model's inputs: cut to their length and filled up."""
+        """Return sentences as model inputs, cut or padded to the length of examples."""
         length, filling = self.space.shape[0], self.space.padding or 0
         rows = [[*tokens[:length]] + [filling] * (length - len(tokens)) for tokens in sentences]
         return torch.tensor(rows, dtype=torch.int64, device=self.device).view(-1, length)
@@ -219,9 +220,9 @@ class Transformer:
     def extend(
         self, prefixes: Prefixes, candidates: Tensor, modules: Sequence[nn.Module]
     ) -> Extended:
-        """Return what modules are given at each candidate after each prefix.
+        """Return the inputs of modules at each candidate after each prefix.
 
-        A candidate sees the prefix, whose keys and values are remembered, and itself.
+        A candidate sees itself and the prefix, whose keys and values are cached.
 
         Args:
             prefixes: The prefixes.
@@ -268,7 +269,7 @@ class Transformer:
 
 
 def is_causal(view: Transformer) -> bool:
-    """Return whether a token's vectors do not depend on those after it."""
+    """Return whether a token's vectors do not depend on later tokens."""
     vocabulary = view.space.vocabulary
     tokens = torch.tensor([[0, 0, 0], [0, 0, 1 % vocabulary]], device=view.device)
     (vectors,) = view.sequences(tokens, [view.second.module])
@@ -279,19 +280,19 @@ def find_transformer(observation: Observation) -> Transformer:
     """Return the transformers model behind an observation.
 
     Raises:
-        NotApplicable: If there is none, or none whose first two blocks can be read.
+        NotApplicable: If there is none, or if its first two blocks cannot be read.
     """
     space = observation.space
     if not isinstance(space, TokenSpace):
-        raise NotApplicable("the inputs are no tokens")
-    transformers = sys.modules.get("transformers")  # without it, no model is one of its own
+        raise NotApplicable("the inputs are not tokens")
+    transformers = sys.modules.get("transformers")  # if not imported, no model comes from it
     found = [
         module
         for module in observation.model.modules()
         if transformers is not None and isinstance(module, transformers.PreTrainedModel)
     ]
     if not found:
-        raise NotApplicable("the model is no transformers model, whose embeddings are known")
+        raise NotApplicable("the model is not a transformers model, so its embeddings are unknown")
     whole = found[0]
     network = cast(nn.Module, whole.base_model)
     depth = int(cast(Any, network).config.num_hidden_layers)
@@ -319,7 +320,7 @@ def _trace(
     names: Mapping[int, str],
     space: TokenSpace,
 ) -> Transformer:
-    """Run the network on a few tokens, and note which layer reads what."""
+    """Run the network on a few tokens, and record which layer reads what."""
     calls: list[_Call] = []
 
     def note(module: nn.Module, given: tuple[Any, ...], output: object) -> None:
@@ -355,11 +356,11 @@ def _trace(
 
 
 def _start(view: Transformer, token: Tensor, vector: Tensor) -> int:
-    """Return the position at which a token gives the vector that it has as the first of all."""
+    """Return the position number at which a token gives the same vector as in first place."""
     for position in range(4):
         if torch.equal(view.at_position(token, position, view.first.module)[0], vector):
             return position
-    raise NotApplicable("the numbers of the model's positions are not known")
+    raise NotApplicable("the number of the model's first position is not known")
 
 
 def _maker(calls: Sequence[_Call], matches: Callable[[_Call], bool]) -> nn.Module | None:
@@ -399,20 +400,20 @@ def _block(block: nn.Module, calls: Sequence[_Call], names: Mapping[int, str]) -
 
 
 def block_gradient(observation: Observation, layers: Sequence[LinearLayer]) -> Tensor:
-    """Return the gradients of layers that read the same vectors, stacked: (outputs, inputs).
+    """Return the gradients of layers that read the same vectors, stacked as (outputs, inputs).
 
-    Together they span what no one of them does: no query reaches a sequence's first token, keys
-    without rotation span only differences, and grouped keys and values have few rows.
+    Together they span more than each alone: no query reaches a sequence's first token, keys without
+    rotation span only differences, and grouped keys and values have few rows.
 
     Raises:
-        NotApplicable: If nothing of them was uploaded.
+        NotApplicable: If the update contains none of them.
     """
     seen = [layer for layer in layers if layer.name in observation.update]
     if not seen:
         missing = ", ".join(layer.name for layer in layers)
         kept = "adapters of other layers" if any("lora" in n for n in observation.update) else ""
         raise NotApplicable(
-            f"attention is frozen: nothing is uploaded of {missing}"
+            f"attention is frozen, so the update does not contain {missing}"
             + (f", only {kept}" if kept else "")
         )
     stacked = torch.cat([layer.gradient(observation) for layer in seen])
@@ -428,10 +429,10 @@ def block_space(
     tolerance: float = PRECISION,
     least: int = 0,
 ) -> Subspace:
-    """Return the space that the gradients of layers with the same inputs span, above rounding.
+    """Return the space above rounding that the gradients of layers with the same inputs span.
 
     Raises:
-        NotApplicable: If nothing of them was uploaded.
+        NotApplicable: If the update contains none of them.
     """
     seen = [layer for layer in layers if layer.name in observation.update]
     gradient = block_gradient(observation, layers)
@@ -445,8 +446,8 @@ def block_spaces(
 ) -> tuple[Subspace, Subspace]:
     """Return the spaces of the first two blocks.
 
-    The second is given at least as many different vectors as the first: one for every prefix or
-    sentence that a token stands in.
+    The second block has at least as many different inputs as the first: one for every prefix or
+    sentence that a token is in.
     """
     first = block_space(observation, view.first.projections, tolerance=tolerance)
     least = 0 if first.noise > 0 or first.saturated else first.rank
@@ -455,9 +456,10 @@ def block_spaces(
 
 
 def most_inputs(observation: Observation) -> int:
-    """Return how many vectors a block was given at most, of which the gradient is a sum.
+    """Return the largest number of input vectors of a block; the gradient is a sum over them.
 
-    Every token is one in each pass over the examples; the last under a next-token loss is a label.
+    Every token counts once per pass over the examples. Under a next-token loss, the last token is a
+    label and does not count.
     """
     space = cast(TokenSpace, observation.space)
     tokens = space.shape[0] - (space.task == "next-token")

@@ -220,7 +220,10 @@ def test_threats_are_stated() -> None:
     [
         ({"bins": 1}, "bins must be at least 2"),
         ({"bins": 9, "query": "random", "queries": 2}, "bins must be a multiple of the 2 queries"),
-        ({"queries": 2}, "queries must be 1, or more of query='random', got 2 of 'average'"),
+        (
+            {"queries": 2},
+            "queries must be 1, or more with query='random', got 2 with query='average'",
+        ),
         ({"query": "mean"}, "query must be 'average', 'random' or 'fourier', got 'mean'"),
         ({"rows": "dense"}, "rows must be 'protocol', 'cumulative' or 'sparse', got 'dense'"),
         ({"mode": -1}, "mode must be at least 0, got -1"),

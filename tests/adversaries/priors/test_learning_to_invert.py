@@ -199,9 +199,9 @@ def test_what_it_cannot_do_is_not_applicable() -> None:
     few = PublicData(PUBLIC.inputs[:19], PUBLIC.targets[:19])
     cases = {
         "no public data": replace(one, public=None),
-        "no client is granted": replace(one, release=None),
+        "no client code is granted": replace(one, release=None),
         "tokens": replace(one, space=TOKENS),
-        "of 9 examples": replace(one, batch_size=9),
+        "has 9 examples": replace(one, batch_size=9),
         "19 public examples are too few": replace(one, public=few),
     }
     for reason, observation in cases.items():

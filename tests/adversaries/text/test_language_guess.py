@@ -55,7 +55,7 @@ def test_without_public_texts_it_begins_as_the_model_does() -> None:
 
 
 def test_needs_a_language_model() -> None:
-    with pytest.raises(NotApplicable, match="no tokens"):
+    with pytest.raises(NotApplicable, match="not tokens"):
         LanguageGuess().reconstruct(observed_images(mlp(), batch(1)), rng())
     encoder = observed(
         trained("classification", encoder=True, steps=10),

@@ -80,7 +80,7 @@ def test_a_classifier_with_tied_embeddings_is_a_language_model() -> None:
 
 
 def test_what_is_no_language_model_is_said() -> None:
-    with pytest.raises(NotApplicable, match="no tokens"):
+    with pytest.raises(NotApplicable, match="not tokens"):
         next_token_logits(observed_images(mlp(), batch(1)))
     space = space_of("classification", encoder=True)
     model = trained("classification", encoder=True, steps=0)

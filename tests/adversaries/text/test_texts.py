@@ -101,7 +101,7 @@ def test_only_the_parameters_of_the_first_blocks_are_compared_if_so_asked() -> N
 
 
 def test_it_says_what_is_missing() -> None:
-    with pytest.raises(NotApplicable, match="no tokens"):
+    with pytest.raises(NotApplicable, match="not tokens"):
         read(observed_images(mlp(), batch(1)))
     observation = observed(trained("next-token"), space_of("next-token"), private(1))
     with pytest.raises(ValueError, match="lengths must be 1 numbers of at most 9"):

@@ -157,10 +157,10 @@ def test_labels_are_taken_from_public_texts_if_nothing_shows_them(attack: TokenM
 
 @both
 def test_is_not_applicable_to_other_inputs_and_models(attack: TokenMatching) -> None:
-    with pytest.raises(NotApplicable, match="no tokens"):
+    with pytest.raises(NotApplicable, match="not tokens"):
         attack.reconstruct(observed_images(mlp(), batch(1)), rng())
     no_transformer = replace(observed_images(mlp(), batch(1)), space=space_of("next-token"))
-    with pytest.raises(NotApplicable, match="no transformers model"):
+    with pytest.raises(NotApplicable, match="not a transformers model"):
         attack.reconstruct(no_transformer, rng())
 
 

@@ -52,11 +52,11 @@ def test_prefixes_that_grow_give_the_vectors_of_whole_sentences(family: str) -> 
 
 
 def test_says_why_a_model_cannot_be_read() -> None:
-    with pytest.raises(NotApplicable, match="no tokens"):
+    with pytest.raises(NotApplicable, match="not tokens"):
         find_transformer(observed(mlp(), batch(1)))
     observation = seen_by_server(language_model("gpt2"), sentences([4]))
     plain = torch.nn.Embedding(VOCABULARY, 4)
-    with pytest.raises(NotApplicable, match="no transformers model"):
+    with pytest.raises(NotApplicable, match="not a transformers model"):
         find_transformer(replace(observation, models=(plain,)))
     shallow = seen_by_server(language_model("gpt2", layers=1), sentences([4]))
     with pytest.raises(NotApplicable, match="fewer than two blocks"):
