@@ -144,7 +144,8 @@ def test_a_method_of_ones_own_beside_the_hook_is_fine(own: Callable[..., str]) -
 
 def test_options_need_the_decorator(own: Callable[..., str]) -> None:
     message = (
-        "Mine.scale is not an option because Mine is not a dataclass. Write:\n    @dataclass\n    class Mine"
+        "Mine.scale is not an option because Mine is not a dataclass. Write:\n"
+        "    @dataclass\n    class Mine"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         build_defense(Method(name=own("scale: float = 1.0", decorator="")))
