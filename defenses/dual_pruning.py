@@ -21,7 +21,7 @@ class DualPruning(Defense):
     adds the dropped entries to the next update.
 
     The remaining entries are exact, and the server sees their positions. In a linear layer, all
-    entries of one neuron are its input times one factor, so entries of medium size reveal the input
+    entries of one neuron are its input times one factor. So entries of medium size reveal the input
     as well as large ones do. Error feedback also makes a dropped large entry grow until other
     entries have overtaken it.
 

@@ -130,7 +130,7 @@ class Participant:
 
     Attributes:
         index: Its number among the clients.
-        threshold: Number of shares that recover a secret. It reveals nothing to fewer clients.
+        threshold: Number of shares that recover a secret. With fewer clients, it reveals nothing.
         digest: Digest of the model that it received; empty if clients do not compare.
     """
 

@@ -209,7 +209,7 @@ class SecureAggregation(Defense):
         return self._most_of(max(count, self.clients))
 
     def _most_of(self, group: int) -> int:
-        """Return the share of a group that the threshold is of all holders."""
+        """Return the threshold, scaled from the holders of shares to a group."""
         if self.threshold is None:
             return 2 * group // 3 + 1
         return -(-self.threshold * group // self._holders(self.clients))

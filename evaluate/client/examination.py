@@ -216,7 +216,7 @@ def _upload(client: Client, shares: Sequence[Batch], rng: Generator) -> tuple[Up
 
 
 def _is_stochastic(client: Client, shares: Sequence[Batch], rng: Generator) -> bool:
-    """Return whether uploads differ, apart from the order of examples, or differ in examples."""
+    """Return whether uploads in a fixed order differ, or whether the drawn examples differ."""
     uploads = [_upload(client, shares, fork(rng))[0] for _ in range(2)]
     size = len(shares[0].inputs)
     drawn = [

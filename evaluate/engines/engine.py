@@ -112,7 +112,7 @@ def cores() -> int:
 
 
 def check_limits(workers: int, time_limit: float) -> None:
-    """Raise if there is less than one worker or if the time limit is not positive."""
+    """Raise if there are fewer than one worker or the time limit is not positive."""
     if not workers >= 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if not time_limit > 0:
@@ -135,7 +135,7 @@ def execute(
         time_limit: Seconds after which a task is stopped; `math.inf` for no limit.
 
     Raises:
-        ValueError: If there is less than one worker or if the time limit is not positive.
+        ValueError: If there are fewer than one worker or the time limit is not positive.
         RuntimeError: While iterating, if a worker cannot start.
     """
     check_limits(workers, time_limit)

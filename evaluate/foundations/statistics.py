@@ -100,7 +100,7 @@ def rate(
     percentile bootstrap over observations. A bootstrap cannot draw unseen observations: zero
     successes would give [0, 0]. Hence the interval is extended. The largest share of unseen
     observations that the sample allows is assumed to succeed, or to fail. The interval contains
-    the rate in both cases. If all victims agree, this is Clopper-Pearson on the number of
+    the rate in both cases. If all outcomes are equal, this is Clopper-Pearson on the number of
     observations.
 
     Args:

@@ -297,7 +297,8 @@ class Text(Modality):
         """Return the examples of similar length.
 
         The examples are sorted by length and cut into parts of equal size. There are as many parts
-        as leave each at least twice `count`. All examples of a part have the same look-alikes.
+        as leave each at least twice `count`. So an example's part does not distinguish it from the
+        others of that part.
         """
         lengths = self.space.real(data.inputs[among]).sum(1)
         ordered = among[lengths.argsort(stable=True)]
@@ -334,7 +335,7 @@ class Text(Modality):
         return token_texts([self._text(int(token)) for token in self._real(values)])
 
     def text(self, tokens: Tensor) -> str:
-        """Return a sequence as text, without tokens that do not exist."""
+        """Return a sequence as text, without special tokens."""
         ids = (int(token) for token in self._real(tokens))
         return joined([self._text(token) for token in ids if token not in self.space.special])
 

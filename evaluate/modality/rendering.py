@@ -27,7 +27,7 @@ def png(pixels: bytes, shape: Sequence[int]) -> bytes:
 
 
 def image_png(pixels: Tensor) -> bytes:
-    """Return an image with values in [0, 1] as a PNG; grey if it does not have three channels."""
+    """Return an image with values in [0, 1] as a PNG; data of other shapes as grey."""
     values = pixels.detach().cpu().clamp(0, 1).mul(255).round().to(uint8)
     if values.dim() != 3 or values.shape[0] not in (1, 3):
         values = values.reshape(1, -1, values.shape[-1])

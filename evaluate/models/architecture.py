@@ -2,7 +2,7 @@
 
 The analysis counts the constraints of every layer that an attack has to invert, by R-CONV++ (Eq. 26
 to 28). It also inspects the operations between layers. It trains nothing and attacks nothing. Ranks
-are those of random weights and slopes, which almost all weights have.
+are computed at random weights and slopes. Almost all weights and slopes give the same ranks.
 
 References:
     Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities

@@ -29,7 +29,7 @@ Mode = Literal["eval", "train"]
 """The mode of training: without or with dropout and other randomness of training."""
 
 LARGE = 4096
-"""If an option is larger, the size of a model of ours is checked before it is made."""
+"""If an option is at least this large, the model's size is checked before it is made."""
 
 MOST_PARAMETERS = 2**30
 

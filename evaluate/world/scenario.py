@@ -57,7 +57,7 @@ class Training(Strict):
     clients: Whole = Field(default=20, ge=1, le=MOST)
     """Clients that share the training data."""
     clients_per_round: Whole = Field(default=16, ge=1)
-    """Clients sampled in each round. Default: 16, or all clients if there are fewer."""
+    """Clients sampled in each round. If there are fewer clients than the default, all of them."""
     batch_size: Whole | None = Field(default=None, ge=1, le=MOST)
     """Examples per client and round under FedSGD. FedAvg uses all examples of a client. Default:
     the scenario's batch_size."""
