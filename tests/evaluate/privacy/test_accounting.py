@@ -138,7 +138,7 @@ def test_a_delta_that_cannot_be_computed_is_refused_with_the_reason(delta: float
     for schedule in ((Segment(0.01, 2.0, 100),), (Segment(0.01, 2.0, 99), Segment(1.0, 2.0, 1))):
         with pytest.raises(ValueError, match=r"delta must be at least .*100 steps.*rounding"):
             schedule_epsilon(schedule, delta)
-    with pytest.raises(ValueError, match="take a larger delta") as caught:
+    with pytest.raises(ValueError, match="Use a larger delta") as caught:
         calibrate(1.0, 0.01, 100, delta)
     assert not isinstance(caught.value, Unreachable)
     assert epsilon(0.01, 2.0, 100, 1e-14) == pytest.approx(0.475, abs=0.005)
