@@ -153,7 +153,7 @@ def pld_epsilon(schedule: Schedule, delta: float) -> float:
             raise ValueError(
                 f"delta must be at least {least:.2g} for {sum(s.steps for s in schedule)} steps "
                 f"with sampling, got {delta:g}. Rounding errors and truncated tails hide smaller "
-                "ones. Use a larger delta, or a sample rate of 1, for which epsilon has a closed "
+                "deltas. Use a larger delta, or a sample rate of 1, for which epsilon has a closed "
                 "form"
             )
         # Make the same call as the bounds do if it is precise enough, because it is cached.
