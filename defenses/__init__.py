@@ -56,7 +56,7 @@ DEFENSES: dict[str, type[Defense]] = {
         )
     },
 }
-"""Every defense by name. Add a line here to add a defense; `none` defends nothing."""
+"""Every defense by name. To add a defense, add a line here. `none` is the undefended client."""
 
 __all__ = [
     "ADJACENCIES",

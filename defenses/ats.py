@@ -13,31 +13,32 @@ from .base import Batch, Defense
 from .transforms import POOL, apply_policies, parse_policy
 
 TOLERANCE = 1e-3
-"""How far rounding may take pixels out of [0, 1]."""
+"""Rounding may move pixels out of [0, 1] by this much."""
 
 
 @dataclass
 class ATS(Defense):
-    """Train on transformed images T(x), so that gradients lead to no natural image.
+    """Train on transformed images T(x), so that gradients do not lead to natural images.
 
-    A policy is up to three transformations of a pool of 50 (see `transforms`), found by search
-    for gradients that are hard to follow back to T(x), among policies that should not cost
-    accuracy [1]. Of several policies joined by `+`, one is drawn for each image. Every
-    transformation is always applied, with a sign that is drawn for each image where it has one.
+    A policy holds up to three transformations from a pool of 50 (see `transforms`). The authors
+    search for policies whose gradients are hard to follow back to T(x). They keep only policies
+    that should not cost accuracy [1]. If several policies are joined by `+`, one is drawn for each
+    image. Every transformation of a policy is applied. If it has a sign, the sign is drawn for
+    each image.
 
-    There is no formal guarantee. The gradient is that of T(x): attacks that recover the inputs
-    of a gradient exactly recover T(x), and its content stays readable under most policies.
-    Optimisation-based attacks work against it early in training [2]. Scores against x itself
-    flatter the defense, because a shift alone makes a pixel-wise score collapse.
+    There is no formal guarantee. The gradient is that of T(x). Attacks that recover the inputs of
+    a gradient exactly recover T(x), and most policies leave its content readable.
+    Optimisation-based attacks work against ATS early in training [2]. Scores against x itself
+    flatter the defense, because even a shift makes a pixel-wise score collapse.
 
-    An informed adversary knows the policy, but not the draws. Where nothing is drawn, a replay
-    transforms a guess of x; otherwise it takes a guess to be T(x), whose gradient was uploaded:
-    other draws than the client's would only mislead it. The slope of posterize, equalize and
-    autocontrast is taken to be 1.
+    An informed adversary knows the policy, but not the draws. If nothing is drawn, a replay
+    transforms a guess of x. Otherwise, a replay treats the guess as T(x), because draws that
+    differ from the client's would mislead it. The slope of posterize, equalize and autocontrast
+    is taken to be 1.
 
     Attributes:
-        policy: Entries of the pool, such as `3-1-7`; several such policies are joined by `+`;
-            the empty policy transforms nothing. By default the one published for CIFAR-100.
+        policy: Entries of the pool, such as `3-1-7`. `+` joins several policies. The empty policy
+            transforms nothing. Default: the policy published for CIFAR-100.
         mean: Per-channel mean that the inputs were centred by; see `for_space`.
         std: Per-channel standard deviation that they were divided by.
 
@@ -76,7 +77,7 @@ class ATS(Defense):
         return self._transformed(batch, rng)
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the same transformations; none if they are drawn, which is secret."""
+        """Return the same transformations. Return none if they are drawn: the draws are secret."""
         return Defense() if self.stochastic else _Replayed(self.policy, self.mean, self.std)
 
     def _transformed(self, batch: Batch, rng: Generator) -> Batch:
@@ -97,7 +98,7 @@ class ATS(Defense):
         if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
             raise ValueError(
                 f"ATS needs images in [0, 1], got {low:.3g} to {high:.3g}: "
-                "set mean and std, or use for_space, to say how inputs were normalised"
+                "set mean and std to those of the input normalisation, or call for_space"
             )
 
     def _to_pixels(self, inputs: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ class ATS(Defense):
 
 @dataclass
 class _Replayed(ATS):
-    """The transformations of a guess, whose values cannot be looked at while vectorised."""
+    """ATS on a guess. It does not check values, because `vmap` forbids that."""
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         return self._transformed(batch, rng)

@@ -1,7 +1,7 @@
-"""The search for policies of ATS: which transformations hide images and spare accuracy.
+"""Search for ATS policies: transformations that hide images and preserve accuracy.
 
-Neither score trains anything. Both are heuristics of the authors; what a found policy is worth
-is for an evaluation to tell.
+Neither score trains a model. Both are heuristics of the authors. Only an evaluation can show what
+a policy is worth.
 
 References:
     Gao, Guo, Zhang, Qiu, Wen, Liu. "Privacy-preserving Collaborative Learning with Automatic
@@ -33,19 +33,19 @@ from .base import Batch, Loss, Update, trainable
 from .transforms import LONGEST, POOL, parse_policy
 
 TOLERANCE = 1.35
-"""How many times worse than without transformation the accuracy score may be.
+"""The accuracy score may be this many times worse than without transformation.
 
-The authors accept sums of at least -85 over one image of each class that occurs among 100 images
-of CIFAR-100: some 63 images, hence -1.35 per image. Without transformation a residual network
-has about -1, the best possible, but other networks are far from it.
+The authors accept sums of at least -85 over one image of each class among 100 images of CIFAR-100.
+These are about 63 images, hence -1.35 per image. Without transformation, a residual network scores
+about -1, which is the best possible. Other networks score far worse.
 """
 
 MEAN_WEIGHT, VARIANCE_WEIGHT = 0.7, 0.3
-"""Parts of the privacy score's mean and of its variance over classes in the rank."""
+"""Weights of the privacy score's mean and of its variance over classes in the rank."""
 
 
 class Normalisation(Protocol):
-    """How inputs were normalised: what an input space knows of it."""
+    """How inputs were normalised."""
 
     @property
     def mean(self) -> tuple[float, ...]:
@@ -65,7 +65,7 @@ class ScoredPolicy:
 
     Attributes:
         policy: The policy, as `ATS` takes it.
-        rank: What the search minimises, in [0, 1], relative to the other accepted policies.
+        rank: The value that the search minimises, in [0, 1], relative to other accepted policies.
         privacy: Mean privacy score over classes; lower hides more.
         variance: Variance of the privacy score over classes.
         accuracy: Accuracy score; higher is better.
@@ -95,8 +95,9 @@ def privacy_score(
 ) -> Tensor:
     """Return how well gradients lead from noise to each transformed image; lower hides more.
 
-    It is the area under the similarity of the gradients at T(x) and at (1 - i) noise + i T(x),
-    for i from 0 to 1. Gradients are compared by the cosine of each parameter tensor, unweighted.
+    The score compares the gradients at T(x) and at (1 - i) noise + i T(x). It is the area under
+    their similarity for i from 0 to 1. The similarity is the unweighted mean of the cosines of all
+    parameter tensors.
 
     Args:
         model: A model that has been trained a little.
@@ -126,13 +127,14 @@ def accuracy_score(
 ) -> float:
     """Return how differently a model responds to transformed images; higher is better.
 
-    With the eigenvalues s of the correlation matrix of the input gradients of the summed
-    outputs, it is the mean of -log(s) - 1/s: at most -1, if the gradients are uncorrelated. The
-    authors sum over images instead. They take the score from architecture search.
+    The function computes the gradient of the summed outputs with respect to each input. Let s be
+    the eigenvalues of the correlation matrix of these gradients. The score is the mean of
+    -log(s) - 1/s. It is at most -1, when the gradients are uncorrelated. The authors sum over
+    images instead. The score comes from architecture search.
 
     Args:
         model: An untrained model.
-        batch: Images, as the model's inputs, and their labels, which are not used.
+        batch: Images, as the model's inputs, and their labels. The labels are not used.
         policy: The policy.
         space: How inputs were normalised.
         rng: Source of the draws of T.
@@ -146,7 +148,7 @@ def accuracy_score(
     inputs = _transformed(batch, policy, space, rng).detach().requires_grad_()
     (jacobian,) = torch.autograd.grad(model(inputs).sum(), inputs)
     correlation = torch.corrcoef(jacobian.flatten(1).double())
-    # A gradient that is constant has no correlation; as zeros it gets the worst score.
+    # A constant gradient has no correlation. Zeros give it the worst score.
     eigenvalues = torch.linalg.eigvalsh(correlation.nan_to_num()).clamp(min=0) + 1e-5
     return float(-(eigenvalues.log() + 1 / eigenvalues).mean())
 
@@ -166,25 +168,24 @@ def search(
     tolerance: float = TOLERANCE,
     console: Console | None = None,
 ) -> list[ScoredPolicy]:
-    """Return the accepted ones among random policies, the best first.
+    """Return the accepted policies among random ones, best first.
 
-    The defaults are made for one core: the authors take 5 images of each class for the privacy
-    score, 20 steps, and the mean of 10 accuracy scores. All candidates see the same images,
-    noise and draws.
+    The defaults suit one core. The authors use 5 images of each class and 20 steps for the privacy
+    score, and the mean of 10 accuracy scores. All candidates see the same images, noise and draws.
 
     Args:
         semi_trained: The model of the privacy score; the authors' has seen a tenth of the data.
         untrained: The model of the accuracy score.
         loss: The loss.
-        data: Images that are nobody's secret, as model inputs, and their labels.
+        data: Public images, as model inputs, and their labels.
         space: How inputs were normalised.
         rng: Source of all randomness.
-        candidates: Policies to draw; one that is drawn twice is scored once.
+        candidates: Policies to draw. A policy that is drawn twice is scored once.
         per_class: Images of each class for the privacy score.
         steps: Intervals of the privacy score.
-        images: Images for the accuracy score; fewer if there are fewer.
-        tolerance: How many times worse the accuracy score may be than without transformation.
-        console: Where progress is shown; by default the terminal.
+        images: Images for the accuracy score; all images if there are fewer.
+        tolerance: The accuracy score may be this many times worse than without transformation.
+        console: Console that shows progress. Default: the terminal.
 
     Raises:
         ValueError: If no policy is accepted.
@@ -216,8 +217,8 @@ def search(
                 privacies[policy] = privacy(policy)
     if not privacies:
         raise ValueError(
-            f"none of {len(policies)} policies has an accuracy score of at least {least:.3g}; "
-            f"the best has {max(accuracies.values()):.3g}: raise tolerance or candidates"
+            f"none of {len(policies)} policies has an accuracy score of at least {least:.3g}. "
+            f"The best has {max(accuracies.values()):.3g}: raise tolerance or candidates"
         )
     return _ranked(accuracies, privacies)
 
@@ -239,7 +240,7 @@ def _ranked(accuracies: dict[str, float], privacies: dict[str, Tensor]) -> list[
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Return values moved and scaled to [0, 1]."""
+    """Return values shifted and scaled to [0, 1]."""
     return (values - values.min()) / (values.max() - values.min()).clamp(min=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""What a defense is: hooks around one client's local training and its upload."""
+"""The base class of defenses: hooks around one client's local training and its upload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad
 
 Update = dict[str, Tensor]
-"""What a client uploads: one tensor per parameter, by the parameter's name."""
+"""A client's upload: one tensor per parameter, by the parameter's name."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean loss of a batch of model outputs against its targets."""
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class Refused(Exception):
-    """The client does not train on the model that it was sent; a result of its own."""
+    """The client refuses to train or to upload. The harness records this as a result."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,12 @@ class Plan:
 
     Attributes:
         steps: Local steps (gradients) in which the client takes part, over all rounds.
-        sample_rate: Probability that one record is in a step, by secret Poisson sampling; 1 if
-            the adversary may know who is in it, or if batches are not Poisson samples.
+        sample_rate: Probability that a step contains a given record, under secret Poisson sampling.
+            It is 1 if the adversary may know which records are in a step, or if batches are not
+            Poisson samples.
         delta: The delta at which epsilon is stated.
-        passes: Steps that one record is in at most, if batches are those of shuffled epochs, as
-            the default `Defense.batches` draws them; None where nothing but `steps` is known.
+        passes: Maximum number of steps that contain one record, if batches come from shuffled
+            epochs (the default `Defense.batches`). None if only `steps` is known.
     """
 
     steps: int
@@ -72,33 +73,33 @@ class Plan:
 
 
 ADJACENCIES = {
-    "zero-out": "neighbours differ in one unit that contributes nothing; how many there are is "
+    "zero-out": "neighbours differ in one unit that contributes nothing; the number of units is "
     "public",
-    "add/remove": "neighbours differ in one unit that is added or removed; how many there are is "
+    "add/remove": "neighbours differ in one unit that is added or removed; the number of units is "
     "secret",
     "replace": "neighbours differ in one unit that is replaced by another",
 }
-"""What an epsilon is about, by the names that a `Guarantee` may use, in words for readers.
+"""The adjacencies that a `Guarantee` may name, each with an explanation for readers.
 
-A client can hide what a record says, and that it says anything at all. It cannot hide how many
-records it has while its code depends on that number: a sample rate of B / n, and epochs of
-ceil(n / B) steps, are both read off n, and a server that weighs clients by their size is told n.
-Hence our own record-level claims are of `zero-out` (Kairouz et al., "Practical and Private (Deep)
-Learning without Sampling or Shuffling", ICML 2021, https://arxiv.org/abs/2103.00039, definition
-1.1; Chua et al., "How Private are DP-SGD Implementations?", ICML 2024,
-https://arxiv.org/abs/2403.17673). The mechanisms and epsilons are those of addition and removal.
-A client as a whole is likewise seen to take part, or not: what is hidden is what it adds.
+A client can hide the content of a record. It cannot hide its number of records n, because its code
+depends on n. The sample rate is B / n, an epoch has ceil(n / B) steps, and a server that weighs
+clients by their size is told n. Hence our own record-level claims use `zero-out` (Kairouz et al.,
+"Practical and Private (Deep) Learning without Sampling or Shuffling", ICML 2021,
+https://arxiv.org/abs/2103.00039, definition 1.1; Chua et al., "How Private are DP-SGD
+Implementations?", ICML 2024, https://arxiv.org/abs/2403.17673). The mechanisms and epsilons are
+those of addition and removal. The server also sees whether a client takes part. A client-level
+claim hides only what the client contributes.
 """
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A differential-privacy statement, with everything that it is relative to.
+    """A differential-privacy claim, with the assumptions that it depends on.
 
     Attributes:
-        epsilon: Privacy loss; infinite where the mechanism bounds nothing.
+        epsilon: Privacy loss; infinite if the mechanism gives no bound.
         delta: Failure probability.
-        unit: What one neighbouring dataset lacks: `record` or `client`.
+        unit: The unit in which neighbouring datasets differ: `record` or `client`.
         adjacency: One of `ADJACENCIES`.
         accountant: How epsilon was computed.
     """
@@ -112,18 +113,18 @@ class Guarantee:
 
 @dataclass
 class Defense:
-    """The undefended client; subclasses override the hooks at which they act.
+    """The undefended client. Subclasses override the hooks at which they act.
 
-    The harness calls `on_model` once, when the architecture is agreed on, and `on_receive` for
-    each model that the server sends; a client draws its `batches`, calls `on_batch` and `gradient`
-    at every local step and `on_update` once per upload; `on_round` is what the server can see of
-    all the clients of a round, whose models `on_cohort` has been told. Hooks return new values and
-    leave their arguments alone; all randomness comes from `rng`.
+    The harness calls `on_model` once, when the parties agree on the architecture. It calls
+    `on_receive` for each model that the server sends. A client draws its `batches`, calls
+    `on_batch` and `gradient` at every local step, and `on_update` once per upload. `on_cohort`
+    receives the models of all clients of a round. `on_round` returns what the server sees of their
+    uploads. Hooks return new values and do not change their arguments. All randomness comes from
+    `rng`.
 
-    Fields are hyper-parameters, so that `repr(defense)` is its configuration. State between
-    rounds lives in `field(init=False, repr=False)`; `dataclasses.replace(defense)` is a fresh
-    copy, and the harness makes one for each client.
-
+    Fields are hyper-parameters, so `repr(defense)` shows the configuration. State between rounds
+    belongs in `field(init=False, repr=False)`. `dataclasses.replace(defense)` returns a fresh copy.
+    The harness makes one copy for each client.
     """
 
     @property
@@ -133,12 +134,12 @@ class Defense:
 
     @property
     def strength(self) -> float | None:
-        """Return how strongly it defends, on a scale of its own; None without a single knob."""
+        """Return the strength, on the defense's own scale; None if it has no single knob."""
         return None
 
     @property
     def cohort(self) -> int:
-        """Return how many clients' uploads the server sees only together."""
+        """Return the number of clients whose uploads the server sees only together."""
         return 1
 
     def for_space(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Defense:
@@ -146,18 +147,18 @@ class Defense:
         return self
 
     def on_model(self, model: nn.Module) -> nn.Module:
-        """Return the model that is trained, e.g. with a layer added."""
+        """Return the model to train, e.g. with a layer added."""
         return model
 
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
-        """Return the model that the client trains on, given the one that it was sent.
+        """Return the model that the client trains on, given the model that it received.
 
         Args:
-            model: What the server sent.
-            agreed: A model of the architecture that was agreed on: what `on_model` returned.
+            model: The model that the server sent.
+            agreed: A model of the agreed architecture, as `on_model` returned it.
 
         Raises:
-            Refused: If the client does not train on what it was sent; it says why.
+            Refused: If the client does not train on the received model. The message says why.
         """
         return model
 
@@ -169,51 +170,52 @@ class Defense:
             yield from torch.randperm(examples, generator=rng).split(batch_size)
 
     def expect(self, batch_size: int) -> None:
-        """Take note of how many examples steps are configured to see, however many they do.
+        """Set the nominal batch size, even if a step draws fewer or more examples.
 
-        What a private sum is divided by must not tell how many examples there were. The harness
-        calls it for local steps that are not drawn by `batches`: those of a replay.
+        A private sum is divided by this number, because a divisor must not reveal how many
+        examples there were. The harness calls this for local steps that `batches` does not draw,
+        as in a replay.
         """
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
-        """Return the examples that are trained on, e.g. augmented."""
+        """Return the examples to train on, e.g. augmented."""
         return batch
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         """Return the gradient of one local step, e.g. clipped per example, by `trainable` names.
 
-        It is differentiable in the batch and in the parameters where these require gradients,
-        and can be vectorised by `torch.func.vmap`: an adversary replays this very code.
+        The result is differentiable in the batch and in the parameters if these require gradients.
+        `torch.func.vmap` can vectorise it. Both matter because an adversary replays this code.
 
         Raises:
-            Refused: If the client sees from its batch that it must not upload; it says why.
+            Refused: If the batch shows the client that it must not upload. The message says why.
         """
         return batch_gradient(model, loss, batch)
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Return what is uploaded, e.g. with noise added."""
+        """Return the upload, e.g. with noise added."""
         return update
 
     def on_cohort(self, models: Sequence[nn.Module]) -> None:
         """Take note of the model that each client of a round received, for `on_round`."""
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
-        """Return what the server can see: one upload per client, or their sum alone.
+        """Return what the server sees: one upload per client, or only their sum.
 
         Raises:
-            Refused: If clients find that they must not upload; they say why.
+            Refused: If clients find that they must not upload. The message says why.
         """
         return list(updates)
 
     def unguarded(self) -> Defense:
-        """Return the client that refuses no batch: what an adversary runs on its own examples."""
+        """Return a client that refuses no batch. An adversary runs it on its own examples."""
         return self
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the part of the defense that an informed adversary can apply to a guess.
 
-        No secret noise; rounding straight through, so that gradients pass; whatever the
-        observed upload reveals of the defense's choices (such as which entries were kept).
+        It has no secret noise and rounds with a straight-through gradient. It includes what the
+        observed upload reveals of the defense's choices, such as which entries were kept.
         """
         return self
 
@@ -223,28 +225,27 @@ class Defense:
         expected: Mapping[str, Tensor],
         batch_size: int | None = None,
     ) -> Tensor | None:
-        """Return log p(observed upload | replayed upload), up to a constant, if there is one.
+        """Return log p(observed upload | replayed upload), up to a constant; None if undefined.
 
-        `batch_size` is the number of examples behind a single gradient; None for the sum of
-        several local steps.
+        `batch_size` is the number of examples behind a single gradient. It is None if the upload
+        sums several local steps.
         """
         return None
 
     def guarantee(self, plan: Plan) -> Guarantee | None:
-        """Return the formal guarantee under a plan of training; None makes no claim."""
+        """Return the formal guarantee under a training plan; None makes no claim."""
         return None
 
 
 @dataclass
 class Chain(Defense):
-    """Several defenses, each applied to what the one before it gives.
+    """Several defenses. Each is applied to the output of the one before it.
 
-    `on_model`, `on_batch`, `on_update` and `on_round` are composed in the order of the list.
-    A gradient can be computed in one way only, and batches drawn in one: at most one link may
-    override `gradient`, and one `batches`.
+    `on_model`, `on_batch`, `on_update` and `on_round` are composed in the order of the list. At
+    most one link may override `gradient`, and at most one may override `batches`.
 
     Attributes:
-        links: The defenses, first applied first.
+        links: The defenses, in the order in which they are applied.
     """
 
     links: tuple[Defense, ...]
@@ -266,16 +267,16 @@ class Chain(Defense):
 
     @property
     def stochastic(self) -> bool:
-        """Return whether any link is."""
+        """Return whether any link is stochastic."""
         return any(link.stochastic for link in self.links)
 
     @property
     def cohort(self) -> int:
-        """Return the largest cohort of a link."""
+        """Return the largest cohort of all links."""
         return max((link.cohort for link in self.links), default=1)
 
     def for_space(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Defense:
-        """Return the chain of the links for that space."""
+        """Return the chain of the links for that input space."""
         return Chain(tuple(link.for_space(mean, std) for link in self.links))
 
     def on_model(self, model: nn.Module) -> nn.Module:
@@ -293,11 +294,11 @@ class Chain(Defense):
     def batches(
         self, examples: int, batch_size: int, epochs: int, rng: Generator
     ) -> Iterator[Tensor]:
-        """Draw as the one link that draws does."""
+        """Return the batches of the link that draws them."""
         return self._drawing.batches(examples, batch_size, epochs, rng)
 
     def expect(self, batch_size: int) -> None:
-        """Tell every link."""
+        """Pass the nominal batch size to every link."""
         for link in self.links:
             link.expect(batch_size)
 
@@ -308,7 +309,7 @@ class Chain(Defense):
         return batch
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        """Return the gradient as the one link that computes it does."""
+        """Return the gradient of the link that computes it."""
         return self._computing.gradient(model, loss, batch, rng)
 
     def on_update(self, update: Update, rng: Generator) -> Update:
@@ -318,7 +319,7 @@ class Chain(Defense):
         return update
 
     def on_cohort(self, models: Sequence[nn.Module]) -> None:
-        """Tell every link."""
+        """Pass the models to every link."""
         for link in self.links:
             link.on_cohort(models)
 
@@ -333,7 +334,7 @@ class Chain(Defense):
         return Chain(tuple(link.unguarded() for link in self.links))
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the chain of what can be replayed of each link."""
+        """Return the chain of the links' replays."""
         return Chain(tuple(link.replay(observed) for link in self.links))
 
     def log_likelihood(
@@ -342,21 +343,21 @@ class Chain(Defense):
         expected: Mapping[str, Tensor],
         batch_size: int | None = None,
     ) -> Tensor | None:
-        """Return the log-likelihood of the one link that has any.
+        """Return the log-likelihood of the only link that has one.
 
-        What comes after it is in the replayed upload already, as far as it can be known. With
-        several noisy links there is none: the density of a sum of noises is no link's own.
+        The replayed upload already contains what is known of later links. With several noisy links
+        there is no log-likelihood: no link knows the density of the sum of their noises.
         """
         found = [link.log_likelihood(observed, expected, batch_size) for link in self.links]
         known = [value for value in found if value is not None]
         return known[0] if len(known) == 1 else None
 
     def guarantee(self, plan: Plan) -> Guarantee | None:
-        """Return the guarantee of the link that has one; otherwise no claim.
+        """Return the guarantee of the link that has one; otherwise None.
 
-        Links after a private one are post-processing. One that bounds whole uploads holds
-        whatever comes before it; one that bounds the gradient's examples does not survive
-        another link that changes or mixes them, or that changes the model.
+        Links after a private one are post-processing. A guarantee for whole uploads holds after any
+        earlier link. A guarantee for records fails if another link changes or mixes the examples,
+        or changes the model.
         """
         others = [link for link in self.links if link is not self._computing]
         mixed = any(_overrides(link, "on_batch") or _overrides(link, "on_model") for link in others)
@@ -370,7 +371,7 @@ class Chain(Defense):
 def trainable(model: nn.Module) -> Update:
     """Return the parameters that are trained, uploaded and defended; frozen ones are constants.
 
-    Within a local step they are plain tensors, computed by the steps before it.
+    Within a local step they are plain tensors that the earlier steps computed.
     """
     return {
         name: value

@@ -16,16 +16,16 @@ from .noise import Noise
 class ClientDP(Defense):
     """Clip the whole update and add Gaussian noise to it, on the client itself.
 
-    The upload is clip(update, C) + N(0, (sigma C)^2). In [1] a trusted server adds the noise to
-    the sum of many clients. Here the server is the adversary, and so each client adds all of the
-    noise that its guarantee needs: that is far more than [1] needs for the same epsilon, and it
+    The upload is clip(update, C) + N(0, (sigma C)^2). In [1], a trusted server adds the noise to
+    the sum of many clients. Here the server is the adversary, so each client adds all of the noise
+    that its guarantee needs. This is far more noise than [1] needs for the same epsilon, and it
     costs accuracy accordingly.
 
     Attributes:
         noise_multiplier: sigma, the noise's standard deviation in units of `max_update_norm`.
-        max_update_norm: C, the L2 norm to which the update is clipped; may be infinite without
-            noise.
-        discrete: Whether the noise is drawn exactly, from a discrete Gaussian; see `Noise`.
+        max_update_norm: C, the L2 norm to which the update is clipped. It may be infinite if there
+            is no noise.
+        discrete: Whether to draw the noise exactly, from a discrete Gaussian; see `Noise`.
 
     References:
         [1] McMahan, Ramage, Talwar, Zhang. "Learning Differentially Private Recurrent Language

@@ -1,4 +1,4 @@
-"""The disaggregation signal-to-noise ratio: refuse to upload what singles out an example."""
+"""The disaggregation signal-to-noise ratio: refuse uploads that single out one example."""
 
 from __future__ import annotations
 
@@ -12,34 +12,40 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .base import Batch, Defense, Loss, Refused, Update, batch_gradient, trainable
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ENTRIES_AT_ONCE = 2**26  # of the gradients of several examples
+_ENTRIES_AT_ONCE = 2**26  # entries of per-example gradients that are held at once
 
 
 @dataclass
 class DisaggregationSNR(Defense):
-    """Refuse to upload where one example of the batch dominates the gradient of a layer.
+    """Refuse to upload if one example of the batch dominates the gradient of a layer.
 
-    Our reading of [1]: for the weights of a linear or convolutional layer,
+    This is our reading of [1]. For the weights of a linear or convolutional layer,
 
         D-SNR = max_i |g_i| / sum over the others |g_j|,
 
-    where g_i is the gradient of example i; the largest over the layers must not exceed
-    `threshold`. It is about 1 / (B - 1) where all B examples count alike, and infinite where a
-    layer was made to react to one of them. A batch of one example dominates itself: it passes,
-    unprotected, as does an empty one.
+    where g_i is the gradient of example i. The largest ratio over the layers must not exceed
+    `threshold`. The ratio is about 1 / (B - 1) if all B examples count equally. It is infinite if
+    a layer was made to react to one example only. A batch of one example always dominates itself.
+    The client uploads it without protection, and also an empty batch.
 
-    The threshold is for batches of eight or more. Of those of honest models, 4 of 1,056 exceed it
-    (`benchmarks/inspection.py calibrate`): none of 816 of untrained models; of models in training
-    3 of 80 batches of 8, 1 of 80 of 16 and none of 80 of 32. It is not for smaller ones, where one
-    example often counts most: in training, 8 of 40 batches of 4 and 16 of 40 of 2 exceed it.
+    The threshold is meant for batches of eight or more. `benchmarks/inspection.py calibrate`
+    counts how many batches of honest models exceed it. In total, 4 of 1,056 do:
 
-    What breaks it: SEER [1] itself, which was made to, and whatever singles examples out of a
-    gradient without making one of them the largest: rows that isolate one example each leave the
-    norms of whole layers alike. A model that has learned its examples gives large values for
-    honest reasons: a single one that it gets wrong is all that the gradient shows.
+        untrained models               0 of 816
+        in training, batches of 8      3 of 80
+        in training, batches of 16     1 of 80
+        in training, batches of 32     0 of 80
+
+    In smaller batches one example often counts most. In training, 8 of 40 batches of 4 and 16 of
+    40 batches of 2 exceed the threshold.
+
+    SEER [1] was built to break it. Any attack also breaks it that singles out examples without
+    making one gradient the largest. For example, if each row isolates one example, the norms of
+    whole layers stay similar. A trained model gives large values for honest reasons: one example
+    that it gets wrong dominates the gradient.
 
     Attributes:
-        threshold: The largest D-SNR at which the client uploads; infinite refuses nothing.
+        threshold: The largest D-SNR at which the client uploads. Infinity refuses nothing.
 
     References:
         [1] Garov, Dimitrov, Jovanović, Vechev. "Hiding in Plain Sight: Disguising Data Stealing
@@ -58,7 +64,7 @@ class DisaggregationSNR(Defense):
         return 1 / self.threshold
 
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
-        """Refuse a model whose examples have no gradients of their own."""
+        """Refuse a model that mixes examples: they have no gradients of their own."""
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm):
                 raise Refused(f"layer {name!r} is a BatchNorm, which mixes the examples of a batch")
@@ -77,17 +83,17 @@ class DisaggregationSNR(Defense):
         return Defense()
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the undefended client: what is uploaded is untouched."""
+        """Return the undefended client, because the defense does not change uploads."""
         return Defense()
 
 
 def disaggregation_snr(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, float]:
-    """Return the D-SNR of each linear or convolutional layer; none for fewer than two examples."""
+    """Return the D-SNR of each linear or convolutional layer; empty for fewer than two examples."""
     if len(batch.inputs) < 2:
         return {}
     layers = [name for name, module in model.named_modules() if isinstance(module, _LAYERS)]
     weights = {name: f"{name}.weight" if name else "weight" for name in layers}
-    norms = _gradient_norms(model, loss, batch)  # not of frozen ones
+    norms = _gradient_norms(model, loss, batch)  # frozen weights are absent
     return {name: _ratio(norms[weight]) for name, weight in weights.items() if weight in norms}
 
 

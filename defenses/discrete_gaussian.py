@@ -1,8 +1,8 @@
-"""Exact samples of the discrete Gaussian, in integers only.
+"""Exact samples of the discrete Gaussian, computed with integers only.
 
-P(x) is proportional to exp(-x^2 / (2 sigma^2)) on the integers. It is as private as the continuous
-Gaussian: the same concentrated differential privacy (Theorem 14 of [1]), without the gaps between
-floating-point numbers that give inputs away [2].
+P(x) is proportional to exp(-x^2 / (2 sigma^2)) on the integers. It satisfies the same concentrated
+differential privacy as the continuous Gaussian (Theorem 14 of [1]). It avoids the gaps between
+floating-point numbers, which reveal inputs [2].
 
 References:
     [1] Canonne, Kamath, Steinke. "The Discrete Gaussian for Differential Privacy." NeurIPS 2020.
@@ -16,16 +16,16 @@ import torch
 from torch import Generator, Tensor
 
 LARGEST = 2**22
-"""The largest sigma for which no product leaves 64 bits."""
+"""The largest sigma for which all products fit into 64 bits."""
 
 
 def discrete_gaussian(count: int, sigma: int, rng: Generator) -> Tensor:
     """Return independent integers (Algorithm 3 with t = sigma).
 
     Args:
-        count: How many.
+        count: Number of integers.
         sigma: The standard deviation of the continuous distribution, from 1 to `LARGEST`.
-        rng: Source of all randomness, from which only integers are drawn.
+        rng: Source of all randomness. Only integers are drawn from it.
     """
     if not 1 <= sigma <= LARGEST:
         raise ValueError(f"sigma must be from 1 to {LARGEST}, got {sigma}")
@@ -48,7 +48,7 @@ def _discrete_laplace(count: int, scale: int, rng: Generator) -> Tensor:
         kept = _with_probability_exp(below, scale, rng)
         value = below[kept] + scale * _geometric(int(kept.sum()), rng)
         negative = torch.randint(2, value.shape, generator=rng) == 1
-        counted = ~(negative & (value == 0))  # zero must not count twice
+        counted = ~(negative & (value == 0))  # count zero once
         done = missing[kept][counted]
         drawn[done] = torch.where(negative, -value, value)[counted]
         again = torch.ones(count, dtype=torch.bool)
@@ -58,7 +58,7 @@ def _discrete_laplace(count: int, scale: int, rng: Generator) -> Tensor:
 
 
 def _geometric(count: int, rng: Generator) -> Tensor:
-    """Return how many events of probability exp(-1) precede the first that does not happen."""
+    """Return how many events of probability exp(-1) occur before the first that does not."""
     total = torch.zeros(count, dtype=torch.int64)
     going = torch.arange(count)
     while len(going):
@@ -82,8 +82,8 @@ def _with_probability_exp(numerator: Tensor, denominator: int, rng: Generator) -
 def _below_one(numerator: Tensor, denominator: int, rng: Generator) -> Tensor:
     """Return events of probability exp(-x) for x = numerator / denominator of at most 1.
 
-    Of events of probability x, x / 2, x / 3, ... an even number happens before the first that does
-    not with probability exp(-x).
+    Consider events of probability x, x / 2, x / 3, ... With probability exp(-x), an even number
+    of them occurs before the first that does not.
     """
     happened = torch.ones(len(numerator), dtype=torch.bool)
     going, k = torch.arange(len(numerator)), 1

@@ -19,44 +19,46 @@ from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update, traina
 from .per_example import ClippedGradient, check_alone, check_apart
 from .pld import gaussian_epsilon
 
-_SMALL = 2**20  # entries of all per-example gradients up to which to compute them is faster
+_SMALL = 2**20  # up to this many entries, computing all per-example gradients is faster than ghost
 
 
 @dataclass
 class DPSGD(Defense):
     """Clip every example's gradient, add Gaussian noise to their sum, divide by the batch size.
 
-    One Opacus optimizer per client computes every gradient, in training as in the observed
-    step; `torch.func` where Opacus cannot: a layer of one's own, a recurrent one, or weights that
-    are tied, used twice or not at all. The upload is (sum of clipped gradients +
-    N(0, (sigma C)^2)) / B. Local batches are Poisson samples, as the accountants assume: of N
-    examples each is in a step with probability B / N. The configured B divides the sum, be the
-    sample or all of a client's data larger or smaller: else the size of the noise would tell how
-    many examples there are.
+    One Opacus optimizer per client computes every gradient, both in training and in the observed
+    step. `torch.func` replaces it where Opacus cannot compute per-example gradients: for custom or
+    recurrent layers, and for weights that are tied, used twice or unused. The upload is (sum of
+    clipped gradients + N(0, (sigma C)^2)) / B. Local batches are Poisson samples, as the
+    accountants assume: each of N examples is in a step with probability B / N. The sum is always
+    divided by the configured B, even if the sample or the client's data are larger or smaller.
+    Otherwise, the size of the noise would reveal the number of examples.
 
-    The claim is of zero-out adjacency, N being public, because the sample rate is B / N and a
-    client that trains for epochs takes ceil(N / B) steps in each; see `ADJACENCIES`. A protocol
-    with a fixed number of local steps (`FedAvg(steps=...)`) leaves of this the sample rate alone.
+    The claim uses zero-out adjacency, with public N. The sample rate is B / N, and a client that
+    trains for epochs takes ceil(N / B) steps in each; see `ADJACENCIES`. With a fixed number of
+    local steps (`FedAvg(steps=...)`), only the sample rate depends on N.
 
-    Models and losses that mix the examples of a batch are refused by what they do: no clipping of
-    one example's gradient bounds what the example does to those of others. A model is looked at
-    whenever it sees a batch of a new size, and at its 1st, 2nd, 4th, 8th ... step: `check_apart`,
-    and `check_alone` on the step's own sum unless the model draws random numbers. A model that
-    mixes at other steps only, or beside certain examples only, may get through.
+    The defense raises an error if a model or loss mixes the examples of a batch. Clipping one
+    example's gradient does not bound its effect on the gradients of others. The defense tests a
+    model whenever it sees a new batch size, and at its 1st, 2nd, 4th, 8th ... step. `check_apart`
+    tests the model and the loss. `check_alone` tests the sum of the step itself, unless the model
+    draws random numbers. A model that mixes only at other steps, or only beside certain examples,
+    may remain undetected.
 
     Attributes:
         noise_multiplier: sigma, the noise's standard deviation in units of `max_grad_norm`.
-        max_grad_norm: C, the norm to which each example's gradient is clipped; may be infinite
-            without noise.
-        clipping: `flat` clips the gradient of all parameters together; `per_layer` each
-            parameter's to C / sqrt(number of parameters), so that together they stay within C.
-        per_example: How per-example norms are found: `ghost` without the gradients themselves
-            [2], several times faster and smaller for large models, flat clipping only; `hooks` by
-            computing them; `auto` is `hooks` for per-layer clipping and where all gradients
-            together are small, else `ghost`.
-        poisson_sampling: Whether local batches are Poisson samples; without them batches are
-            shuffled, and an example counts in full at each step that it is in: once per epoch
-            where batches are those of epochs, else always; see `pld.sampled_segment`.
+        max_grad_norm: C, the norm to which each example's gradient is clipped. It may be infinite
+            if there is no noise.
+        clipping: `flat` clips the gradient of all parameters together. `per_layer` clips the
+            gradient of each parameter to C / sqrt(number of parameters), so the whole stays
+            within C.
+        per_example: How per-example norms are computed. `ghost` does not compute the gradients
+            [2]. It supports flat clipping only. For large models it is several times faster and
+            smaller. `hooks` computes the gradients. `auto` uses `hooks` for per-layer clipping and
+            if all gradients together are small, otherwise `ghost`.
+        poisson_sampling: Whether local batches are Poisson samples. If not, batches are shuffled,
+            and an example counts in full at each step that contains it. This is once per epoch if
+            batches come from epochs, otherwise every step; see `pld.sampled_segment`.
 
     References:
         [1] Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. "Deep Learning with
@@ -102,7 +104,7 @@ class DPSGD(Defense):
         return self.noise_multiplier
 
     def on_model(self, model: nn.Module) -> nn.Module:
-        """Refuse an architecture in which the examples of a batch see each other."""
+        """Raise if the examples of a batch see each other in an architecture."""
         mixing = _mixing_layer(model)
         if mixing is not None:
             raise ValueError(
@@ -112,7 +114,7 @@ class DPSGD(Defense):
         return model
 
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
-        """Refuse a model that a server has changed so that Opacus cannot make it private."""
+        """Refuse a model that the server changed so that it mixes examples."""
         mixing = _mixing_layer(model)
         if mixing is not None:
             raise Refused(f"{mixing}: its examples cannot be protected one by one")
@@ -121,7 +123,7 @@ class DPSGD(Defense):
     def batches(
         self, examples: int, batch_size: int, epochs: int, rng: Generator
     ) -> Iterator[Tensor]:
-        """Yield Poisson samples, as many as there would be batches."""
+        """Yield as many Poisson samples as there would be batches."""
         self.expect(batch_size)
         if not self.poisson_sampling:
             yield from super().batches(examples, batch_size, epochs, rng)
@@ -131,17 +133,17 @@ class DPSGD(Defense):
             yield chosen.nonzero().flatten()
 
     def expect(self, batch_size: int) -> None:
-        """Divide by this from now on."""
+        """Divide by this batch size from now on."""
         self._batch_size = batch_size
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        """Return the clipped, noised mean gradient, as Opacus's optimizer would step on it.
+        """Return the clipped, noised mean gradient, as Opacus's optimizer computes it.
 
         Raises:
             ValueError: If the model or the loss mixes the examples of a batch.
         """
         size = self._batch_size or len(batch.inputs)
-        if not len(batch.inputs):  # on which not every model can be called
+        if not len(batch.inputs):  # some models cannot be called on an empty batch
             return _FunctionalClient(self).gradient(model, loss, batch, size, rng)
         looked_at = _is_due(model, loss, len(batch.inputs))
         if looked_at:
@@ -191,7 +193,7 @@ class DPSGD(Defense):
 
 
 def _mixing_layer(model: nn.Module) -> str | None:
-    """Return which layer mixes the examples of a batch, if any does."""
+    """Return which layer mixes the examples of a batch; None if no layer does."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             return f"layer {name!r} is a BatchNorm, which mixes the examples of a batch"
@@ -199,7 +201,7 @@ def _mixing_layer(model: nn.Module) -> str | None:
 
 
 class _Looks:
-    """How often a model was trained on, and in which circumstances it was looked at."""
+    """How many steps a model was trained for, and the circumstances in which it was tested."""
 
     def __init__(self) -> None:
         self.steps, self.circumstances = 0, set[tuple[str, int, bool]]()
@@ -209,21 +211,22 @@ _LOOKS: dict[tuple[object, ...], _Looks] = {}
 
 
 def _is_due(model: nn.Module, loss: Loss, size: int) -> bool:
-    """Return whether a model is to be looked at: at a new size, or at a step of a power of 2.
+    """Return whether to test a model: at a new batch size, or at a step that is a power of 2.
 
-    Clients and rounds that train the same architecture share what was found, which no result
-    depends on. Weights by which a server lets a known architecture mix are seen at such steps only.
+    Clients and rounds that train the same architecture share the counts. No result depends on
+    them. A server may make a known architecture mix through its weights. Only the tests at powers
+    of 2 can detect that.
     """
     looks = _LOOKS.setdefault(_architecture(model), _Looks())
     looks.steps += 1
-    name = getattr(loss, "__qualname__", type(loss).__qualname__)  # what it holds may be the model
+    name = getattr(loss, "__qualname__", type(loss).__qualname__)  # the loss may hold the model
     new = (name, size, model.training) not in looks.circumstances
     looks.circumstances.add((name, size, model.training))
     return new or looks.steps & (looks.steps - 1) == 0
 
 
 def _architecture(model: nn.Module) -> tuple[object, ...]:
-    """Return what a model is but for its tensors: modules, their functions and plain attributes."""
+    """Return a model without its tensors: modules, their functions and plain attributes."""
     return tuple(
         (name, type(module), *map(_as_key, vars(module).values()))
         for name, module in model.named_modules()
@@ -235,12 +238,12 @@ def _as_key(value: object) -> object:
         return repr(value)
     if not isinstance(value, FunctionType):
         return None
-    cells = [repr(cell) for cell in value.__closure__ or ()]  # which object, even if there is none
+    cells = [repr(cell) for cell in value.__closure__ or ()]  # identifies the object in each cell
     return value.__code__, repr(value.__defaults__), *cells
 
 
 def _draws(batch: Batch) -> Tensor:
-    """Return the state of torch's generators, which changes where a model draws from them."""
+    """Return the state of torch's generators, which changes if a model draws from them."""
     state = torch.get_rng_state()
     if batch.inputs.is_cuda:
         state = torch.cat([state, torch.cuda.get_rng_state(batch.inputs.device)])
@@ -251,7 +254,7 @@ class _OpacusClient:
     """A replica of the model under Opacus's hooks, with the optimizer that makes it private.
 
     Attributes:
-        drew: Whether the last step drew random numbers, but for its noise.
+        drew: Whether the last step drew random numbers other than its noise.
     """
 
     drew = False
@@ -265,7 +268,7 @@ class _OpacusClient:
     def gradient(
         self, model: nn.Module, loss: Loss, batch: Batch, size: int, rng: Generator
     ) -> Update:
-        """Return what the optimizer would step along, at the model's current parameters."""
+        """Return the gradient that the optimizer would step along, at the model's parameters."""
         replica = self.module._module
         with torch.no_grad():
             for mine, theirs in zip(replica.parameters(), model.parameters(), strict=True):
@@ -301,7 +304,7 @@ class _OpacusClient:
 
 
 class _FunctionalClient:
-    """The same by `torch.func`, for models that Opacus has no gradients of examples for."""
+    """The same with `torch.func`, for models whose per-example gradients Opacus cannot compute."""
 
     def __init__(self, defense: DPSGD) -> None:
         self.clipped = defense._clipped
@@ -310,7 +313,7 @@ class _FunctionalClient:
     def gradient(
         self, model: nn.Module, loss: Loss, batch: Batch, size: int, rng: Generator
     ) -> Update:
-        """Return the sum of clipped gradients with noise, over the expected batch size."""
+        """Return the noised sum of clipped gradients, divided by the expected batch size."""
         total = {name: torch.zeros_like(value) for name, value in trainable(model).items()}
         if len(batch.inputs):
             self.clipped.expect(1)
@@ -324,12 +327,12 @@ class _FunctionalClient:
 
 
 def _suits_opacus(replica: nn.Module, loss: Loss, batch: Batch) -> bool:
-    """Return whether Opacus finds the gradient of every example.
+    """Return whether Opacus can compute the gradient of every example.
 
-    It must know every layer that has parameters, see it called once, with the examples along the
-    first axis, and find the loss to depend on it.
+    Opacus must know every layer that has parameters. The model must call each of them once, with
+    the examples along the first axis. The loss must depend on each of them.
     """
-    from opacus import GradSampleModule  # here, because it takes seconds to import
+    from opacus import GradSampleModule  # imported here because it takes seconds
 
     parameters = []
     calls: dict[nn.Module, list[int]] = {}
@@ -344,7 +347,7 @@ def _suits_opacus(replica: nn.Module, loss: Loss, batch: Batch) -> bool:
             layer.register_full_backward_hook(lambda *_: None)  # as Opacus does
     known = all(type(layer) in GradSampleModule.GRAD_SAMPLERS for layer in calls)
     buffers = any(True for layer in calls for _ in layer.buffers(recurse=False))
-    if not known or buffers or len(parameters) > len(trainable(replica)):  # the last: tied
+    if not known or buffers or len(parameters) > len(trainable(replica)):  # the last: tied weights
         return False
     inputs, targets = (value.new_zeros((2, *value.shape[1:])) for value in batch)
     with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -354,13 +357,13 @@ def _suits_opacus(replica: nn.Module, loss: Loss, batch: Batch) -> bool:
         except RuntimeError as error:
             if "BackwardHookFunction" not in str(error):
                 raise
-            return False  # what a layer returns is changed in place, as ResNets do it
+            return False  # the model changes a layer's output in place, as ResNets do
         slopes = torch.autograd.grad(loss(outputs, targets), parameters, allow_unused=True)
     return all(sizes == [2] for sizes in calls.values()) and all(s is not None for s in slopes)
 
 
 def _wrapped(replica: nn.Module, norm: float, ghost: bool) -> Any:  # noqa: ANN401 - untyped
-    from opacus import GradSampleModule  # here, because it takes seconds to import
+    from opacus import GradSampleModule  # imported here because it takes seconds
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
     if ghost:
@@ -389,7 +392,7 @@ def _optimizer(replica: nn.Module, norm: float, defense: DPSGD, ghost: bool) -> 
 
 
 def _replica(model: nn.Module) -> nn.Module:
-    """Copy a model, making leaves of parameters that an earlier local step computed."""
+    """Copy a model. Parameters that an earlier local step computed become leaves."""
     leaves = {
         id(value): nn.Parameter(
             value.detach().clone(), value.requires_grad or not isinstance(value, nn.Parameter)
@@ -399,5 +402,5 @@ def _replica(model: nn.Module) -> nn.Module:
     replica = copy.deepcopy(model, leaves)
     for module in replica.modules():
         if module._parameters:
-            module.training = True  # Opacus's hooks ask for it; dropout stays as it is
+            module.training = True  # Opacus's hooks require it; dropout keeps its mode
     return replica

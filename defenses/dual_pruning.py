@@ -1,4 +1,4 @@
-"""Dual gradient pruning: dropping the largest entries along with the smallest."""
+"""Dual gradient pruning: drop the largest entries and the smallest."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .vector import flatten, map_vectors, restore
 class DualPruning(Defense):
     """Drop the largest and the smallest entries of the update; carry them to the next round.
 
-    Ordinary pruning keeps the large entries, which matter most to an inversion as well. Dual
-    gradient pruning drops a few of these, for privacy, and many small ones, for bandwidth; error
-    feedback adds what was dropped to the next update.
+    Ordinary pruning keeps the large entries, which also matter most to an inversion. Dual gradient
+    pruning drops a few large entries for privacy and many small ones for bandwidth. Error feedback
+    adds the dropped entries to the next update.
 
-    What is left is exact, and the server sees where it is. All entries of a linear layer that
-    belong to one neuron are its input times one factor: those of medium size give the input
-    away as well as large ones do. And an entry that was dropped for being large only grows by
-    error feedback, until others have overtaken it.
+    The remaining entries are exact, and the server sees their positions. In a linear layer, all
+    entries of one neuron are its input times one factor. So entries of medium size reveal the input
+    as well as large ones do. Error feedback also makes a dropped large entry grow until other
+    entries have overtaken it.
 
     Attributes:
-        largest: Fraction of entries dropped for being the largest in magnitude, in [0, 1).
-        smallest: Fraction of entries dropped for being the smallest, in [0, 1); less than 1
-            together with `largest`.
-        per_layer: Whether the fractions are dropped of each tensor, or of the whole update.
+        largest: Fraction of entries to drop because they are the largest in magnitude, in [0, 1).
+        smallest: Fraction of entries to drop because they are the smallest, in [0, 1). The sum with
+            `largest` must be less than 1.
+        per_layer: Whether to drop the fractions from each tensor or from the whole update.
         error_feedback: Whether to carry dropped entries to the next round.
 
     References:
@@ -49,7 +49,7 @@ class DualPruning(Defense):
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         if not self.largest + self.smallest < 1:
             raise ValueError(
-                "largest + smallest must be less than 1, so that something is uploaded, "
+                "largest + smallest must be less than 1, otherwise nothing is uploaded, "
                 f"got {self.largest} + {self.smallest}"
             )
 
@@ -59,7 +59,7 @@ class DualPruning(Defense):
         return self.largest + self.smallest
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Return the update with all but its entries of medium size set to zero."""
+        """Return the update with only its entries of medium size; the others are zero."""
         update = restore(update, self._dropped)
         sent = map_vectors(self._medium, update, self.per_layer)
         if self.error_feedback:

@@ -1,4 +1,4 @@
-"""EDA: train on texts with words exchanged or left out."""
+"""EDA: train on texts with words swapped or deleted."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .base import Batch, Defense
 
 @dataclass
 class EDA(Defense):
-    """Change every text at random before each step: exchange words, or leave words out.
+    """Change every text at random before each step: swap words, or delete words.
 
-    One of two operations is drawn for each text: two random tokens change places, round(alpha n)
-    times in a text of n tokens and at least once; or every token is left out with probability
-    alpha, but never all of them. The other two operations of the paper replace and insert
-    synonyms, which need a thesaurus of one language. Of next tokens, the targets are those of the
-    changed text.
+    One of two operations is drawn for each text of n tokens. The first swaps two random tokens,
+    round(alpha n) times and at least once. The second deletes every token with probability alpha,
+    but never all of them. The other two operations of the paper replace and insert synonyms. They
+    are left out because they need a thesaurus of one language. If the targets are next tokens,
+    they are those of the changed text.
 
-    There is no formal guarantee, and none is meant: what an attack recovers is the changed text,
-    which has most of the private one's words. A replay changes nothing: guesses are of the text
-    that was trained on.
+    There is no formal guarantee, and the authors intend none. An attack recovers the changed text,
+    which contains most words of the private one. A replay changes nothing, because guesses are of
+    the text that was trained on.
 
     Attributes:
-        alpha: Share of a text that is changed, in [0, 1]; 0 changes nothing. The paper's is 0.1.
-        padding: The token that fills up texts at their end, which stays there: 0 for tokenizers
+        alpha: Share of a text to change, in [0, 1]. 0 changes nothing. The paper uses 0.1.
+        padding: The token that fills up texts at their end. It stays there. It is 0 for tokenizers
             of words and characters.
 
     References:
@@ -58,7 +58,7 @@ class EDA(Defense):
             return batch
         if batch.inputs.is_floating_point() or batch.inputs.dim() != 2:
             raise ValueError(
-                "EDA changes texts, rows of tokens, got inputs of shape "
+                "EDA changes texts (rows of tokens), got inputs of shape "
                 f"{tuple(batch.inputs.shape)} and {batch.inputs.dtype}"
             )
         inputs = torch.stack([self._changed(text, rng) for text in batch.inputs])
@@ -66,11 +66,11 @@ class EDA(Defense):
         return Batch(inputs, inputs if own else batch.targets)
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the client that changes nothing."""
+        """Return a client that changes nothing."""
         return Defense()
 
     def _changed(self, text: Tensor, rng: Generator) -> Tensor:
-        """Return one text with words exchanged or left out."""
+        """Return one text with words swapped or deleted."""
         real = (text != self.padding).nonzero()
         count = int(real[-1]) + 1 if len(real) else 0
         if count < 2:

@@ -14,18 +14,18 @@ from .base import Batch, Defense, Loss, Update, batch_gradient
 
 @dataclass
 class Mixup(Defense):
-    """Mix every example of a batch with another one, and the losses of their labels alike.
+    """Mix every example of a batch with another one, and mix the losses of their labels equally.
 
-    Inputs become x' = lam x + (1 - lam) x[order] for a random order of the batch, and the
-    gradient is that of lam L(f(x'), y) + (1 - lam) L(f(x'), y[order]); for the cross-entropy
-    that is the loss of the mixed label. One lam ~ Beta(alpha, alpha) per batch, as the authors
-    do [1]. The idea that mixing hides the private images is that of InstaHide [2], which mixes
-    more of them and flips signs, and was broken nonetheless [3].
+    Inputs become x' = lam x + (1 - lam) x[order] for a random order of the batch. The gradient is
+    that of lam L(f(x'), y) + (1 - lam) L(f(x'), y[order]). For the cross-entropy, this is the loss
+    of the mixed label. One lam ~ Beta(alpha, alpha) is drawn per batch, as in [1]. InstaHide [2]
+    introduced the idea that mixing hides private images. It mixes more images and flips signs, and
+    it was still broken [3].
 
-    There is no formal guarantee. A batch of one is mixed with itself: nothing is hidden. In a
-    larger one, one example per batch is on average mixed with itself by chance, and lam is often
-    near 0 or 1. What an attack recovers is the mixtures, in which both images can often be seen:
-    order and lam are secret, and a replay takes a guess to be the mixtures.
+    There is no formal guarantee. A batch of one is mixed with itself, which hides nothing. In a
+    larger batch, on average one example is mixed with itself by chance, and lam is often near 0
+    or 1. An attack recovers the mixtures, in which both images are often visible. Order and lam are
+    secret, so a replay treats a guess as the mixtures.
 
     Attributes:
         alpha: Parameter of the Beta distribution, in [0, inf): 1 draws lam uniformly, larger
@@ -60,7 +60,7 @@ class Mixup(Defense):
         return self.alpha
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
-        """Return mixed inputs; how they are mixed is kept for the loss."""
+        """Return mixed inputs, and keep the order and lam for the loss."""
         if not self.alpha or not len(batch.inputs):
             return batch
         if not batch.inputs.is_floating_point():
@@ -85,15 +85,15 @@ class Mixup(Defense):
         return batch_gradient(model, mixed_loss, batch)
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the undefended client: what was mixed with what is secret."""
+        """Return the undefended client, because the mixing is secret."""
         return Defense()
 
 
 def _draw_beta(alpha: float, rng: Generator) -> Tensor:
-    """Return a draw of Beta(alpha, alpha), which `torch.distributions` cannot take from `rng`.
+    """Return a draw of Beta(alpha, alpha). `torch.distributions` cannot draw from `rng`.
 
-    It is X / (X + Y) of two gamma variables, by their logarithms: at small alpha both underflow.
-    Gamma(alpha) is Gamma(alpha + 1) U^(1/alpha) for a uniform U.
+    The draw is X / (X + Y) of two gamma variables. It uses their logarithms, because both underflow
+    at small alpha. Gamma(alpha) is Gamma(alpha + 1) U^(1/alpha) for a uniform U.
     """
     shape = torch.full((2,), alpha + 1.0, dtype=torch.float64, device=rng.device)
     uniform = torch.rand(2, generator=rng, dtype=torch.float64, device=rng.device)

@@ -17,33 +17,34 @@ from .vector import flatten, unflatten
 
 Distribution = Literal["gaussian", "laplace"]
 
-_STEPS = 2**20  # of the grid of discrete noise, to one standard deviation
+_STEPS = 2**20  # steps of the grid of discrete noise per standard deviation
 
 
 @dataclass
 class Noise(Defense):
-    """Add independent noise to every entry of the update, by default without any clipping.
+    """Add independent noise to every entry of the update, by default without clipping.
 
-    Its scale is absolute, as in the papers that evaluate attacks [1, 2]: sigma of a Gaussian, b
-    of a Laplace distribution, whose standard deviation is sqrt(2) b. Beware of comparing one
-    scale across models: the magnitude of updates differs by orders.
+    The scale is absolute, as in the papers that evaluate attacks [1, 2]. It is sigma of a Gaussian
+    distribution or b of a Laplace distribution, whose standard deviation is sqrt(2) b. Do not
+    compare one scale across models: the magnitudes of their updates differ by orders.
 
-    Noise without clipping bounds nothing, however large it is. With the update clipped to an L2
-    norm C there is a guarantee for the client as a whole, against telling its update from noise
-    alone: the server sees who takes part. To tell any two updates apart is twice as easy: that
-    guarantee is the one of half the scale. The Laplace mechanism would need an L1 norm for its
-    usual guarantee. After L2 clipping it is rho-zCDP with rho = C^2 / (2 b^2), since entry j is
-    (s_j / b)-DP for a change of s_j, hence (s_j / b)^2 / 2-zCDP [3], and entries compose: as much
-    as a Gaussian of sigma = b.
+    Noise without clipping guarantees nothing, however large it is. If the update is clipped to an
+    L2 norm C, there is a guarantee for the client as a whole. It limits how well the server can
+    distinguish the client's update from noise alone. The server still sees who takes part. To
+    distinguish any two updates is twice as easy: that guarantee equals the one at half the scale.
+    The usual guarantee of the Laplace mechanism would need an L1 norm. After L2 clipping, the
+    mechanism is rho-zCDP with rho = C^2 / (2 b^2), the same as a Gaussian with sigma = b. Proof:
+    entry j is (s_j / b)-DP for a change of s_j, hence (s_j / b)^2 / 2-zCDP [3], and the entries
+    compose.
 
     Attributes:
         scale: sigma or b; 0 adds nothing.
         distribution: `gaussian` or `laplace`.
-        max_norm: C, the L2 norm to which the whole update is clipped first; None does not clip.
-        discrete: Whether the noise is drawn exactly, from a discrete Gaussian on a grid of step
-            sigma / 2^20, to which the update is rounded. Floating-point noise has gaps that
-            can tell updates apart [4]; the claims of this class do not count them. The update is
-            clipped a little below C, so that rounding stays within C.
+        max_norm: C, the L2 norm to which the whole update is clipped first. None does not clip.
+        discrete: Whether to draw the noise exactly, from a discrete Gaussian on a grid of step
+            sigma / 2^20. The update is rounded to that grid. It is clipped slightly below C, so
+            that rounding stays within C. Floating-point noise has gaps that can reveal updates
+            [4]. The claims of this class do not account for these gaps.
 
     References:
         [1] Zhu, Liu, Han. "Deep Leakage from Gradients." NeurIPS 2019.
@@ -84,7 +85,7 @@ class Noise(Defense):
         return self.scale
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Return the update, clipped and with noise."""
+        """Return the clipped update with noise."""
         if self.discrete and self.scale:
             return self._on_grid(update, rng)
         if self.max_norm is not None:
@@ -114,8 +115,8 @@ class Noise(Defense):
     def guarantee(self, plan: Plan) -> Guarantee | None:
         """Return the client's guarantee; None without clipping.
 
-        The server sees who takes part, so that sampling clients gains nothing. Every local step
-        counts as an upload, which is an upper bound if there are several to one upload.
+        The server sees who takes part, so sampling clients gains nothing. Every local step counts
+        as an upload. This is an upper bound if an upload has several local steps.
         """
         if self.max_norm is None:
             return None

@@ -1,4 +1,4 @@
-"""Outpost: pruning and noise, adapted to the layer and fading over local steps."""
+"""Outpost: pruning and noise that adapt to the layer and fade over local steps."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from .base import Batch, Defense, Loss, Update, batch_gradient, trainable
 class Outpost(Defense):
     """Prune every tensor of the gradient, and add noise where the Fisher information is large.
 
-    The i-th local step (from 1) is perturbed with probability 1 / (1 + decay * i), and left as it
-    is otherwise. A perturbed gradient loses the `pruning_rate` smallest entries of each tensor
-    and gains Gaussian noise at the `noised_share` of all entries with the largest empirical
-    Fisher information. The noise's standard deviation is `noise` times the layer's risk, which
-    is the variance of its weights, at most 1.
+    The i-th local step (from 1) is perturbed with probability 1 / (1 + decay * i). A perturbed
+    gradient loses the `pruning_rate` smallest entries of each tensor. It gains Gaussian noise at
+    the `noised_share` of all entries that have the largest empirical Fisher information. The
+    noise's standard deviation is `noise` times the layer's risk. The risk is the variance of the
+    layer's weights, at most 1.
 
-    Where paper and code leave a choice: the Fisher information of an entry is its own squared
-    gradient, the diagonal of the paper's matrix for one batch (the authors' code averages squares
-    over the first axis of each tensor, which is not the batch); i counts the steps since the
-    client received the model; a tensor of one entry has no spread, hence no risk.
+    The paper and its code leave some choices. We take these:
 
-    Note that a client's first step, and with FedSGD its only one, is not perturbed at all with
-    probability decay / (1 + decay): one upload in nine at the defaults. The noise depends on the
-    scale of the weights and not on that of the gradient, without clipping: it can be negligible
-    (weights of 1,000 inputs at torch's initialisation give 0.0003) and guarantees nothing. An
-    adversary replays the pruning, if the upload has as many zeros as a pruned one must have:
-    that tells a step that was not perturbed, and several steps, whose sum has few zeros.
+    - The Fisher information of an entry is its squared gradient, the diagonal of the paper's matrix
+      for one batch. The authors' code averages squares over the first axis of each tensor, which is
+      not the batch.
+    - i counts the steps since the client received the model.
+    - A tensor of one entry has no spread, hence no risk.
+
+    A client's first step is not perturbed with probability decay / (1 + decay): one upload in nine
+    at the defaults. With FedSGD it is the only step. The noise depends on the scale of the weights,
+    not on that of the gradient, and there is no clipping. It can be negligible (weights of 1,000
+    inputs at torch's initialisation give 0.0003) and it guarantees nothing. An adversary replays
+    the pruning if the upload has as many zeros as a pruned one must have. A step that was not
+    perturbed, and a sum of several steps, have fewer zeros.
 
     Attributes:
         noise: Standard deviation of the noise at a risk of 1, in [0, inf).
         noised_share: Share of entries that are noised, in [0, 1].
-        pruning_rate: Share of entries of each tensor to drop, in [0, 1); one is always kept.
+        pruning_rate: Share of entries of each tensor to drop, in [0, 1). One is always kept.
         decay: How fast perturbation becomes less likely from step to step, in [0, inf).
 
     References:
@@ -63,7 +66,7 @@ class Outpost(Defense):
 
     @property
     def stochastic(self) -> bool:
-        """Return whether it adds noise, or prunes some steps only."""
+        """Return whether it adds noise or prunes only some steps."""
         noisy = self.noise > 0 and self.noised_share > 0
         return noisy or (self.pruning_rate > 0 and self.decay > 0)
 
@@ -73,7 +76,7 @@ class Outpost(Defense):
         return self.noise
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        """Return the gradient, perturbed or not as chance has it."""
+        """Return the gradient, perturbed at random."""
         gradient = batch_gradient(model, loss, batch)
         self._step += 1
         chance = torch.rand((), generator=rng, device=rng.device)
@@ -82,7 +85,7 @@ class Outpost(Defense):
         return self._perturbed(gradient, trainable(model), rng)
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Return the update, and begin to count steps anew."""
+        """Return the update, and reset the count of steps."""
         self._step = 0
         return update
 
@@ -90,7 +93,7 @@ class Outpost(Defense):
         """Return the pruning without the noise, if the observed upload was pruned."""
         entries = sum(value.numel() for value in observed.values())
         zeros = torch.stack([(value == 0).sum() for value in observed.values()]).sum()
-        # Noise hides at most the noised share of the zeros, and rounding one per tensor.
+        # Noise hides at most the noised share of the zeros. Rounding hides one per tensor.
         fewest = (self.pruning_rate - self.noised_share) * entries - len(observed) - 1
         return Pruned(self.pruning_rate, zeros >= fewest)
 
@@ -108,7 +111,7 @@ class Outpost(Defense):
 
 @dataclass
 class Pruned(Defense):
-    """The pruning of each tensor alone: what can be replayed of Outpost.
+    """The replay of Outpost: only the pruning of each tensor.
 
     Attributes:
         pruning_rate: Share of entries of each tensor to drop.
@@ -127,13 +130,13 @@ class Pruned(Defense):
 
 
 def pruned(value: Tensor, rate: float) -> Tensor:
-    """Return a tensor with that share of its smallest entries set to zero, but for one."""
+    """Return a tensor with that share of its smallest entries set to zero; keep at least one."""
     kept = max(1, value.numel() - round(rate * value.numel()))
     return value * _largest(value.abs().flatten(), kept).view_as(value)
 
 
 def risk(weight: Tensor) -> Tensor:
-    """Return how much a layer is at risk: the variance of its weights, at most 1."""
+    """Return the risk of a layer: the variance of its weights, at most 1."""
     if weight.numel() < 2:
         return weight.new_zeros(())
     return weight.detach().var().clamp(max=1)

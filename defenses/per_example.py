@@ -1,4 +1,4 @@
-"""Gradients of single examples: clipped, and whether there is such a thing."""
+"""Gradients of single examples: clip them, and check that a model does not mix examples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .base import Batch, Defense, Loss, Update, trainable
 
 @dataclass
 class ClippedGradient(Defense):
-    """The mean of per-example clipped gradients: what can be replayed of DP-SGD.
+    """The mean of per-example clipped gradients: the replay of DP-SGD.
 
-    Differentiable, unlike Opacus's hooks, and equal to `DPSGD` without noise.
+    It is differentiable, unlike Opacus's hooks, and equals `DPSGD` without noise.
     """
 
     max_grad_norm: float
@@ -26,7 +26,7 @@ class ClippedGradient(Defense):
     _batch_size: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def expect(self, batch_size: int) -> None:
-        """Divide by this from now on."""
+        """Divide by this batch size from now on."""
         self._batch_size = batch_size
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
@@ -40,7 +40,7 @@ class ClippedGradient(Defense):
         }
 
     def _factors(self, norms: Update) -> Update:
-        """Return what each example's gradient is multiplied by, in Opacus's own form."""
+        """Return the factor of each example's gradient, as Opacus computes it."""
         if self.clipping == "per_layer":
             bound = self.max_grad_norm / math.sqrt(len(norms))
             return {name: (bound / (norm + 1e-6)).clamp(max=1.0) for name, norm in norms.items()}
@@ -49,7 +49,7 @@ class ClippedGradient(Defense):
 
 
 def example_gradients(model: nn.Module, loss: Loss, batch: Batch) -> Update:
-    """Return every example's gradient: at once, or one by one where layers cannot be vectorised."""
+    """Return every example's gradient, one by one if layers cannot be vectorised."""
     parameters = trainable(model)
 
     def example_loss(parameters: Update, example: Tensor, target: Tensor) -> Tensor:
@@ -64,29 +64,30 @@ def example_gradients(model: nn.Module, loss: Loss, batch: Batch) -> Update:
 
 
 MIXED = 1e-3
-"""Relative change of one example's output, gradient or loss from which on it is no rounding."""
+"""Larger relative changes of one example's output, gradient or loss are not rounding errors."""
 
 ALONE = 1e-2
-"""The same for a sum of clipped gradients, whose parts are computed in another way."""
+"""The same for a sum of clipped gradients, whose parts are computed in a different way."""
 
 _AT_ONCE = 2**24  # entries of gradients that are compared at a time
 
 _MODEL_MIXES = (
     "the model mixes the examples of a batch: {} (statistics over the batch or over groups of it, "
-    "attention along the wrong axis, ...), so that clipping each example's gradient bounds "
-    "nothing. Use layers that treat examples apart, such as GroupNorm, or batch_first=True"
+    "attention along the wrong axis, ...). Clipping each example's gradient then bounds "
+    "nothing. Use layers that process each example separately, such as GroupNorm, or "
+    "batch_first=True"
 )
 
 
 def check_apart(model: nn.Module, loss: Loss, batch: Batch) -> None:
     """Raise if an example's output, gradient or share of the loss depends on other examples.
 
-    By what they do, in a pair and in a batch of this size: an example, at the first place and at
-    the last, is looked at beside others: those of the batch, zeros, and large values. Draws from
-    torch's generator, as of dropout, are the same each time, so that they make no difference.
+    The check runs the model on pairs and on batches of this size. It places one example first and
+    last, beside other examples: those of the batch, zeros, and large values. Draws from torch's
+    generator (e.g. by dropout) are the same each time, so they make no difference.
 
-    Not covered is what these inputs do not set off: a model that mixes at another size, in a later
-    call, or beside certain examples alone. See `check_alone`, and call both at every new size.
+    The check cannot detect a model that mixes only at another size, in a later call, or beside
+    certain examples. See `check_alone`, and call both at every new size.
 
     Args:
         model: A copy, whose buffers may change.
@@ -94,7 +95,7 @@ def check_apart(model: nn.Module, loss: Loss, batch: Batch) -> None:
         batch: At least one example.
 
     Raises:
-        ValueError: If they do; it says which.
+        ValueError: If one of them does. The message says which.
     """
     for size in sorted({2, len(batch.inputs)} - {1}):
         rows = torch.arange(size) % len(batch.inputs)
@@ -106,20 +107,20 @@ def check_apart(model: nn.Module, loss: Loss, batch: Batch) -> None:
 def check_alone(
     model: nn.Module, loss: Loss, batch: Batch, total: Update, clipped: ClippedGradient
 ) -> None:
-    """Raise if a sum of clipped gradients is not that of the examples, each of them alone.
+    """Raise if a sum of clipped gradients differs from the sum over examples computed alone.
 
-    This holds the very sum that is about to be noised to what clipping promises, whatever happened
-    on the way: forward, in the loss, or in a backward pass that is not the derivative.
+    The check applies to the sum that is about to be noised. It detects any mixing: in the forward
+    pass, in the loss, or in a backward pass that is not the derivative.
 
     Args:
         model: A copy, whose buffers may change. It must not draw random numbers.
         loss: Mean loss of a batch.
         batch: At least one example.
         total: The sum of their clipped gradients.
-        clipped: How they are clipped.
+        clipped: The defense that clips them.
 
     Raises:
-        ValueError: If it is not.
+        ValueError: If the sums differ.
     """
     entries = sum(value.numel() for value in total.values())
     missing, squares = dict(total), 0.0
@@ -140,7 +141,7 @@ def check_alone(
 
 
 def _check_outputs(model: nn.Module, inputs: Tensor) -> None:
-    """Raise if the output of the first example changes with others."""
+    """Raise if the output of the first example depends on the other examples."""
     for place in (0, -1):
         outputs = []
         for others in _companions(inputs):
@@ -150,11 +151,13 @@ def _check_outputs(model: nn.Module, inputs: Tensor) -> None:
         beside_its_own = outputs[0].abs().max().clamp(min=1e-6)
         for other in outputs[1:]:
             if not (other - outputs[0]).abs().max() <= MIXED * beside_its_own:
-                raise ValueError(_MODEL_MIXES.format("one's output changes with another's input"))
+                raise ValueError(
+                    _MODEL_MIXES.format("the output of one example depends on another example")
+                )
 
 
 def _check_gradients(model: nn.Module, loss: Loss, batch: Batch) -> None:
-    """Raise if the gradient of the first example's loss changes with others."""
+    """Raise if the gradient of the first example's loss depends on the other examples."""
     if not trainable(model):
         return
     found = []
@@ -165,11 +168,13 @@ def _check_gradients(model: nn.Module, loss: Loss, batch: Batch) -> None:
     size = _norm(found[0])
     for other in found[1:]:
         if not _norm([a - b for a, b in zip(other, found[0], strict=True)]) <= MIXED * size:
-            raise ValueError(_MODEL_MIXES.format("one's gradient changes with another's input"))
+            raise ValueError(
+                _MODEL_MIXES.format("the gradient of one example depends on another example")
+            )
 
 
 def _check_loss(model: nn.Module, loss: Loss, batch: Batch) -> None:
-    """Raise if the loss of a batch is not the mean of those of its examples."""
+    """Raise if the loss of a batch is not the mean of the losses of its examples."""
     with torch.no_grad(), _same_draws(batch.inputs):
         outputs = model(batch.inputs)
         rows = torch.arange(len(outputs)).split(1)
@@ -177,26 +182,26 @@ def _check_loss(model: nn.Module, loss: Loss, batch: Batch) -> None:
         together = loss(outputs, batch.targets)
     if not (together - alone).abs() <= MIXED * alone.abs().clamp(min=1e-6):
         raise ValueError(
-            "the loss mixes the examples of a batch: it is not the mean of the losses of each "
-            "(weights normalised over the batch, contrastive losses, ...), so that clipping each "
-            "example's gradient bounds nothing"
+            "the loss mixes the examples of a batch: it is not the mean of the losses of the "
+            "examples (weights normalised over the batch, contrastive losses, ...). Clipping each "
+            "example's gradient then bounds nothing"
         )
 
 
 def _companions(inputs: Tensor) -> list[Tensor]:
-    """Return batches to put an example into."""
+    """Return batches into which an example is placed."""
     blank = torch.zeros_like(inputs) if inputs[0].any() else torch.ones_like(inputs)
-    numbers = bool((inputs != inputs.round()).any())  # others may be the numbers of tokens
+    numbers = bool((inputs != inputs.round()).any())  # whole numbers may be tokens
     return [inputs.clone(), blank, *([8 * inputs.flip(0)] if numbers else [])]
 
 
 def _same_draws(inputs: Tensor) -> AbstractContextManager[None]:
-    """Leave torch's generators as they were, so that they draw the same again."""
+    """Restore torch's generators afterwards, so that the next call draws the same numbers."""
     return torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else [])
 
 
 def _slopes(model: nn.Module, loss: Loss, inputs: Tensor, target: Tensor) -> list[Tensor]:
-    """Return the gradient of the first example's loss, by its backward pass in this batch."""
+    """Return the gradient of the first example's loss, from the backward pass of this batch."""
     parameters = [*trainable(model).values()]
     with torch.enable_grad():
         own = loss(model(inputs)[:1], target)
@@ -205,7 +210,7 @@ def _slopes(model: nn.Module, loss: Loss, inputs: Tensor, target: Tensor) -> lis
 
 
 def _gradients_alone(model: nn.Module, loss: Loss, batch: Batch) -> Update:
-    """Return every example's gradient, one by one if `torch.func` cannot, as for some layers."""
+    """Return every example's gradient, one by one if `torch.func` does not support a layer."""
     try:
         gradients = example_gradients(model, loss, batch)
         return {name: gradient.detach() for name, gradient in gradients.items()}

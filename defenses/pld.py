@@ -26,25 +26,25 @@ from .base import Plan
 Floats = NDArray[np.float64]
 
 RESOLUTION, COARSEST, MOST_POINTS = 0.04, 1e-3, 250_000
-"""How finely privacy losses are discretised: a share of the standard deviation of one step's
-loss, but at most `COARSEST`, unless the distribution would have more than `MOST_POINTS` points.
+"""Width of the grid of privacy losses: this share of the standard deviation of one step's loss, but
+at most `COARSEST`. It is wider if the distribution would have more than `MOST_POINTS` points.
 A share of 0.04 costs about 0.02 % of epsilon, always upwards."""
 
 LARGEST_LOSS = float(MOST_POINTS)
-"""The loss of a run above which epsilon counts as infinite: its grid would be wider than 1."""
+"""If a run's loss is larger, epsilon counts as infinite: its grid would be wider than 1."""
 
 TAIL, TAIL_MASS = 10.0, 1e-15
-"""Beyond this many standard deviations of the noise, the loss of a step counts as infinite; so
-does that of a run in the tails, of this probability."""
+"""Beyond `TAIL` standard deviations of the noise, the loss of a step counts as infinite. The loss
+of a run counts as infinite in its tails of probability `TAIL_MASS`."""
 
 NEGLIGIBLE = 1e-40
-"""Amplitude of a frequency, after all steps, below which it counts as zero."""
+"""If the amplitude of a frequency after all steps is smaller, it counts as zero."""
 
 ORDERS = 7
-"""Orders of Chernoff's bound that are tried."""
+"""Number of orders of Chernoff's bound to try."""
 
 MOST_STEPS = 10**9
-"""The most steps that are accounted for where units are sampled; without sampling, its square."""
+"""The maximum number of steps with sampling. Without sampling, the maximum is its square."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Segment:
     """Steps of a training run that have the same sampling and the same noise.
 
     Attributes:
-        sample_rate: q, the probability that one unit is in a step, by Poisson sampling that is
-            secret from the adversary; 1 where the adversary sees who takes part.
+        sample_rate: q, the probability that a step contains a given unit, under secret Poisson
+            sampling; 1 if the adversary sees who takes part.
         noise_multiplier: sigma, the noise's standard deviation over the sensitivity.
         steps: Number of steps.
     """
@@ -75,7 +75,7 @@ class Segment:
 
 
 Schedule = tuple[Segment, ...]
-"""A training run, one segment after another; the sampling and the noise may differ."""
+"""A training run: segments in order. Their sampling and noise may differ."""
 
 
 def sampled_segment(
@@ -86,20 +86,20 @@ def sampled_segment(
     poisson_sampling: bool = True,
     passes: int | None = None,
 ) -> Segment:
-    """Return steps that see a share of all units, as accountants may count them.
+    """Return steps that see a share of all units, in the form that accountants count.
 
-    Without Poisson sampling, a unit counts in full at each step that it is in: in `passes` of
-    them where batches are those of shuffled epochs, else in all. That is mu-GDP with
-    mu = sqrt(passes) / sigma, under zero-out adjacency and whatever the order of the examples:
+    Without Poisson sampling, a unit counts in full at each step that contains it. With shuffled
+    epochs, these are `passes` steps, otherwise all steps. The result is mu-GDP with
+    mu = sqrt(passes) / sigma, under zero-out adjacency, for every order of the examples. Proof:
 
     Let D' be D with unit i contributing nothing. Given the permutations of all epochs, D and D'
-    have the same examples in the same places: i leaves its place to nobody. So the steps without
-    i are the same randomised function of what was released before them, and at each of the k
-    steps with i the sums differ by at most C. Such a step is (1 / sigma)-GDP, a step without i is
-    0-GDP, and adaptive composition gives sqrt(k) / sigma [2], with k <= passes. That bounds an
-    adversary who is told the permutations, which are drawn in the same way under D and D'; one
-    who is not can do no better. (Were i removed instead, another unit would move into its place
-    and those behind it: the sum would change by 2 C, and in more than one step.)
+    have the same examples in the same places, because i keeps its place. So the steps without i are
+    the same randomised function of earlier releases. At each of the k steps with i, the sums differ
+    by at most C. Such a step is (1 / sigma)-GDP, and a step without i is 0-GDP. Adaptive
+    composition gives sqrt(k) / sigma [2], with k <= passes. This bounds an adversary who knows the
+    permutations, which have the same distribution under D and D'. An adversary who does not know
+    them cannot do better. (If i were removed instead, all later units would move up by one place.
+    Sums would change by 2 C, and in more than one step.)
     """
     if poisson_sampling:
         return Segment(sample_rate, noise_multiplier, steps)
@@ -107,7 +107,7 @@ def sampled_segment(
 
 
 def shuffled_passes(examples: int, batch_size: int, steps: int) -> int:
-    """Return how many of the first batches of shuffled epochs an example is in at most."""
+    """Return the most of the first `steps` batches of shuffled epochs that contain one example."""
     return -(-steps // -(-examples // batch_size))
 
 
@@ -119,8 +119,8 @@ def gaussian_epsilon(
     Args:
         noise_multiplier: Standard deviation of the noise over the sensitivity.
         plan: Steps, sample rate and delta.
-        poisson_sampling: Whether steps are Poisson samples, or else those of shuffled epochs;
-            see `sampled_segment`.
+        poisson_sampling: Whether steps are Poisson samples. If not, they are batches of shuffled
+            epochs; see `sampled_segment`.
     """
     segment = sampled_segment(
         plan.sample_rate,
@@ -135,7 +135,7 @@ def gaussian_epsilon(
 def concentrated_epsilon(rho: float, plan: Plan) -> float:
     """Return epsilon of a plan's steps, each of them rho-zCDP, by Renyi differential privacy.
 
-    The sample rate is ignored, which is an upper bound: zCDP does not say what sampling gains.
+    The result ignores the sample rate, so it is an upper bound: zCDP does not credit sampling.
     """
     if rho == math.inf:
         return math.inf
@@ -146,21 +146,21 @@ def concentrated_epsilon(rho: float, plan: Plan) -> float:
 
 
 def pld_epsilon(schedule: Schedule, delta: float) -> float:
-    """Return epsilon by PLD, or by its closed form where there is one; infinite without noise."""
+    """Return epsilon by PLD, or by its closed form if there is one; infinite without noise."""
     mu = separation(schedule)
     if mu is None:
         if not delta >= (least := 2 * numerical_error(schedule, precise=True)):
             raise ValueError(
                 f"delta must be at least {least:.2g} for {sum(s.steps for s in schedule)} steps "
-                f"with sampling, got {delta:g}: smaller ones drown in rounding errors and in the "
-                "tails that are cut off; take a larger delta, or a sample rate of 1, for which "
-                "epsilon has a closed form"
+                f"with sampling, got {delta:g}. Rounding errors and truncated tails hide smaller "
+                "deltas. Use a larger delta, or a sample rate of 1, for which epsilon has a closed "
+                "form"
             )
-        # The same call as that of the bounds where it is good enough: its result is kept.
+        # Make the same call as the bounds do if it is precise enough, because it is cached.
         rough = numerical_error(schedule) > delta / 100
         loss = privacy_loss(schedule, precise=True) if rough else privacy_loss(schedule)
         return max(_epsilon(one, delta) for one in (loss._pmf_remove, loss._pmf_add))
-    if mu > LARGEST_LOSS:  # epsilon is above its square over 2, which the closed form cannot hold
+    if mu > LARGEST_LOSS:  # epsilon exceeds mu^2 / 2, where the closed form overflows
         return math.inf
     from dp_accounting import get_epsilon_gaussian
 
@@ -169,9 +169,9 @@ def pld_epsilon(schedule: Schedule, delta: float) -> float:
 
 
 def numerical_error(schedule: Sequence[Segment], *, precise: bool = False) -> float:
-    """Return by how much delta(epsilon) of sampled steps may be wrong, from tails and rounding.
+    """Return the possible error of delta(epsilon) of sampled steps, from tails and rounding.
 
-    A power of a Fourier transform has a relative error of about one rounding per step; measured
+    A power of a Fourier transform has a relative error of about one rounding per step. Measured
     errors are below a third of that.
     """
     rounding = float(np.finfo(np.longdouble if precise else np.float64).eps)
@@ -181,8 +181,8 @@ def numerical_error(schedule: Sequence[Segment], *, precise: bool = False) -> fl
 def separation(schedule: Sequence[Segment]) -> float | None:
     """Return mu if a run is mu-Gaussian-private; None if it subsamples.
 
-    Steps that everyone is in compose to a single one, exactly [2]. Without noise mu is infinite,
-    and likewise where sampled steps have so little that losses exceed `LARGEST_LOSS`.
+    Unsampled steps compose exactly to a single step [2]. mu is infinite without noise. It is also
+    infinite if sampled steps have so little noise that losses exceed `LARGEST_LOSS`.
     """
     if not all(segment.noise_multiplier for segment in schedule):
         return math.inf
@@ -193,7 +193,7 @@ def separation(schedule: Sequence[Segment]) -> float | None:
 
 @lru_cache(maxsize=8)
 def privacy_loss(schedule: Schedule, *, precise: bool = False) -> Any:  # noqa: ANN401 - untyped
-    """Return the privacy loss distribution of a schedule with noise; pessimistic throughout.
+    """Return the privacy loss distribution of a schedule with noise, rounded pessimistically.
 
     Args:
         schedule: The training run.
@@ -204,7 +204,7 @@ def privacy_loss(schedule: Schedule, *, precise: bool = False) -> Any:  # noqa: 
     width, _ = loss_grid(schedule)
     total = None
     for segment in schedule:
-        # Steps that everyone is in compose to a single one, exactly.
+        # Unsampled steps compose exactly to a single step.
         together = segment.steps if segment.sample_rate == 1 else 1
         sigma = segment.noise_multiplier / math.sqrt(together)
         steps = [
@@ -217,10 +217,10 @@ def privacy_loss(schedule: Schedule, *, precise: bool = False) -> Any:  # noqa: 
 
 
 def _step_loss(q: float, sigma: float, width: float) -> tuple[Any, Any]:
-    """Return the discretised loss of one step, if a unit is removed and if one is added.
+    """Return the discretised loss of one step if a unit is removed, and if one is added.
 
-    By connecting the dots of delta(epsilon) [1], as dp-accounting's `from_gaussian_mechanism`,
-    which takes seconds where losses are many, and which adds rounding errors to every mass.
+    It connects the dots of delta(epsilon) [1], like dp-accounting's `from_gaussian_mechanism`. That
+    function takes seconds if there are many losses, and adds rounding errors to every mass.
     """
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
@@ -236,15 +236,15 @@ def _step_loss(q: float, sigma: float, width: float) -> tuple[Any, Any]:
     removed = DensePLDPmf(width, int(grid[0]), masses, float(deltas[-1]), True)
     if q == 1:
         return removed, removed
-    # Seen from the other side, the loss changes its sign.
+    # With the neighbours exchanged, the loss changes its sign.
     other = (masses * np.exp(-grid * width))[::-1]
     return removed, DensePLDPmf(width, -int(grid[-1]), other, float(ndtr(-TAIL)), True)
 
 
 def _self_composed(step: Any, steps: int, precise: bool) -> Any:  # noqa: ANN401 - untyped
-    """Return the loss of equal steps; what may be wrong counts as infinite.
+    """Return the loss of equal steps. Mass that may be wrong counts as infinite loss.
 
-    As dp-accounting's `self_compose`, but several times faster.
+    It is like dp-accounting's `self_compose`, but several times faster.
     """
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
@@ -255,7 +255,7 @@ def _self_composed(step: Any, steps: int, precise: bool) -> Any:  # noqa: ANN401
     kind = np.longdouble if precise else np.float64
     once = fft.rfft(step._probs.astype(kind), size)
     together, matters = np.zeros_like(once), np.abs(once) > NEGLIGIBLE ** (1 / steps)
-    together[matters] = once[matters] ** steps  # of many steps, few frequencies are left
+    together[matters] = once[matters] ** steps  # after many steps, few frequencies matter
     composed = fft.irfft(together, size)
     kept = np.roll(composed, -low)[: high - low + 1].astype(np.float64)
     infinite = TAIL_MASS - math.expm1(steps * math.log1p(-step._infinity_mass))
@@ -264,10 +264,11 @@ def _self_composed(step: Any, steps: int, precise: bool) -> Any:  # noqa: ANN401
 
 
 def _support(masses: Floats, steps: int) -> tuple[int, int]:
-    """Return between which points a sum of draws is, but for `TAIL_MASS`, by Chernoff's bound.
+    """Return the points between which a sum of draws lies, except with probability `TAIL_MASS`.
 
-    The orders are from the one that suits a Gaussian to those that suit a heavy tail of one draw,
-    each a power of 2 times the one before: exponentials are squared, which costs far less.
+    The function uses Chernoff's bound. The orders range from one that suits a Gaussian to those
+    that suit a heavy tail of one draw. Each is a power of 2 times the one before, so exponentials
+    are squared, which is much cheaper.
     """
     points = np.arange(len(masses), dtype=float)
     mean = float(masses @ points)
@@ -277,7 +278,7 @@ def _support(masses: Floats, steps: int) -> tuple[int, int]:
     doublings = max(1, math.ceil(abs(math.log2(heavy / gaussian)) / (ORDERS - 1)))
     order = gaussian if gaussian < heavy else gaussian / 2.0 ** (doublings * (ORDERS - 1))
     low, high = 0.0, steps * (len(masses) - 1.0)
-    with np.errstate(all="ignore"):  # an infinite bound is of no use
+    with np.errstate(all="ignore"):  # infinite bounds are ignored
         growth = np.exp(order * points)
         for _ in range(ORDERS):
             moments = [float(np.log(masses @ one)) for one in (1 / growth, growth)]
@@ -292,9 +293,9 @@ def _support(masses: Floats, steps: int) -> tuple[int, int]:
 def _epsilon(distribution: Any, delta: float) -> float:  # noqa: ANN401 - untyped
     """Return epsilon of a loss distribution.
 
-    No set of outputs is likelier than e^epsilon times its probability on the other side, plus
-    delta; the sets that matter are those of the largest losses. As `get_epsilon_for_delta`,
-    without its loop.
+    The probability of a set of outputs is at most e^epsilon times its probability under the
+    neighbour, plus delta. The worst sets contain the largest losses. The function is like
+    `get_epsilon_for_delta`, without its loop.
     """
     if distribution._infinity_mass > delta:
         return math.inf
@@ -307,22 +308,22 @@ def _epsilon(distribution: Any, delta: float) -> float:  # noqa: ANN401 - untype
     above = likely > delta
     if not above.any():
         return 0.0
-    with np.errstate(divide="ignore", over="ignore"):  # where e^-loss underflows
+    with np.errstate(divide="ignore", over="ignore"):  # e^-loss may underflow
         ratio = np.max((likely[above] - delta) / unlikely[above])
     return float(max(0.0, min(np.log(ratio), losses[above][0])))
 
 
 def _step_profile(epsilons: Floats, q: float, sigma: float) -> Floats:
     """Return delta(epsilon) of one step, when a unit is removed."""
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # in what is not selected
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # in values not selected
         ratio = np.where(
-            epsilons > 50,  # where e^epsilon overflows, or swallows 1 - q
+            epsilons > 50,  # e^epsilon would overflow, or 1 - q would be lost in rounding
             epsilons - math.log(q),
             np.log1p(np.maximum(np.expm1(epsilons) / q, -1)),
         )
-        outputs = 0.5 + sigma**2 * ratio  # from where on losses are larger than epsilon
+        outputs = 0.5 + sigma**2 * ratio  # beyond this, losses are larger than epsilon
         without, within = ndtr(-outputs / sigma), ndtr((1 - outputs) / sigma)
-        # The first is precise where epsilon and q are small, the other does not overflow.
+        # The first form is precise if epsilon and q are small. The other does not overflow.
         near = q * (within - without) - np.expm1(epsilons) * without
         far = (1 - q) * without + q * within - np.exp(epsilons + log_ndtr(-outputs / sigma))
     result: Floats = np.where(np.abs(epsilons) < 1, near, far).clip(0, 1)
@@ -332,8 +333,8 @@ def _step_profile(epsilons: Floats, q: float, sigma: float) -> Floats:
 def loss_grid(schedule: Sequence[Segment]) -> tuple[float, float]:
     """Return the interval between discretised privacy losses, and (nearly) the largest loss.
 
-    The interval is small against the spread of a step's loss, because rounding to a grid of
-    width w adds up to w^2 / 4 to the variance of every step.
+    The interval is small compared with the spread of a step's loss, because a grid of width w adds
+    up to w^2 / 4 to the variance of every step.
     """
     moments = [_loss_moments(segment) for segment in schedule]
     spread = min(math.sqrt(variance) for _, variance, _ in moments)
@@ -350,7 +351,7 @@ def _loss_moments(segment: Segment) -> tuple[float, float, float]:
     deviations = np.linspace(-9, 9, 2001)
     weights = np.exp(-(deviations**2) / 2)
     weights /= weights.sum()
-    with np.errstate(all="ignore"):  # without noise to speak of, losses overflow
+    with np.errstate(all="ignore"):  # if noise is tiny, losses overflow
         losses = _loss(sigma * deviations + np.array([[0.0], [1.0]]), q, sigma)
         mixture = np.array([1 - q, q])  # without and with the unit
         mean = float(mixture @ losses @ weights)

@@ -23,22 +23,22 @@ from .base import Batch, Defense, Loss, Update, trainable
 class PRECODE(Defense):
     """Train an extended model whose gradients depend on noise that the server does not know.
 
-    Directly before the last linear layer, features are encoded as a normal distribution, of
-    which one sample is decoded: Linear(d, 2K), then mean + softplus(.) * N(0, I), then
-    Linear(K, d). The loss gains beta times the KL divergence, in bits, of the code's
-    distribution from N(0, I) [1].
+    Before the last linear layer, features are encoded as a normal distribution, and one sample of
+    it is decoded. The layers are Linear(d, 2K), then mean + softplus(.) * N(0, I), then
+    Linear(K, d). The loss gains beta times the KL divergence, in bits, of the code's distribution
+    from N(0, I) [1].
 
-    The bottleneck samples during local steps only. Elsewhere, as for test accuracy, it decodes
-    the mean, where the authors' code always samples. New layers are initialised as torch does,
-    from a seed that depends only on the classifier's weights. The architecture changes, which
-    the server has to agree to, so no setting is the identity.
+    The bottleneck samples only during local steps. Elsewhere, e.g. for test accuracy, it decodes
+    the mean; the authors' code always samples. New layers use torch's initialisation, with a seed
+    that depends only on the classifier's weights. The architecture changes, and the server has to
+    agree to it. Hence no setting leaves the model as it was.
 
-    Note that the noise reaches mainly the gradients of the bottleneck and the classifier, which
-    dominate the update: an adversary who leaves them out of the matching regains much of what
-    was lost [2]. That is what is replayed: the mean, and only the layers before the bottleneck.
-    And the noise is shared by a whole row of gradients: for a linear layer that sees one example,
-    dL/dW divided by dL/db is still exactly its input, whatever was sampled, so that a model that
-    begins with a linear layer leaks as if undefended.
+    The noise mainly reaches the gradients of the bottleneck and the classifier, which dominate the
+    update. An adversary who leaves them out of the matching regains much of what was lost [2]. The
+    replay does this: it uses the mean, and only the layers before the bottleneck. Moreover, a whole
+    row of gradients shares the noise. For a linear layer that sees one example, dL/dW divided by
+    dL/db is exactly its input, whatever was sampled. So a model that begins with a linear layer
+    leaks as if undefended.
 
     Attributes:
         bottleneck: K, the size of the code, at least 1.
@@ -86,16 +86,16 @@ class PRECODE(Defense):
         return _gradient(model, loss, batch, self.beta, rng)
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the extended model at its mean, without what its noise dominates."""
+        """Return the extended model at its mean, without the layers that its noise dominates."""
         return BeforeBottleneck(self.beta)
 
 
 @dataclass
 class BeforeBottleneck(Defense):
-    """The mean code's gradient in the layers before the bottleneck: what is worth replaying.
+    """The replay of PRECODE: the mean code's gradient in the layers before the bottleneck.
 
-    All other entries are zero, so that they weigh nothing in the matching. A model without
-    layers before the bottleneck keeps its whole gradient.
+    All other entries are zero, so they do not count in the matching. A model without layers before
+    the bottleneck keeps its whole gradient.
 
     Attributes:
         beta: Weight of the divergence.
@@ -108,7 +108,7 @@ class BeforeBottleneck(Defense):
         return _gradient(model, loss, batch, self.beta, rng=None)
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Return the update with all but the layers before the bottleneck set to zero."""
+        """Return the update of the layers before the bottleneck; other entries are zero."""
         (encoder,) = (name for name in update if name.endswith("bottleneck.encoder.weight"))
         extended = encoder.removesuffix("bottleneck.encoder.weight")
         if not extended:
@@ -131,7 +131,7 @@ class VariationalBottleneck(nn.Module):
 
     @contextmanager
     def training_step(self, rng: Generator | None) -> Iterator[list[Tensor]]:
-        """Sample from `rng` while in this context, and list the divergence of every call."""
+        """Sample from `rng` in this context, and yield a list of the divergences of all calls."""
         self._rng, self._bits = rng, []
         try:
             yield self._bits
@@ -139,7 +139,7 @@ class VariationalBottleneck(nn.Module):
             self._rng, self._bits = None, None
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return features decoded from a sample if there is a generator, or else from the mean."""
+        """Return features decoded from a sample if there is a generator, else from the mean."""
         mean, raw = self.encoder(features).chunk(2, dim=-1)
         std = softplus(raw)
         if self._bits is not None:
@@ -174,7 +174,7 @@ def _gradient(
 
 
 def _initialised(layer: nn.Linear, width: int) -> VariationalBottleneck:
-    """Return a new bottleneck for a layer's inputs, the same for the same layer."""
+    """Return a new bottleneck for a layer's inputs; equal layers give equal bottlenecks."""
     weight = layer.weight.detach()
     seed = zlib.crc32(weight.cpu().contiguous().numpy().tobytes())
     with torch.random.fork_rng(devices=[]):

@@ -21,19 +21,18 @@ _FULL_PRECISION = 32
 class Quantization(Defense):
     """Round every entry of the update to one of 2^b evenly spaced magnitudes, keeping its sign.
 
-    The magnitudes are 0, a/s, 2a/s, ..., a with a = max|g| and s = 2^b - 1; the sign is a bit
-    of its own, so that one bit gives {-a, 0, a}. Scaling by the largest entry, and counting
-    bits like this, follow the variant that was attacked in [1]; the original QSGD [2] scales by
-    the L2 norm. Stochastic rounding takes either neighbouring level with the probabilities that
-    make it unbiased; otherwise the nearest level is taken, which is biased and silently drops
-    every entry below half a step.
+    The magnitudes are 0, a/s, 2a/s, ..., a with a = max|g| and s = 2^b - 1. The sign takes an extra
+    bit, so b = 1 gives {-a, 0, a}. Scaling by the largest entry, and this way of counting bits,
+    follow the variant that [1] attacks. The original QSGD [2] scales by the L2 norm. Stochastic
+    rounding draws one of the two neighbouring levels, with the probabilities that make it unbiased.
+    Otherwise, the nearest level is taken. That is biased and drops every entry below half a step.
 
-    Quantization was made to save bandwidth and promises no privacy: the largest entry is sent
-    exactly, and the errors of stochastic rounding average out over entries and over rounds.
+    Quantization was made to save bandwidth and promises no privacy. The largest entry is sent
+    exactly, and the errors of stochastic rounding average out over entries and rounds.
 
     Attributes:
-        bits: b, from 1 to 16; 32 uploads everything as it is.
-        stochastic: Whether to round at random rather than to the nearest level; always false
+        bits: b, from 1 to 16; 32 uploads everything unchanged.
+        stochastic: Whether to round at random rather than to the nearest level. It is always false
             at 32 bits, where nothing is rounded.
         scope: Whether a is the largest entry of each tensor or of the whole update.
 
@@ -77,7 +76,7 @@ class Quantization(Defense):
         return {name: self._drawn(value, scales[name], rng) for name, value in update.items()}
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return rounding on the observed grid, straight through; none if it is random.
+        """Return straight-through rounding on the observed grid; none if rounding is random.
 
         The mean of random rounding is the update itself.
         """
@@ -93,10 +92,10 @@ class Quantization(Defense):
     ) -> Tensor | None:
         """Return a smooth stand-in for the probability of the observed levels.
 
-        With d the error in steps of the observed grid: for the nearest level, all |d| <= 1/2 are
-        equally likely and others impossible, which is softened to -max(0, |d| - 1/2)^2 /
-        (2 (1/2)^2); for random rounding, a Gaussian of the variance 1/6 that a uniformly
-        distributed entry has.
+        Let d be the error in steps of the observed grid. For the nearest level, all |d| <= 1/2 are
+        equally likely and others impossible. This is softened to -max(0, |d| - 1/2)^2 /
+        (2 (1/2)^2). For random rounding, it is a Gaussian with variance 1/6, the variance for a
+        uniformly distributed entry.
         """
         if self.bits == _FULL_PRECISION:
             return None
@@ -125,7 +124,7 @@ class Quantization(Defense):
 
 @dataclass
 class RoundedReplay(Defense):
-    """Round to the nearest level, with the derivative of no rounding: what can be replayed.
+    """The replay of quantization: round to the nearest level, with a straight-through gradient.
 
     Attributes:
         scales: a for each entry, by parameter name.

@@ -17,19 +17,19 @@ from .vector import flatten, map_vectors, restore
 class RandomK(Defense):
     """Upload randomly chosen entries of the update, drawn afresh for every upload.
 
-    As many as `ratio` of all entries are kept, at least one, over all parameters together or of
-    each tensor. Rescaled by the inverse of that share the upload is unbiased, at the price of
-    variance; error feedback adds what was dropped to the next update instead.
+    It keeps a share `ratio` of all entries, at least one, either over all parameters together or in
+    each tensor. With rescaling by the inverse of that share, the upload is unbiased but has more
+    variance. Error feedback instead adds the dropped entries to the next update.
 
-    The choice hides nothing: the server sees which entries are there, and they are exact (up to
-    the known rescaling). A linear layer needs few of them to give its inputs away.
+    The choice hides nothing. The server sees which entries are there, and they are exact (up to
+    the known rescaling). A linear layer needs few of them to reveal its inputs.
 
     Attributes:
         ratio: Fraction of entries to upload, in (0, 1]. 1 uploads everything.
         rescale: Whether to divide by the share of kept entries.
-        per_layer: Whether the fraction is kept of each tensor.
-        error_feedback: Whether to carry dropped entries to the next round; not with `rescale`,
-            under which the carried error would grow from round to round.
+        per_layer: Whether to keep the fraction in each tensor or over the whole update.
+        error_feedback: Whether to carry dropped entries to the next round. It cannot be combined
+            with `rescale`: the carried error would grow from round to round.
 
     References:
         Stich, Cordonnier, Jaggi. "Sparsified SGD with Memory." NeurIPS 2018.
@@ -59,7 +59,7 @@ class RandomK(Defense):
         return 1 - self.ratio
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Return the update with all but randomly chosen entries set to zero."""
+        """Return the update with only randomly chosen entries; the others are zero."""
 
         def choose(vector: Tensor) -> Tensor:
             order = torch.randperm(vector.numel(), generator=rng, device=vector.device)

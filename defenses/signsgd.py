@@ -17,11 +17,11 @@ from .vector import flatten, restore, straight_through
 class SignSGD(Defense):
     """Upload the sign of every entry [1], by default times each tensor's mean magnitude.
 
-    With that scale and error feedback, which adds what was lost to the next update, it
-    converges like SGD [2]. An exact zero stays zero, and so shows itself.
+    Error feedback adds what was lost to the next update. With the scale and error feedback, SignSGD
+    converges like SGD [2]. An exact zero stays zero and is visible in the upload.
 
-    Signs were made to save bandwidth and promise no privacy: there are as many of them as
-    parameters, far more than numbers in a batch, and they still tell the update's direction.
+    Signs were made to save bandwidth and promise no privacy. There is one sign per parameter, far
+    more than there are numbers in a batch, and the signs still reveal the update's direction.
 
     Attributes:
         scale: Whether to multiply by the mean magnitude of each tensor.
@@ -51,7 +51,7 @@ class SignSGD(Defense):
         return sent
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the same signs, straight through: with the derivative of the update itself."""
+        """Return the same signs, with the derivative of the update itself (straight through)."""
         return SignReplay(self.scale)
 
     def log_likelihood(
@@ -62,8 +62,8 @@ class SignSGD(Defense):
     ) -> Tensor:
         """Return the logistic log-likelihood of the observed signs.
 
-        The expected entries are divided by each tensor's mean magnitude: the observed one if
-        uploaded, otherwise the expected one.
+        The expected entries are divided by each tensor's mean magnitude. It is the observed
+        magnitude if that was uploaded, otherwise the expected one.
         """
         terms = []
         for name, signs in observed.items():
@@ -75,7 +75,7 @@ class SignSGD(Defense):
 
 @dataclass
 class SignReplay(Defense):
-    """Signs with the derivative of the update itself: what can be replayed.
+    """The replay of SignSGD: signs with the derivative of the update itself.
 
     Attributes:
         scale: Whether to multiply by the mean magnitude of each tensor.

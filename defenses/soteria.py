@@ -13,7 +13,7 @@ from torch.func import vjp, vmap
 from .base import Batch, Defense, Loss, Update, batch_gradient
 from .topk import Masked
 
-_OFFSET = 0.1  # keeps features near zero from dominating, as in the authors' code
+_OFFSET = 0.1  # limits the scores of features near zero, as in the authors' code
 _FLOATS_AT_ONCE = 2**18  # input derivatives held at once
 
 
@@ -21,23 +21,27 @@ _FLOATS_AT_ONCE = 2**18  # input derivatives held at once
 class Soteria(Defense):
     """Withhold the columns of one linear layer's gradient that reveal most of the input.
 
-    The gradient of a linear layer with input features r has columns proportional to r. A
-    feature is scored by s_i = sum over the batch of ||dr_i/dX|| / (|r_i| + 0.1), and the columns
-    of the features below the `pruning_rate` quantile are set to zero: those where |r_i| is large
-    for how little the input moves it, so that hiding r_i moves the input inverted from the
-    layer most [1]. Everything else, the layer's bias included, is uploaded as it is.
+    The gradient of a linear layer with input features r has columns proportional to r. Each feature
+    has the score s_i = sum over the batch of ||dr_i/dX|| / (|r_i| + 0.1). The columns of the
+    features below the `pruning_rate` quantile are set to zero. There, |r_i| is large although the
+    input hardly moves it. Hiding such features changes most the input that an inversion of the
+    layer finds [1]. Everything else, including the layer's bias, is uploaded unchanged.
 
-    Where paper and code leave a choice: the denominator is |r_i| + 0.1, which for features that
-    are not negative is the authors' r_i + 0.1; the mask is made anew at every local step; by
-    default the layer is the model's last linear one. As in the authors' code, features that are
-    off (a ReLU at zero) score lowest and count as pruned, though their columns were zero anyway:
-    a layer with half of its features off is hardly touched at a rate of 0.5. The scores need a
-    backward pass per feature, and examples that do not influence each other.
+    The paper and its code leave some choices. We take these:
 
-    Note what it leaves open: the zero columns are visible and all other layers are untouched, so
-    an adversary who matches only the rest of the update loses little [2]. Replayed are the zero
-    columns of the observed upload; after several local steps, those that were zero in all of
-    them. If the defended layer is the first one, columns that are kept leak their pixels exactly.
+    - The denominator is |r_i| + 0.1. For non-negative features it equals the authors' r_i + 0.1.
+    - A new mask is made at every local step.
+    - By default, the layer is the model's last linear one.
+    - As in the authors' code, features that are off (a ReLU at zero) score lowest and count as
+      pruned, although their columns were zero anyway. If half of the features are off, a rate of
+      0.5 hardly changes the layer.
+
+    The scores need a backward pass per feature. The examples must not influence each other.
+
+    The zero columns are visible and all other layers are unchanged. So an adversary who matches
+    only the rest of the update loses little [2]. The replay uses the zero columns of the observed
+    upload. After several local steps, these are the columns that were zero in all steps. If the
+    defended layer is the first one, the kept columns leak their pixels exactly.
 
     Attributes:
         pruning_rate: Share of features to withhold, in [0, 1). 0 uploads everything.
@@ -77,8 +81,8 @@ class Soteria(Defense):
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the mask of columns that the observed upload shows.
 
-        More zero columns than the defense withholds are those of features that are off, which
-        it would have withheld first: then it withheld no others, and every column is told.
+        The defense withholds features that are off first. If there are more zero columns than it
+        withholds, it withheld only features that are off. Then every column is known.
         """
         kept = {name: torch.ones_like(value, dtype=torch.bool) for name, value in observed.items()}
         weight = self._defended_weight(observed)
@@ -98,7 +102,7 @@ class Soteria(Defense):
         return name, linear[name]
 
     def _defended_weight(self, observed: Mapping[str, Tensor]) -> str:
-        """Return the defended tensor's name, by default that of the last matrix."""
+        """Return the defended tensor's name; by default that of the last matrix."""
         if self.layer is not None:
             return f"{self.layer}.weight"
         return [name for name, value in observed.items() if value.dim() == 2][-1]
@@ -135,6 +139,6 @@ def feature_scores(model: nn.Module, layer: nn.Linear, inputs: Tensor) -> Tensor
 
     directions = torch.eye(layer.in_features).to(representation)
     at_once = max(1, _FLOATS_AT_ONCE // inputs.numel())
-    with torch.no_grad():  # scores only choose, so that no derivatives of them are needed
+    with torch.no_grad():  # scores only select features, so they need no derivatives
         every: Tensor = vmap(slopes, chunk_size=at_once)(directions)
     return (every.T / (representation.abs() + _OFFSET)).sum(dim=0)

@@ -16,18 +16,18 @@ from .vector import flatten, map_vectors, restore
 class TopK(Defense):
     """Upload only the largest entries of the update; carry the rest to the next round.
 
-    The kept entries are the `ratio` largest in magnitude, at least one, over all parameters
-    together or of each tensor. Error feedback adds what was dropped to the next update, which
+    The kept entries are the `ratio` largest in magnitude, at least one, either over all parameters
+    together or in each tensor. Error feedback adds the dropped entries to the next update, which
     restores the convergence rate of dense SGD [1]. Pruning was proposed against gradient
     inversion in [2].
 
-    Note that error feedback *delays* leakage rather than preventing it: a dropped entry is
-    uploaded once enough of it has accumulated.
+    Error feedback *delays* leakage rather than preventing it: a dropped entry is uploaded once
+    enough of it has accumulated.
 
     Attributes:
         ratio: Fraction of entries to upload, in (0, 1]. 1 uploads everything.
         error_feedback: Whether to carry dropped entries to the next round.
-        per_layer: Whether each tensor keeps its own largest entries, so that none falls silent.
+        per_layer: Whether each tensor keeps its own largest entries, so that each uploads some.
 
     References:
         [1] Stich, Cordonnier, Jaggi. "Sparsified SGD with Memory." NeurIPS 2018.
@@ -51,7 +51,7 @@ class TopK(Defense):
         return 1 - self.ratio
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Return the update with all but its largest entries set to zero."""
+        """Return the update with only its largest entries; the others are zero."""
         update = restore(update, self._dropped)
         sent = map_vectors(self._largest, update, self.per_layer)
         if self.error_feedback:
@@ -68,7 +68,7 @@ class TopK(Defense):
 
 @dataclass
 class Masked(Defense):
-    """Upload only given entries: what can be replayed of a sparsified upload.
+    """The replay of a sparsified upload: upload only given entries.
 
     Attributes:
         kept: Which entries are uploaded, by parameter name.
@@ -87,10 +87,10 @@ class Masked(Defense):
 
 
 def keep(vector: Tensor, indices: Tensor) -> Tensor:
-    """Return a vector with all but the entries at `indices` set to zero."""
+    """Return a vector with only the entries at `indices`; the others are zero."""
     return torch.zeros_like(vector).index_copy(0, indices, vector[indices])
 
 
 def kept_count(ratio: float, vector: Tensor) -> int:
-    """Return how many entries a fraction of a vector is: at least one."""
+    """Return the number of entries in a fraction of a vector, at least one."""
     return max(1, round(ratio * vector.numel()))

@@ -1,4 +1,4 @@
-"""Lets torchvision be imported where its compiled operators do not load."""
+"""Make torchvision importable if its compiled operators do not load."""
 
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -13,12 +13,12 @@ def _load_compiled() -> None:
         try:
             torch.ops.load_library(compiled.origin)
         except OSError:
-            return  # built for another torch, such as one with CUDA
+            return  # built for a different torch, such as one with CUDA
 
 
-# Importing torchvision declares what its operators do without data, and fails unless they exist.
-# They are defined here only once its own library has had its turn: an operator defined twice is
-# an error as well.
+# Importing torchvision registers fake versions of its operators, which fails if the operators do
+# not exist. Try to load torchvision's own library first, because defining an operator twice is an
+# error too.
 _load_compiled()
 _library = torch.library.Library("torchvision", "FRAGMENT")
 for _name in ("nms", "qnms"):

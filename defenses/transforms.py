@@ -1,7 +1,7 @@
-"""The pool of image transformations that policies of `ATS` are made of.
+"""The pool of image transformations that `ATS` policies use.
 
 All work on images of shape (N, channels, height, width) with values in [0, 1]. They are
-differentiable, straight through where they round, and can be vectorised by `torch.func.vmap`.
+differentiable, with a straight-through gradient for rounding. `torch.func.vmap` can vectorise them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.nn.functional import avg_pool2d, pad
 from . import torchvision_ops  # noqa: F401 (torchvision may not import without it)
 
 Policy = tuple[int, ...]
-"""Positions in the `POOL`, first applied first."""
+"""Positions in the `POOL`, in the order in which they are applied."""
 
 LONGEST = 3
-"""Transformations that a policy may hold."""
+"""Maximum number of transformations in a policy."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Operation:
     """A kind of transformation, and the range of its magnitude.
 
     Attributes:
-        apply: From images and a magnitude to images.
+        apply: Function from images and a magnitude to images.
         weakest: Magnitude at level 0.
         strongest: Magnitude at level 9.
         signed: Whether the magnitude's sign is drawn for each image.
@@ -56,11 +56,11 @@ class Transform(NamedTuple):
 
     @property
     def stochastic(self) -> bool:
-        """Return whether its effect is drawn."""
+        """Return whether its effect is random."""
         return OPERATIONS[self.operation].signed and self.magnitude > 0
 
     def apply(self, images: Tensor, rng: Generator) -> Tensor:
-        """Return the images transformed, each with a sign of its own."""
+        """Return the transformed images; each image has its own sign."""
         kind = OPERATIONS[self.operation]
         if not kind.signed:
             return kind.apply(images, self.magnitude)
@@ -104,7 +104,7 @@ def _draw(count: int, images: Tensor, rng: Generator) -> Tensor:
 
 
 class _StraightThrough(torch.autograd.Function):
-    """An operation on images whose slope is taken to be 1; it may branch on their values."""
+    """An operation on images with slope 1 (straight through). It may branch on their values."""
 
     @staticmethod
     def forward(images: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
@@ -134,7 +134,7 @@ def _straight_through(images: Tensor, operation: Callable[[Tensor], Tensor]) -> 
 
 
 def _in_eight_bits(operation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return an operation on floats that does what the given one does to bytes."""
+    """Return an operation on floats that does what the given operation does to bytes."""
 
     def on_floats(images: Tensor) -> Tensor:
         levels = images.mul(255).round().clamp(0, 255).to(torch.uint8)
@@ -184,14 +184,14 @@ def _color(images: Tensor, change: float) -> Tensor:
 
 def _sharpness(images: Tensor, change: float) -> Tensor:
     inner = images[..., 1:-1, 1:-1]
-    smooth = (9 * avg_pool2d(images, 3, stride=1) + 4 * inner) / 13  # the middle counts fivefold
+    smooth = (9 * avg_pool2d(images, 3, stride=1) + 4 * inner) / 13  # the middle has weight 5
     return _enhance(images, images + pad(smooth - inner, (1, 1, 1, 1)), change)
 
 
 def _enhance(images: Tensor, without: Tensor, change: float) -> Tensor:
-    """Move images away from what they are without a property, or towards it.
+    """Move images away from their version without a property, or towards it.
 
-    As torchvision's `adjust_...`, which clamp in place and so cannot be vectorised.
+    It is like torchvision's `adjust_...`, which clamp in place and therefore cannot be vectorised.
     """
     return (images + change * (images - without)).clamp(0, 1)
 
@@ -223,7 +223,7 @@ def _rotate(images: Tensor, degrees: float) -> Tensor:
 
 
 def _shear_y(images: Tensor, slope: float) -> Tensor:
-    """Move each column by `slope` times its position, by cubic interpolation as PIL's."""
+    """Move each column by `slope` times its position, with cubic interpolation as in PIL."""
     y, x = _pixel_centres(images)
     source = y + slope * x
     above = (source - 0.5).floor()
@@ -235,7 +235,7 @@ def _shear_y(images: Tensor, slope: float) -> Tensor:
 
 
 def _pixel_centres(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coordinates of all pixels, in double precision: they are rounded later."""
+    """Return the coordinates of all pixels, in double precision because they are rounded later."""
     height, width = images.shape[-2:]
     y, x = (torch.arange(n, dtype=torch.float64, device=images.device) for n in (height, width))
     grid = torch.meshgrid(y + 0.5, x + 0.5, indexing="ij")
@@ -243,7 +243,7 @@ def _pixel_centres(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nearest(images: Tensor, y: Tensor, x: Tensor, fill: float) -> Tensor:
-    """Return images whose pixels are taken from the given places; `fill` outside."""
+    """Return images with pixels taken from the given places; `fill` outside."""
     height, width = images.shape[-2:]
     inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
     return torch.where(inside, _take(images, y.floor(), x.floor()), fill)

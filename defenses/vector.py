@@ -1,4 +1,4 @@
-"""Updates as vectors: what the defenses that compress an upload share."""
+"""Updates as vectors, for defenses that compress an upload."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Update:
 def map_vectors(
     function: Callable[[Tensor], Tensor], update: Mapping[str, Tensor], per_layer: bool
 ) -> Update:
-    """Apply a function of a vector to each tensor of an update, or to all of it as one."""
+    """Apply a vector function to each tensor of an update, or to the whole update as one vector."""
     if per_layer:
         return {name: function(value.flatten()).view_as(value) for name, value in update.items()}
     return unflatten(function(flatten(update)), like=update)
@@ -36,7 +36,7 @@ def straight_through(value: Tensor, rounded: Tensor) -> Tensor:
 
 
 def restore(update: Mapping[str, Tensor], dropped: Tensor | None) -> Update:
-    """Add to an update what compression dropped from the client's last one, if anything."""
+    """Add to an update what compression dropped from the client's last update."""
     if dropped is None:
         return dict(update)
     vector = flatten(update)

@@ -1,4 +1,4 @@
-"""Inspection of received weights: refuse a model that no training is likely to have made."""
+"""Inspection of received weights: refuse a model that training is unlikely to produce."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from torch import Tensor, nn
 from .base import Defense, Refused
 
 TOLERANCE = 1e-3
-"""How nearly rows must be parallel, zero or of a single entry in order to count as such."""
+"""Tolerance within which rows count as parallel, as zero, or as a single entry."""
 
 ALIGNED = 0.95
-"""|cosine| above which rows are aligned: what is left of parallel ones under noise of a fifth."""
+"""Rows are aligned above this |cosine|. Parallel rows with noise of a fifth still reach it."""
 
 LEAST_INPUTS = 8
-"""Inputs of a row below which a direction tells nothing: two rows of one input are parallel."""
+"""Rows with fewer inputs are not compared: two rows of one input are always parallel."""
 
 LEAST_BIASES = 16
-"""Distinct biases below which even random ones may be as regular as quantiles."""
+"""With fewer distinct biases, even random ones may be as regular as quantiles."""
 
 _BLOCK = 1024  # rows that are compared with all others at once
 
 
 class LayerStatistics(NamedTuple):
-    """What the weights of one linear or convolutional layer show, each row being one output's.
+    """Statistics of the weights of one linear or convolutional layer. Each output has one row.
 
     Attributes:
-        parallel: Share of pairs of rows that are not zero with |cosine| > 1 - 1e-3.
+        parallel: Share of pairs of non-zero rows with |cosine| > 1 - 1e-3.
         aligned: The same with |cosine| > 0.95.
         zeroed: Share of rows with a norm below 1e-3 of the largest.
         direct: Share of other rows with all but 1e-3 of their squared norm in a single entry.
         scale: Root mean square of the weights, in units of 1 / sqrt(inputs of a row).
         irregularity: Distance of the sorted biases from a grid of quantiles, see `irregularity`;
-            infinite where there are too few.
+            infinite if there are too few.
     """
 
     parallel: float
@@ -50,34 +50,40 @@ class LayerStatistics(NamedTuple):
 
 @dataclass
 class WeightInspection(Defense):
-    """Refuse another architecture than agreed, and weights that are statistically improbable.
+    """Refuse an architecture that was not agreed, and weights that are statistically improbable.
 
-    Our reading of [1], of which we know that light client-side detectors look for statistically
-    improbable structures in the received weights. A module that the agreed model does not have, or
-    with other options or shapes, is refused, as in [2]. Then each linear and convolutional layer
-    must have fewer parallel, aligned and zeroed rows and rows of a single entry than thresholds
-    allow, weights of a usual scale, and biases that are not too evenly placed: attacks that isolate
-    examples give all rows one direction, set biases at quantiles of the projection on it, let
-    convolutions pass their inputs on, and switch off what is not needed. Of `agreed` only names,
-    types and shapes are used: a client has not seen the weights that an honest server would send.
+    This is our reading of [1], which describes light client-side detectors that look for
+    statistically improbable structures in the received weights. As in [2], the client refuses a
+    module that the agreed model does not have, or that has other options or shapes. It then tests
+    each linear and convolutional layer:
 
-    The thresholds are for false alarms on 1 % of honest models at most. 176 models, untrained to
-    trained (`benchmarks/inspection.py calibrate`), had no parallel, aligned, zeroed or direct row,
-    scales from 0.54 to 7.2 and irregularities from 0.34, and 110 others, of other seeds, were all
-    accepted. Biases drawn from a normal distribution, the worst case, are below the threshold in 3
-    of 10,000 layers of 16 outputs, and in fewer of wider ones.
+    - The shares of parallel, aligned and zeroed rows, and of rows with a single entry, must not
+      exceed thresholds.
+    - The weights must have a usual scale.
+    - The biases must not be too evenly placed.
 
-    What breaks it: noise on crafted weights, where the attack can bear it; weights that are
-    trained to leak rather than set by hand. Other initialisations than He's, Glorot's and LeCun's
-    kind may be refused for their scale, and a pruned model for its zeros.
+    Attacks that isolate examples give all rows one direction and set biases at quantiles of the
+    projection on it. They let convolutions pass their inputs on, and switch off what they do not
+    need. The test uses only the names, types and shapes of `agreed`, because a client has not seen
+    the weights that an honest server would send.
+
+    The thresholds aim at false alarms on at most 1 % of honest models. They were calibrated on 176
+    models, untrained to trained (`benchmarks/inspection.py calibrate`). These had no parallel,
+    aligned, zeroed or direct row, scales from 0.54 to 7.2 and irregularities from 0.34. All of 110
+    other models, with other seeds, were accepted. Normally distributed biases are the worst case.
+    They fall below the threshold in 3 of 10,000 layers of 16 outputs, and less often in wider ones.
+
+    Two things break it: noise on crafted weights, if the attack tolerates it, and weights that are
+    trained to leak rather than set by hand. The client may refuse initialisations other than those
+    of He, Glorot and LeCun for their scale, and a pruned model for its zeros.
 
     Attributes:
         parallel: Largest share of parallel pairs of rows.
         aligned: Largest share of aligned pairs of rows.
         zeroed: Largest share of zeroed rows.
-        direct: Largest share of rows of a single entry.
+        direct: Largest share of rows with a single entry.
         scale: Factor by which weights may be larger or smaller than 1 / sqrt(inputs of a row).
-        irregularity: Least irregularity of the biases.
+        irregularity: Smallest irregularity of the biases.
 
     References:
         [1] Carletti, Foggia, Mazzocca, Parrella, Vento. "On the Detectability of Active Gradient
@@ -103,7 +109,7 @@ class WeightInspection(Defense):
             raise ValueError(f"irregularity must not be negative, got {self.irregularity}")
 
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
-        """Refuse a model of another architecture, or with improbable weights."""
+        """Refuse a model with a different architecture or with improbable weights."""
         check_architecture(model, agreed)
         for name, found in inspect(model):
             reason = self._suspicion(found)
@@ -112,7 +118,7 @@ class WeightInspection(Defense):
         return model
 
     def _suspicion(self, found: LayerStatistics) -> str | None:
-        """Return what is improbable about a layer, if anything is."""
+        """Return what is improbable about a layer; None if nothing is."""
         if found.zeroed > self.zeroed:
             return f"{found.zeroed:.2%} of its rows are zero"
         if found.direct > self.direct:
@@ -142,7 +148,7 @@ def check_architecture(model: nn.Module, agreed: nn.Module) -> None:
 
 
 def inspect(model: nn.Module) -> Iterator[tuple[str, LayerStatistics]]:
-    """Yield what the linear and convolutional layers of a model show, by their names."""
+    """Yield the statistics of the linear and convolutional layers of a model, with their names."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             bias = None if module.bias is None else module.bias.detach()
@@ -150,7 +156,7 @@ def inspect(model: nn.Module) -> Iterator[tuple[str, LayerStatistics]]:
 
 
 def layer_statistics(weight: Tensor, bias: Tensor | None) -> LayerStatistics:
-    """Return what the weights and biases of one layer show."""
+    """Return the statistics of one layer's weights and biases."""
     rows = weight.flatten(1)
     inputs = rows.shape[1]
     norms = rows.norm(dim=1)
@@ -170,11 +176,11 @@ def layer_statistics(weight: Tensor, bias: Tensor | None) -> LayerStatistics:
 def irregularity(values: Tensor) -> float:
     """Return how far values are from quantiles of a normal or log-normal distribution.
 
-    sqrt(K) times the Kolmogorov-Smirnov distance between K distinct values and a normal
-    distribution with their median and quartiles; or, if all have one sign and that is less, between
-    their logarithms and one. For values that are drawn at random it does not vanish however well
-    the distribution fits, because the fluctuations of a sample are of the order of 1 / sqrt(K)
-    themselves; quantiles of the distribution, at a distance of 1 / K, are too good to be drawn.
+    The result is sqrt(K) times the Kolmogorov-Smirnov distance between K distinct values and a
+    normal distribution with their median and quartiles. If all values have one sign, the distance
+    of their logarithms counts if it is smaller. For random values, the result does not vanish,
+    however well the distribution fits, because a sample fluctuates by about 1 / sqrt(K). Quantiles
+    are at a distance of 1 / K. They fit too well to be random.
     """
     distinct = values.double().unique()
     if len(distinct) < LEAST_BIASES:

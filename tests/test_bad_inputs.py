@@ -203,7 +203,7 @@ CASES: list[tuple[str, Config, str]] = [
     ("run broken.yaml", {}, "broken.yaml is not valid YAML"),
     ("run twice.yaml", {}, "the key 'seeds' is given in"),
     ("run deep.yaml", {}, "deep.yaml is not valid YAML: it is nested too deeply"),
-    ("run endless.yaml", {}, "the alias 'a' stands for what it is in"),
+    ("run endless.yaml", {}, "the alias 'a' refers to its own value"),
     ("run binary.yaml", {}, "cannot read the configuration binary.yaml"),
     ("run code.yaml", {}, "could not determine a constructor for the tag"),
     # Keys and values.

@@ -595,7 +595,7 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     # Configurations
     "YAML: a billion laughs": (RUN, config(laughs()), "more than 100,000 values"),
     "YAML: a billion merged": (RUN, config(laughs("merged")), "more than 100,000 values"),
-    "YAML: itself": (RUN, config("scenarios: &a [*a]\ndefenses: [none]"), "stands for what it is"),
+    "YAML: itself": (RUN, config("scenarios: &a [*a]\ndefenses: [none]"), "refers to its own"),
     "YAML: nested": (RUN, config(f"scenarios: {NESTED}"), "nested too deeply"),
     "YAML: deep": (RUN, config(f"scenarios: {DEEP}"), "nested too deeply"),
     "YAML: a grid of a billion": (

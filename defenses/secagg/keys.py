@@ -1,4 +1,4 @@
-"""Key agreement of secure aggregation: X25519, and HKDF-SHA256 for keys of one purpose each."""
+"""Key agreement of secure aggregation: X25519, and HKDF-SHA256 for one key per purpose."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def public(key: X25519PrivateKey) -> bytes:
 
 
 def agree(key: X25519PrivateKey, public_key: bytes, purpose: bytes) -> bytes:
-    """Return the secret that the owners of two keys have in common, for one purpose."""
+    """Return the secret that the owners of two keys share, for one purpose."""
     secret = key.exchange(X25519PublicKey.from_public_bytes(public_key))
     return _derive(secret, purpose, KEY_BYTES)
 
 
 def mask_key(seed: bytes) -> X25519PrivateKey:
-    """Return the key of a client's pairwise masks, which derives from the secret that it shares."""
+    """Return the key of a client's pairwise masks, derived from the seed that it shares."""
     return X25519PrivateKey.from_private_bytes(_derive(seed, b"mask key", 32))
 
 
@@ -32,7 +32,7 @@ def pairwise_keys(
 ) -> tuple[list[bytes], list[bytes]]:
     """Return the keys of the masks that a client adds, and of those that it subtracts.
 
-    Of two clients one adds what the other subtracts, so that the masks cancel in their sum.
+    One of two clients adds what the other subtracts, so the masks cancel in their sum.
     """
     key = mask_key(mask_seed)
     agreed = {peer: agree(key, public_key, b"mask") for peer, public_key in peers.items()}

@@ -1,8 +1,8 @@
 """Masks of secure aggregation: keystreams of AES-128 in counter mode, added to vectors in bulk.
 
-A vector is worked through in pieces that fit a core's cache, every key's keystream for one piece
-before the next. In counter mode a keystream can be entered anywhere, so that threads take ranges
-of the vector: neither the cipher nor the additions hold Python's lock.
+Vectors are processed in pieces that fit a core's cache. For each piece, the keystreams of all keys
+are added before the next piece. In counter mode, a keystream can start anywhere, so each thread
+takes a range of the vector. Neither the cipher nor the additions hold Python's lock.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 
 Vector = NDArray[np.unsignedinteger[Any]]
-"""Integers modulo 2^32 or 2^64, by their type."""
+"""Integers modulo 2^32 or 2^64, depending on their type."""
 
 KEY_BYTES = 16
 
 _BLOCK = 16
-_FEWEST = 8  # pieces that a thread is worth
-_PIECE = 2**17  # bytes: a piece, its keystream and what is encrypted fit the second cache
+_FEWEST = 8  # minimum number of pieces for a thread
+_PIECE = 2**17  # bytes: a piece, its keystream and the cipher's input fit the second-level cache
 
 
 def keystream(key: bytes, like: Vector) -> Vector:
@@ -54,12 +54,12 @@ def add_masks(
 def _add_from(
     vector: Vector, first: int, last: int, added: Sequence[bytes], subtracted: Sequence[bytes]
 ) -> None:
-    """Do so for a range of the vector that begins with a block of the cipher."""
+    """Do the same for a range of the vector that begins at a cipher block."""
     block = first * vector.itemsize // _BLOCK
     streams: list[tuple[np.ufunc, CipherContext]] = [(np.add, _entered(k, block)) for k in added]
     streams += [(np.subtract, _entered(key, block)) for key in subtracted]
     zeros = memoryview(bytes(_PIECE))
-    buffer = np.empty(_PIECE + _BLOCK, np.uint8)  # some versions ask for a block to spare
+    buffer = np.empty(_PIECE + _BLOCK, np.uint8)  # some versions need a spare block
     size = _PIECE // vector.itemsize
     for start in range(first, min(last, vector.size), size):
         piece = vector[start : min(start + size, last)]
@@ -70,5 +70,5 @@ def _add_from(
 
 
 def _entered(key: bytes, block: int) -> CipherContext:
-    """Return the cipher of a key at a block of its keystream."""
+    """Return the cipher of a key, positioned at a block of its keystream."""
     return Cipher(algorithms.AES(key), modes.CTR(block.to_bytes(_BLOCK))).encryptor()

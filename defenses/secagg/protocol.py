@@ -1,34 +1,35 @@
 """The parties and messages of secure aggregation, by double masking.
 
-One round, of clients `u` with vectors `x_u` of integers modulo R, as in [1] without its steps
-against an active adversary:
+This is one round for clients `u` with vectors `x_u` of integers modulo R. It follows [1], without
+its steps against an active adversary:
 
-0. Every client advertises two public keys, one for encryption, one for masks, and commitments to
-   the two secrets that it is going to share.
-1. Every client shares its mask key and a seed `b_u` among its neighbours (Shamir), encrypted. With
-   the shares goes a digest of the model that it was sent, where clients compare: one whose
-   neighbour has another refuses to go on, before it has uploaded anything.
+0. Every client advertises two public keys, one for encryption and one for masks. It also commits to
+   the two secrets that it will share.
+1. Every client shares its mask key and a seed `b_u` among its neighbours (Shamir), encrypted. If
+   clients compare models, a digest of the received model accompanies the shares. If a neighbour's
+   digest differs, a client refuses to continue before it has uploaded anything.
 2. Every client uploads `y_u = x_u + PRG(b_u) + sum_{v>u} PRG(s_uv) - sum_{v<u} PRG(s_uv)`,
    where `u` and `v` agree on `s_uv`.
-3. The server names those whose upload arrived. Clients send it their shares of the survivors'
-   seeds and of the lost clients' mask keys, and never both of one client: with both, a vector
-   that arrives late could be unmasked. The server checks what it recovers against the
-   commitments, so that an altered share is detected, and removes the masks from the sum.
+3. The server lists the clients whose upload arrived. Clients send it their shares of the
+   survivors' seeds and of the lost clients' mask keys. They never send both for one client: with
+   both, the server could unmask a vector that arrives late. The server checks the recovered
+   secrets against the commitments, which detects altered shares. It then removes the masks from
+   the sum.
 
-A server may tell some clients that `u` survived, and others that it is lost. It then gets both
-secrets of `u` if each has enough shares among the holders, so that the threshold must exceed half
-of them: clients refuse to share below that.
+A server may tell some clients that `u` survived, and others that it is lost. It gets both secrets
+of `u` if each has enough shares among the holders. So the threshold must exceed half of the
+holders. Clients refuse to share below that.
 
-In [1] every two clients are neighbours; in [2] each has only a few, so that the cost grows with
-their number rather than with that of clients.
+In [1], every two clients are neighbours. In [2], each client has only a few neighbours, and the
+cost grows with their number instead of the number of clients.
 
-The ring is that of the vectors' unsigned type: R = 2^32 or 2^64. Keys are agreed on by X25519
-and HKDF-SHA256, PRG is AES-128 in counter mode (`secagg_masks`), secrets are shared over a prime
-field (`secagg_shamir`), shares are encrypted by AES-GCM.
+The ring follows from the vectors' unsigned type: R = 2^32 or 2^64. Keys are agreed on by X25519 and
+HKDF-SHA256. PRG is AES-128 in counter mode (`masks`). Secrets are shared over a prime field
+(`shamir`). Shares are encrypted with AES-GCM.
 
-The server is honest but curious. Public keys are not signed, so a malicious server could put
-itself between the clients; comparing models assumes that their keys are known to be theirs, as by
-the signatures of [1]. A server that colludes with `threshold` neighbours of a client can unmask it.
+The server is honest but curious. Public keys are not signed, so a malicious server could intercept
+the messages between clients. The comparison of models assumes authenticated keys, as by the
+signatures of [1]. A server that colludes with `threshold` neighbours of a client can unmask it.
 
 References:
     [1] Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. "Practical
@@ -54,7 +55,7 @@ from .masks import KEY_BYTES, Vector, add_masks
 from .shamir import RandomBytes, Share, combine, commitment, share_bytes, split
 
 Graph = Mapping[int, frozenset[int]]
-"""Each client's neighbours: those with whom it shares masks and keys."""
+"""Each client's neighbours, with whom it shares masks and keys."""
 
 _NONCE_BYTES = 12
 _NUMBER_BYTES = 4
@@ -62,27 +63,27 @@ _SHARE_BYTES = _NUMBER_BYTES + share_bytes(KEY_BYTES)
 
 
 class TooFewClients(ValueError):
-    """Fewer clients are left than the threshold; the round is given up, its masks stay on."""
+    """Fewer clients are left than the threshold. The round is aborted, and its masks stay on."""
 
 
 class UnsafeRequest(ValueError):
-    """A client was asked for something that could unmask a vector of its own or of a peer."""
+    """A request that could unmask a vector of the client or of a peer."""
 
 
 class OtherModel(ValueError):
-    """A neighbour was sent another model than this client."""
+    """A neighbour received a different model from this client's."""
 
 
 class TamperedShares(ValueError):
-    """Encrypted shares are not what the peer in question sent to this client."""
+    """Encrypted shares differ from those that the peer sent to this client."""
 
 
 class PublicKeys(NamedTuple):
-    """What a client advertises.
+    """The public keys and commitments that a client advertises.
 
     Attributes:
-        encryption: For encrypting shares to it.
-        masks: For agreeing on pairwise masks with it.
+        encryption: Public key for encrypting shares to the client.
+        masks: Public key for agreeing on pairwise masks with the client.
         self_seed: Commitment to its self-mask seed.
         mask_seed: Commitment to the seed of its mask key.
     """
@@ -94,11 +95,11 @@ class PublicKeys(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What the server tells a client in order to unmask the sum, of its neighbours and itself.
+    """The server's request to a client for unmasking the sum. It names the client and neighbours.
 
     Attributes:
-        survivors: Those whose masked vector arrived.
-        lost: Those who shared their keys, but whose masked vector did not arrive.
+        survivors: Clients whose masked vector arrived.
+        lost: Clients that shared their keys, but whose masked vector did not arrive.
     """
 
     survivors: frozenset[int]
@@ -106,11 +107,11 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Shares that a client reveals, by the client whose secret they are of.
+    """Shares that a client reveals, by the owner of the secret.
 
     Attributes:
-        self_seeds: Of the survivors' self-mask seeds.
-        mask_seeds: Of the lost clients' mask keys.
+        self_seeds: Shares of the survivors' self-mask seeds.
+        mask_seeds: Shares of the lost clients' mask keys.
     """
 
     self_seeds: dict[int, Share]
@@ -125,12 +126,12 @@ class _PeerShares(NamedTuple):
 
 
 class Participant:
-    """One client in one round; secrets are never used for a second round.
+    """One client in one round. Its secrets are never used for a second round.
 
     Attributes:
         index: Its number among the clients.
-        threshold: Shares that recover a secret, and clients without whom it reveals nothing.
-        digest: Of the model that it was sent; empty if clients do not compare.
+        threshold: Number of shares that recover a secret. With fewer clients, it reveals nothing.
+        digest: Digest of the model that it received; empty if clients do not compare.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Participant:
         self.index, self.threshold, self.digest = index, threshold, digest
         self._randbytes = randbytes
         self._encryption_key = X25519PrivateKey.from_private_bytes(randbytes(32))
-        self._mask_seed = randbytes(KEY_BYTES)  # the mask key derives from it: one secret
+        self._mask_seed = randbytes(KEY_BYTES)  # the mask key derives from this secret
         self._self_seed = randbytes(KEY_BYTES)
         self._peers: Mapping[int, PublicKeys] = {}
         self._channels: dict[int, AESGCM] = {}
@@ -156,7 +157,7 @@ class Participant:
 
     @property
     def public_keys(self) -> PublicKeys:
-        """Return what it advertises."""
+        """Return the public keys and commitments that it advertises."""
         return PublicKeys(
             public(self._encryption_key),
             public(mask_key(self._mask_seed)),
@@ -165,11 +166,11 @@ class Participant:
         )
 
     def share(self, peers: Mapping[int, PublicKeys]) -> dict[int, bytes]:
-        """Return shares of its two secrets for each neighbour, encrypted; it keeps one itself.
+        """Return encrypted shares of its two secrets for each neighbour. It keeps one share itself.
 
         Raises:
-            Refused: If the threshold is at most half of those who hold shares.
-            TooFewClients: If they are fewer than the threshold.
+            UnsafeRequest: If the threshold is at most half of the holders of shares.
+            TooFewClients: If there are fewer holders than the threshold.
         """
         holders = sorted({*peers, self.index})
         check_enough(len(holders), self.threshold, f"share the keys of client {self.index}")
@@ -192,20 +193,20 @@ class Participant:
         return {peer: self._encrypt(peer, share) for peer, share in shares.items()}
 
     def receive(self, ciphertexts: Mapping[int, bytes]) -> None:
-        """Take in the shares of those neighbours who sent any; the others are out of the round.
+        """Store the shares of the neighbours that sent any. The others are out of the round.
 
         Raises:
-            OtherModel: If one of them was sent another model.
+            OtherModel: If one of them received a different model.
         """
         self._shares |= {peer: self._decrypt(peer, text) for peer, text in ciphertexts.items()}
 
     def mask(self, vector: Vector, threads: int = 1) -> Vector:
-        """Return the vector under its self mask and its pairwise masks, to be uploaded."""
+        """Return the upload: the vector under its self mask and its pairwise masks."""
         check_enough(len(self._shares), self.threshold, f"hide the vector of client {self.index}")
         if self._has_masked:
             raise UnsafeRequest(
-                f"client {self.index} masks one vector a round: two under the same masks would "
-                "reveal their difference"
+                f"client {self.index} masks one vector per round: two vectors under the same masks "
+                "would reveal their difference"
             )
         self._has_masked = True
         peers = {peer: self._peers[peer].masks for peer in self._shares if peer != self.index}
@@ -218,7 +219,7 @@ class Participant:
         """Return its shares of the survivors' self seeds and of the lost clients' mask keys.
 
         Raises:
-            Refused: If it would thereby have given both shares of one client.
+            UnsafeRequest: If it would then have revealed its shares of both secrets of one client.
             TooFewClients: If fewer clients than the threshold survived in its neighbourhood.
         """
         survivors, lost = (self._shares.keys() & part for part in request)
@@ -230,7 +231,7 @@ class Participant:
         both = survivors & self._gave_mask_seed | lost & self._gave_self_seed
         if both:
             raise UnsafeRequest(
-                f"client {self.index} has revealed its share of the other secret of clients "
+                f"client {self.index} already revealed its share of the other secret of clients "
                 f"{sorted(both)}, and never reveals both"
             )
         self._gave_self_seed |= survivors
@@ -252,7 +253,7 @@ class Participant:
             plain = self._channels[peer].decrypt(nonce, sealed, _route(peer, self.index))
         except InvalidTag:
             raise TamperedShares(
-                f"the shares from client {peer} to client {self.index} were altered on their way"
+                f"the shares from client {peer} to client {self.index} were altered in transit"
             ) from None
         first, second, digest = (
             plain[:_SHARE_BYTES],
@@ -271,9 +272,9 @@ class Aggregator:
     """Relays messages, adds masked vectors up, and removes the masks from their sum.
 
     Attributes:
-        graph: Who is whose neighbour.
-        threshold: Shares that recover a secret.
-        masked: The masked vectors that arrived: all that it ever holds of a single client's.
+        graph: The neighbours of each client.
+        threshold: Number of shares that recover a secret.
+        masked: The masked vectors that arrived. It never holds any other vector of a client.
     """
 
     def __init__(self, graph: Graph, threshold: int) -> None:
@@ -283,17 +284,17 @@ class Aggregator:
         self._shared: frozenset[int] = frozenset()
 
     def relay_keys(self, keys: Mapping[int, PublicKeys]) -> dict[int, dict[int, PublicKeys]]:
-        """Return, for each client that advertised its keys, those of its neighbours."""
+        """Return, for each client that advertised its keys, the keys of its neighbours."""
         self._keys = dict(keys)
         return {u: {v: keys[v] for v in self.graph[u] if v in keys} for u in keys}
 
     def relay_shares(self, sent: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
-        """Return, for each client that shared its keys, what its neighbours sent to it."""
+        """Return, for each client that shared its keys, the shares that its neighbours sent."""
         self._shared = frozenset(sent)
         return {u: {v: sent[v][u] for v in self.graph[u] if v in sent} for u in sent}
 
     def collect(self, masked: Mapping[int, Vector]) -> dict[int, Request]:
-        """Take in the masked vectors; return what to ask of those who sent one."""
+        """Store the masked vectors. Return the request to each client that sent one."""
         self.masked = dict(masked)
         survivors = frozenset(masked)
         lost = self._shared - survivors
@@ -301,11 +302,11 @@ class Aggregator:
         return {u: Request(near & survivors, near & lost) for u, near in around.items()}
 
     def unmask(self, replies: Mapping[int, Reply], threads: int = 1) -> Vector:
-        """Return the sum of the vectors of all whose masked vector arrived.
+        """Return the sum of the vectors of all clients whose masked vector arrived.
 
         Raises:
-            TooFewClients: If a secret has fewer shares than the threshold; none is recovered then.
-            AlteredShares: If shares do not recover what their owner committed itself to.
+            TooFewClients: If a secret has fewer shares than the threshold. Then none is recovered.
+            AlteredShares: If shares do not recover the secret that their owner committed to.
         """
         survivors = self.masked.keys()
         check_enough(len(survivors), self.threshold, "unmask the sum")
@@ -321,7 +322,7 @@ class Aggregator:
         mask_seeds = {v: combine(s, self._keys[v].mask_seed) for v, s in mask_shares.items()}
         add_masks(total, [], self_seeds, threads)
         for v, seed in mask_seeds.items():
-            # What the lost client would have added cancels what its neighbours did add.
+            # What the lost client would have added cancels what its neighbours added.
             peers = {u: self._keys[u].masks for u in self.graph[v] & survivors}
             add_masks(total, *pairwise_keys(v, seed, peers), threads)
         return total
@@ -329,7 +330,7 @@ class Aggregator:
     def _gather(
         self, owners: Iterable[int], revealed: Sequence[Mapping[int, Share]]
     ) -> dict[int, list[Share]]:
-        """Return as many shares of each owner's secret as recover it."""
+        """Return enough shares of each owner's secret to recover it."""
         gathered = {owner: [held[owner] for held in revealed if owner in held] for owner in owners}
         for owner, shares in gathered.items():
             check_enough(len(shares), self.threshold, f"recover the secret of client {owner}")
@@ -360,22 +361,22 @@ def aggregate(
     randbytes: RandomBytes = os.urandom,
     threads: int = 1,
 ) -> ServerView:
-    """Play one round among clients who all share their keys, and return what the server holds.
+    """Run one round among clients that all share their keys, and return what the server holds.
 
     Args:
-        vectors: Each client's vector, in the order of their numbers; made when it is needed, if
-            they are an iterator.
-        graph: Who is whose neighbour, e.g. a `circular_graph`.
-        threshold: Shares that recover a secret, of a client's neighbours and its own.
-        lost_before_masking: Clients whose masked vector never arrives: they are not in the sum.
-        lost_after_masking: Clients who are in the sum, but do not help to unmask it.
-        digests: Of the model that each client was sent, if they compare.
+        vectors: Each client's vector, in the order of their numbers. An iterator makes each vector
+            when it is needed.
+        graph: The neighbours of each client, e.g. a `circular_graph`.
+        threshold: Number of shares that recover a secret, held by a client and its neighbours.
+        lost_before_masking: Clients whose masked vector never arrives. They are not in the sum.
+        lost_after_masking: Clients that are in the sum, but do not help to unmask it.
+        digests: Digest of the model that each client received, if they compare.
         randbytes: Source of the clients' secrets.
-        threads: Threads that make masks.
+        threads: Number of threads that make masks.
 
     Raises:
-        OtherModel: If neighbours were sent different models; the round is given up.
-        Refused: If the threshold is at most half of a client's neighbours and itself.
+        OtherModel: If neighbours received different models. The round is aborted.
+        UnsafeRequest: If the threshold is at most half of a client's neighbours and itself.
         TooFewClients: If more clients are lost than the threshold allows.
     """
     server = Aggregator(graph, threshold)
@@ -399,12 +400,12 @@ def aggregate(
 
 
 def circular_graph(order: Sequence[int], neighbours: int | None = None) -> Graph:
-    """Join each client to those nearest to it around a circle, half of them on either side.
+    """Connect each client to its nearest clients around a circle, half of them on either side.
 
     Args:
-        order: The clients around the circle; in random order, as in [2], nobody can choose
+        order: The clients around the circle. In a random order, as in [2], clients cannot choose
             their neighbours.
-        neighbours: Neighbours of each client, an even number; None joins all with all.
+        neighbours: Number of neighbours of each client, even; None connects all with all.
     """
     count = len(order)
     reach = count // 2 if neighbours is None else min(neighbours, count) // 2
@@ -419,7 +420,7 @@ def _parse(share: bytes) -> Share:
 
 
 def _route(sender: int, recipient: int) -> bytes:
-    """Return what binds a ciphertext to its sender and recipient."""
+    """Return the text that binds a ciphertext to its sender and recipient."""
     return sender.to_bytes(_NUMBER_BYTES) + recipient.to_bytes(_NUMBER_BYTES)
 
 
@@ -428,5 +429,5 @@ def check_enough(count: int, threshold: int, purpose: str) -> None:
     if not count >= threshold:
         raise TooFewClients(
             f"at least {threshold} clients are needed to {purpose}, got {count}: "
-            "the round is given up and nothing is unmasked"
+            "the round is aborted and nothing is unmasked"
         )

@@ -1,4 +1,4 @@
-"""Secure aggregation: the server learns the sum of the updates and nothing else of them."""
+"""Secure aggregation: the server learns only the sum of the updates."""
 
 from __future__ import annotations
 
@@ -27,53 +27,56 @@ class BeyondRange(ValueError):
 class SecureAggregation(Defense):
     """Release only the sum of a round's updates, computed under masks that cancel in it.
 
-    Every entry is rounded at random to a level, of which there are 2^`bits` - 1 within
-    `clipping_range`, so that the sum is unbiased, and masked. The protocol of [1] is played for
-    real, with key agreement, secret sharing and lost clients, on the neighbours of [2] where
-    `neighbours` is given; see `secagg_protocol`. The sum is exact in the ring of integers modulo
-    2^32, or modulo 2^64 where the sum of levels does not fit (by default from 1025 clients on).
-    Its mean is within one level of the mean of the updates: 3.8e-6 by default.
+    Every entry is rounded at random to one of 2^`bits` - 1 levels within `clipping_range`, and then
+    masked. Rounding at random keeps the sum unbiased. The clients run the protocol of [1], with key
+    agreement, secret sharing and lost clients. If `neighbours` is given, they use the neighbour
+    graph of [2]; see `protocol`. The sum is exact in the ring of integers modulo 2^32, or modulo
+    2^64 if the sum of levels does not fit (by default from 1025 clients on). Its mean is within one
+    level of the mean of the updates: 3.8e-6 by default.
 
-    Clients refuse a round, as a result of its own, that has fewer of them than the threshold, and
-    one alone has nothing to hide in. The threshold is that of `clients`; in larger rounds it grows
-    in proportion. With `neighbours` the same share of `clients` must be in the sum as of a client's
-    neighbours and itself must help: by default more than two thirds. Where clients are lost, the
-    sum of the survivors is scaled up to estimate that of all, by which the server divides. With
-    `clients` = 1 there is no aggregation: updates are released as they are, neither rounded nor
+    Clients refuse a round with fewer clients than the threshold, because one client alone cannot
+    hide. The harness records the refusal as a result. The threshold is for `clients`. In larger
+    rounds it grows in proportion. With `neighbours`, the sum must contain at least the threshold's
+    share of all clients: by default more than two thirds. If clients are lost, the sum of the
+    survivors is scaled up to estimate the sum of all, because the server divides by all. With
+    `clients` = 1 there is no aggregation: updates are released unchanged, neither rounded nor
     masked.
 
-    Nothing is cut off, which would bias the sum and take away noise that was added before. The ring
-    has room for entries beyond the range, the more the fewer clients add up: by default up to
-    4096 for 2 clients, 8.2 for 1000. An entry for which there is none is refused.
+    Entries are not clipped. Clipping would bias the sum and remove noise that was added before. The
+    ring has room for entries beyond the range, and more if fewer clients add up: by default up to
+    4096 for 2 clients, 8.2 for 1000. The client refuses larger entries.
 
-    It is no differential privacy, and makes no claim of it: the sum itself may reveal a record,
-    the more so the fewer clients add to it. It does not hold against a server that sends
-    different models to different clients, so that all but the victim's update vanish [3], unless
-    they `compare_models`; that makes up most of the clients; or that compares the sums of rounds
-    that share clients.
+    Secure aggregation is not differential privacy and claims none. The sum itself may reveal a
+    record, especially if few clients add to it. Secure aggregation does not protect against these
+    servers:
 
-    In this simulation all secrets are drawn from `rng`, so that a round can be repeated. `rng` is
-    not cryptographic: to protect real data, use `secagg_protocol` with its default, the operating
-    system's randomness. Masks are made in as many threads as PyTorch uses.
+    - a server that sends different models to different clients, so that all updates but the
+      victim's vanish [3], unless clients `compare_models`
+    - a server that controls most of the clients
+    - a server that compares the sums of rounds that share clients
+
+    In this simulation, all secrets come from `rng`, so a round can be repeated. `rng` is not
+    cryptographic. To protect real data, use `protocol` with its default, the operating system's
+    randomness. Masks are made in as many threads as PyTorch uses.
 
     Attributes:
-        clients: Clients whose updates are added up. 1 defends nothing.
-        threshold: Shares that recover a client's secret, and clients below which nothing is
-            unmasked; by default more than two thirds of a client's neighbours and itself. It must
-            be above one half: then no server can get both of a client's secrets by lying about
-            who is lost.
-        dropout: Share of clients, rounded down, that are lost before their masked update
-            arrives. Below one third, it never falls below the default threshold; with
-            `neighbours` it may, and the round is then refused.
-        clipping_range: Magnitude up to which every round has room for entries. With `bits` it says
-            how fine levels are.
-        bits: Levels of rounding are 2^bits - 1, zero among them.
-        neighbours: Clients with whom each client shares masks, an even number; None is all. The
-            server also learns the sum of any group whose neighbours outside are all lost.
-        compare_models: Whether clients send each neighbour a digest of the model that they were
-            sent, beside the encrypted shares, and give the round up where two differ: `Refused`.
-            It assumes that their public keys are known to be theirs, and that all train on one
-            version of the model: asynchronous rounds are refused.
+        clients: Number of clients whose updates are added up. 1 defends nothing.
+        threshold: Number of shares that recover a client's secret. With fewer clients, nothing is
+            unmasked. Default: more than two thirds of a client's neighbours and itself. It must be
+            above one half. Then a server that lies about who is lost cannot get both secrets of a
+            client.
+        dropout: Share of clients, rounded down, that are lost before their masked update arrives.
+            Below one third, enough clients remain for the default threshold. With `neighbours`, too
+            few may remain, and clients then refuse the round.
+        clipping_range: Every round has room for entries up to this magnitude. Together with `bits`,
+            it determines the distance between levels.
+        bits: There are 2^bits - 1 levels of rounding, including zero.
+        neighbours: Number of clients with whom each client shares masks, even; None is all. The
+            server also learns the sum of any group whose outside neighbours are all lost.
+        compare_models: Whether clients compare the models that they received. Each client sends its
+            neighbours a digest beside the encrypted shares. If two digests differ, the clients
+            abort the round (`Refused`). The comparison assumes authenticated public keys, and one
+            version of the model for all clients: clients refuse asynchronous rounds.
 
     References:
         [1] Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth. "Practical
@@ -142,17 +145,17 @@ class SecureAggregation(Defense):
         return 2 * self.clipping_range / self._top_level
 
     def on_cohort(self, models: Sequence[nn.Module]) -> None:
-        """Let every client take a digest of its model, if they compare."""
+        """Compute a digest of every client's model, if clients compare."""
         if self.compare_models:
             digests = {model: _digest(model) for model in dict.fromkeys(models)}
             self._digests = [digests[model] for model in models]
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
-        """Return the sum of the updates alone; the updates if `clients` is 1.
+        """Return only the sum of the updates; the updates if `clients` is 1.
 
         Raises:
             Refused: If too few clients take part or are left, if the ring has no room for an entry,
-                or if clients compare and were sent different models.
+                or if clients compare and received different models.
         """
         if self.clients == 1:
             return list(updates)
@@ -162,19 +165,19 @@ class SecureAggregation(Defense):
             raise Refused(str(reason)) from None
         survivors = len(view.masked)
         offset = view.total.dtype.type(survivors * (self._top_level // 2))
-        levels = (view.total - offset).view(f"i{view.total.itemsize}")  # below zero, it wrapped
+        levels = (view.total - offset).view(f"i{view.total.itemsize}")  # negative values wrapped
         mean = torch.from_numpy(levels.astype(np.float64)) * (self.step / survivors)
         released = (mean * len(updates)).to(flatten(updates[0]))
         return [unflatten(released, like=updates[0])]
 
     def server_view(self, updates: Sequence[Update], rng: Generator) -> ServerView:
-        """Return all that the server holds of a round: every masked upload, and their sum."""
+        """Return everything that the server holds of a round: masked uploads and their sum."""
         count = len(updates)
         check_enough(count - self._lost(count), self._fewest(count), "unmask the sum")
         order = torch.randperm(count, generator=rng, device=rng.device).tolist()
         fits = count * self._top_level < 2**32
         ring = np.dtype(np.uint32 if fits else np.uint64)
-        room = min(2 ** (8 * ring.itemsize - 1) - 1, 2**53) // count  # exact as real numbers
+        room = min(2 ** (8 * ring.itemsize - 1) - 1, 2**53) // count  # exact in float64
         return aggregate(
             (self._quantise(update, ring, room, rng) for update in updates),
             circular_graph(order, self.neighbours),
@@ -194,19 +197,19 @@ class SecureAggregation(Defense):
         return (1 << self.bits) - 2  # even, so that zero is a level and zeros stay zeros
 
     def _holders(self, count: int) -> int:
-        """Return who holds shares of a client's secrets: its neighbours and itself."""
+        """Return the number of holders of a client's shares: its neighbours and itself."""
         return count if self.neighbours is None else min(count, self.neighbours + 1)
 
     def _threshold(self, count: int) -> int:
-        """Return how many of those who hold shares of a secret recover it."""
+        """Return how many holders of shares recover a secret."""
         return self._most_of(max(self._holders(count), self._holders(self.clients)))
 
     def _fewest(self, count: int) -> int:
-        """Return how many clients must be in the sum of a round."""
+        """Return the minimum number of clients in the sum of a round."""
         return self._most_of(max(count, self.clients))
 
     def _most_of(self, group: int) -> int:
-        """Return as large a part of a group as the threshold is of who holds shares."""
+        """Return the threshold, scaled from the holders of shares to a group."""
         if self.threshold is None:
             return 2 * group // 3 + 1
         return -(-self.threshold * group // self._holders(self.clients))
@@ -225,7 +228,7 @@ class SecureAggregation(Defense):
         Raises:
             BeyondRange: If an entry is more than `room` levels away from zero.
 
-        In NumPy, and in place: PyTorch's threads would wait busily where masks are made next.
+        It uses NumPy in place. PyTorch's idle threads would busy-wait while masks are made.
         """
         levels = np.concatenate([_entries(value) for value in update.values()])
         if not (np.isfinite(levels.min(initial=0)) and np.isfinite(levels.max(initial=0))):
@@ -234,7 +237,7 @@ class SecureAggregation(Defense):
         if not largest <= (room - 1) * self.step:  # rounding may add a level
             raise BeyondRange(
                 f"an entry of {largest:.3g} does not fit the ring, which has room up to "
-                f"{(room - 1) * self.step:.3g} for each client of this round: give a larger "
+                f"{(room - 1) * self.step:.3g} for each client of this round: use a larger "
                 "clipping_range, or fewer bits"
             )
         levels /= self.step
@@ -243,23 +246,23 @@ class SecureAggregation(Defense):
             levels.shape, generator=rng, device=rng.device, dtype=torch.float64
         ).numpy(force=True)
         np.floor(levels, out=levels)
-        vector: Vector = levels.astype(np.int64).astype(ring)  # what is below zero wraps around
+        vector: Vector = levels.astype(np.int64).astype(ring)  # negative values wrap around
         return vector
 
 
 @dataclass
 class Summed(Defense):
-    """Release the sum of the updates: what can be replayed of secure aggregation."""
+    """The replay of secure aggregation: release the sum of the updates."""
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
-        """Return the sum alone."""
+        """Return only the sum."""
         names = updates[0]
         return [{name: torch.stack([u[name] for u in updates]).sum(dim=0) for name in names}]
 
 
 def _entries(value: Tensor) -> NDArray[np.float64]:
-    """Return the entries of a tensor of any type, in a row."""
-    if value.dtype == torch.bfloat16:  # which NumPy does not know
+    """Return the entries of a tensor of any type, as one vector."""
+    if value.dtype == torch.bfloat16:  # NumPy does not support it
         value = value.float()
     return value.numpy(force=True).astype(np.float64).ravel()
 

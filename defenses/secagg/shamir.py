@@ -1,15 +1,15 @@
-"""Shamir's secret sharing, of all the words of a secret at once.
+"""Shamir's secret sharing, for all words of a secret at once.
 
-A secret is cut into words of 16 bits. Each is the value at 0 of a polynomial, of degree
-`threshold` - 1 and with uniform coefficients, over the field of integers modulo 65537, whose
-values at 1, 2, ... are the holders' shares. As many as the threshold determine it; fewer tell
-nothing: whatever the secret, they are uniform.
+A secret is cut into words of 16 bits. Each word is the value at 0 of a polynomial over the field of
+integers modulo 65537. The polynomial has degree `threshold` - 1 and uniform coefficients. Its
+values at 1, 2, ... are the holders' shares. `threshold` shares determine the secret. Fewer shares
+reveal nothing, because they are uniform for every secret.
 
-An altered share would give another secret, as a cheating holder may want [2]. Hence, as in
-verifiable secret sharing [3], the owner publishes a commitment, and what is recovered must fit it.
-Here it is a hash of the secret: as a random oracle, it hides a uniform secret of 128 bits, and
-nobody finds another secret that fits. Any number of altered shares is detected, even among as few
-as the threshold; which of them were altered is not found.
+An altered share would give a different secret, as a cheating holder may want [2]. Hence, as in
+verifiable secret sharing [3], the owner publishes a commitment that the recovered secret must
+match. Here it is a hash of the secret. As a random oracle, it hides a uniform secret of 128 bits,
+and nobody can find another secret that matches. It detects any number of altered shares, even
+among only `threshold` shares. It does not show which shares were altered.
 
 References:
     [1] Shamir. "How to Share a Secret." Communications of the ACM 22(11), 1979.
@@ -28,33 +28,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 Share = tuple[int, bytes]
-"""A share and its number, from 1 on."""
+"""A share and its number, starting from 1."""
 
 RandomBytes = Callable[[int], bytes]
-"""Source of secrets: returns as many random bytes as it is asked for."""
+"""Source of secrets: returns the requested number of random bytes."""
 
 PRIME = 2**16 + 1
-"""Size of the field: a prime above every word, and above the number of holders."""
+"""Size of the field: a prime above every word and above the number of holders."""
 
 _WORD, _VALUE = np.dtype("<u2"), np.dtype("<u4")  # a value of the field may be 2^16
 
 
 class AlteredShares(ValueError):
-    """Shares do not recover the secret that its owner has committed itself to."""
+    """Shares do not recover the secret that its owner committed to."""
 
 
 def commitment(secret: bytes) -> bytes:
-    """Return what binds the owner of a uniform secret to it, and does not reveal it."""
+    """Return a commitment to a uniform secret, which does not reveal it."""
     return sha256(b"commitment to a shared secret" + secret).digest()
 
 
 def share_bytes(secret_bytes: int) -> int:
-    """Return how long a share of a secret is, without its number."""
+    """Return the length of a share of a secret, without its number."""
     return secret_bytes // _WORD.itemsize * _VALUE.itemsize
 
 
 def split(secret: bytes, threshold: int, holders: int, randbytes: RandomBytes) -> list[Share]:
-    """Return a share for each holder, of which any `threshold` recover the secret."""
+    """Return a share for each holder. Any `threshold` of them recover the secret."""
     if not 1 <= threshold <= holders < PRIME:
         raise ValueError(
             f"threshold must be in [1, holders] and holders below {PRIME}, got {threshold} of "
@@ -63,20 +63,20 @@ def split(secret: bytes, threshold: int, holders: int, randbytes: RandomBytes) -
     words = np.frombuffer(secret, _WORD)
     drawn = _uniform((threshold - 1) * words.size, randbytes)
     coefficients = np.concatenate([words, drawn]).reshape(threshold, words.size)
-    # Sums of fewer than 2^17 products below 2^33 each: floating point is exact, and fast.
+    # These sum fewer than 2^17 products below 2^33 each, so floating point is exact, and fast.
     values = _powers(holders, threshold) @ coefficients.astype(np.float64) % PRIME
     return [(number, row.tobytes()) for number, row in enumerate(values.astype(_VALUE), start=1)]
 
 
 def combine(shares: Sequence[Share], committed: bytes) -> bytes:
-    """Return the secret of as many shares as its threshold.
+    """Return the secret, given at least as many shares as its threshold.
 
     Args:
         shares: At least as many as the threshold, of different holders.
         committed: The owner's `commitment` to the secret.
 
     Raises:
-        AlteredShares: If they do not recover it: one is altered, or they are too few.
+        AlteredShares: If they do not recover it: one is altered, or there are too few.
     """
     numbers, values = zip(*shares, strict=True)
     if not len(set(numbers)) == len(numbers):
@@ -88,7 +88,7 @@ def combine(shares: Sequence[Share], committed: bytes) -> bytes:
     if not compare_digest(commitment(secret), committed):
         raise AlteredShares(
             f"the shares of holders {sorted(numbers)} do not recover the secret that its owner "
-            "committed itself to: one was altered, or there are too few of them"
+            "committed to: one was altered, or there are too few of them"
         )
     return secret
 
@@ -98,7 +98,7 @@ def _uniform(count: int, randbytes: RandomBytes) -> NDArray[np.uint32]:
     kept = np.empty(0, _VALUE)
     while kept.size < count:
         drawn = np.frombuffer(randbytes(_VALUE.itemsize * (count - kept.size)), _VALUE)
-        # 2^32 is 1 modulo the prime: without the last value, all remainders are equally likely.
+        # 2^32 is 1 modulo the prime. Without the last value, all remainders are equally likely.
         kept = np.concatenate([kept, drawn[drawn < 2**32 - 1]])
     return kept % PRIME
 
@@ -115,7 +115,7 @@ def _powers(holders: int, threshold: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=256)
 def _weights(numbers: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return by what to multiply the shares of these numbers: Lagrange's polynomials at 0."""
+    """Return the factors of the shares with these numbers: Lagrange's polynomials at 0."""
     weights = []
     for own in numbers:
         above, below = 1, 1

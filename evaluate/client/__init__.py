@@ -1,1 +1,1 @@
-"""The one path of an upload, and federated training."""
+"""The only path of an upload, and federated training."""

@@ -1,7 +1,7 @@
 """One client's local training under a defense, and what the server sees of it.
 
-`release` is the one path: training for utility, the observation that is attacked and the
-adversary's own replay all go through it.
+`release` is the only path. Training for utility, the observation that is attacked and the
+adversary's replay all use it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, 
 
 @dataclass(frozen=True)
 class Client:
-    """All that makes an upload of private examples.
+    """Everything that produces an upload from private examples.
 
     Attributes:
-        model: The model as the client received it; hooks get a copy of it (`copies`).
+        model: The model as the client received it. Hooks get a copy of it (`copies`).
         loss: Mean loss of a batch.
         defense: The client's own defense.
-        protocol: How it makes an update of its examples.
-        space: What is publicly known of the inputs.
+        protocol: How the client computes an update from its examples.
+        space: The public knowledge about the inputs.
     """
 
     model: nn.Module
@@ -55,14 +55,14 @@ class Client:
     ) -> Update:
         """Return the client's gradient or change of weights, after its `on_update`.
 
-        The order of its examples is drawn apart from its noise, so that it is the same for every
-        defense that does not draw its own.
+        The order of the examples has its own generator, separate from the noise. So all defenses
+        that do not draw their own batches see the same order.
 
         Args:
-            examples: Its private examples of this round.
+            examples: The client's private examples of this round.
             rng: Source of all its randomness.
             in_order: Whether local steps see the examples in order, as in a replay.
-            by_epoch: Whether each epoch has examples of its own, one after the other.
+            by_epoch: Whether each epoch has its own examples, one epoch after another.
         """
         model = CLIENTS.of(self.model)
         start = {name: value.detach() for name, value in trainable(model).items()}
@@ -105,17 +105,17 @@ def release(
 ) -> list[Update]:
     """Return what the server sees of the clients of one round.
 
-    Each draws from a generator of its own, so that none shifts what another draws.
+    Each client has its own generator, so its draws do not depend on other clients.
 
     Args:
         clients: The clients.
-        shares: Each one's private examples.
+        shares: The private examples of each client.
         rng: Source of all their randomness.
         in_order: See `Client.upload`.
         by_epoch: See `Client.upload`.
 
     Returns:
-        One update per client, or fewer where the defense aggregates.
+        One update per client, or fewer if the defense aggregates.
     """
     updates = [
         client.upload(share, own, in_order=in_order, by_epoch=by_epoch)
@@ -134,8 +134,8 @@ def shown(clients: Sequence[Client], updates: Sequence[Update], rng: Generator) 
 class _Step(nn.Module):
     """One local step, at weights that may depend on earlier steps.
 
-    A module of its own so that `functional_call` can put these weights into the model for as
-    long as the defense looks at it.
+    It is a module, so that `functional_call` can put these weights into the model while the defense
+    uses it.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, defense: Defense) -> None:
@@ -153,13 +153,13 @@ class _Step(nn.Module):
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """What the adversary is granted beyond the model and the update.
+    """What the adversary knows besides the model and the update.
 
     Attributes:
         knows_targets: The private labels.
         knows_defense: The defense and its parameters, but never its random draws.
         public: Auxiliary data of the same distribution.
-        candidates: Batches among which the private one is.
+        candidates: Batches that include the private one.
     """
 
     knows_targets: bool = False
@@ -168,16 +168,16 @@ class ThreatModel:
     candidates: Candidates | None = None
 
     def believed(self, defense: Defense) -> Defense:
-        """Return a copy of the defense if it is known, or else the undefended client."""
+        """Return a copy of the defense if it is known, otherwise the undefended client."""
         return replace(defense) if self.knows_defense else Defense()
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An observation, beside what it must not give away.
+    """An observation, together with the secrets behind it.
 
     Attributes:
-        observation: What the adversary is granted.
+        observation: What the adversary receives.
         truth: The private examples behind it.
         trained_on: What local training last saw of each of them, e.g. augmented.
     """
@@ -189,7 +189,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Released:
-    """What clients have sent, beside what each of them last trained on."""
+    """The uploads of clients, and what each client last trained on."""
 
     updates: Sequence[Update]
     trained_on: Sequence[Batch]
@@ -202,13 +202,13 @@ def send(
     *,
     models: Sequence[nn.Module] | None = None,
 ) -> Released:
-    """Let clients train on their shares, and hold their defense to its contract.
+    """Let clients train on their shares, and check their defense's contract.
 
     Args:
-        client: What all the clients are alike in; its defense is copied for each.
-        shares: Each client's private examples.
+        client: The template of all clients. Its defense is copied for each.
+        shares: The private examples of each client.
         rng: Source of all the clients' randomness.
-        models: What each of them received, if not the same model.
+        models: The model that each client received. Default: the template's model.
     """
     if not all(len(share.inputs) for share in shares):
         raise ValueError("the private batch is empty")
@@ -238,15 +238,15 @@ def observe(
     """Return what the server sees when clients train on their shares.
 
     Args:
-        client: What all the clients are alike in; its defense is copied for each.
-        shares: Each client's private examples.
-        threat: What the adversary is granted.
+        client: The template of all clients. Its defense is copied for each.
+        shares: The private examples of each client.
+        threat: What the adversary knows.
         rng: Source of all the clients' randomness.
-        models: What each of them received, if not the same model.
-        replay: One that `make_replay` has made for these models; by default a new one for each
-            upload whose clients received others.
-        released: What they have sent, if it is known already.
-        kept: What the server has kept of crafting their models.
+        models: The model that each client received. Default: the template's model.
+        replay: A replay that `make_replay` made for these models. Default: a new one for each
+            upload whose clients received different models.
+        released: The uploads, if they are known already.
+        kept: What the server kept when it crafted the models.
     """
     models = models or [client.model] * len(shares)
     released = released or send(client, shares, rng, models=models)
@@ -285,21 +285,21 @@ def observation_of(
     targets: Tensor | None,
     kept: object = None,
 ) -> Observation:
-    """Return what the adversary is granted of one upload.
+    """Return what the adversary receives for one upload.
 
     Args:
-        client: What the clients behind it are alike in.
-        models: What each of them received.
+        client: The template of the clients behind it.
+        models: The model that each client received.
         update: What the server saw.
-        threat: What the adversary is granted.
-        replay: What `make_replay` has made for these models.
+        threat: What the adversary knows.
+        replay: The replay that `make_replay` made for these models.
         examples: Private examples behind the upload.
         targets: Their labels, if the adversary is told them.
-        kept: What the server has kept of crafting the models.
+        kept: What the server kept when it crafted the models.
     """
     protocol = replace(client.protocol, clients=len(models))
     likelihood = partial(
-        replace(client.defense).log_likelihood,  # a copy: the client's own holds its secrets
+        replace(client.defense).log_likelihood,  # a copy: the client's defense holds its secrets
         batch_size=examples if protocol.uploads_gradient else None,
     )
     return Observation(
@@ -327,14 +327,14 @@ def make_replay(
     models: Sequence[nn.Module] | None = None,
     mending: Mending = AS_GIVEN,
 ) -> Replay:
-    """Return the function by which an adversary replays the clients on a guess.
+    """Return the function with which an adversary replays the clients on a guess.
 
     Args:
-        client: What all the clients are alike in.
-        threat: What the adversary is granted.
-        rng: Source of what the replay draws: never the clients' own noise.
-        models: What each of them received, if not the same model.
-        mending: What is done about the defense's own replay.
+        client: The template of all clients.
+        threat: What the adversary knows.
+        rng: Source of the replay's draws. It never gives the clients' own noise.
+        models: The model that each client received. Default: the template's model.
+        mending: The repairs of the defense's own replay.
     """
     models = models or [client.model]
     copies = [SIMULATED.of(model) for model in models]
@@ -380,7 +380,7 @@ def make_replay(
 def _another_round(
     client: Client, models: Sequence[nn.Module], threat: ThreatModel
 ) -> Callable[[Tensor, Tensor, Generator], Update]:
-    """Return the function by which an adversary runs clients on examples of its own."""
+    """Return the function with which an adversary runs clients on its own examples."""
 
     def run(inputs: Tensor, targets: Tensor, rng: Generator) -> Update:
         clients = [

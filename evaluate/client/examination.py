@@ -1,11 +1,11 @@
-"""What an informed adversary makes of a guess, and whether it can be trusted.
+"""Test whether an informed adversary's replay of a defense can be trusted.
 
-An attack that knows the defense replays the client on its guesses. A defense whose replay draws
-noise anew, rounds its slope away or is another function while vectorised would cripple that
-attack, and seem to protect. So the replay of every defense is examined on clients of known
-examples, and mended where it fails: what is drawn in secret is put at its mean or averaged out,
-rounding is passed straight through, and guesses are replayed one by one where a stack of them
-gives something else.
+An attack that knows the defense replays the client on its guesses. Some replays would cripple that
+attack, so that the defense seems to protect. They draw fresh noise, lose their slope by rounding,
+or compute a different function while vectorised. So the harness examines the replay of every
+defense on clients with known examples, and repairs it if it fails. It replaces secret draws by
+their mean or averages over them. It uses a straight-through gradient for rounding. If a stack of
+guesses gives different results, it replays guesses one at a time.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ from .client import Client, ThreatModel, make_replay, release
 from .mending import AS_GIVEN, DRAWS, Draws, Mending
 
 EXAMINED_ROUNDS = 3
-"""Rounds by whose uploads a replay is examined."""
+"""Number of rounds whose uploads are used to examine a replay."""
 
 REPEATED = 4
-"""Uploads of the same examples by which is told how far a defense's draws take one."""
+"""Uploads of the same examples that measure how far a defense's draws move an upload."""
 
 LOST = 0.5
-"""A slope is lost if it points this much less to the truth than straight through."""
+"""A slope is lost if its cosine with the truth is this much below that of straight-through."""
 
 SMALL = 1e-4
-"""Norm of the slope in the upload by which the slope in the inputs is tried."""
+"""Norm of the slope in the upload that is used to test the slope in the inputs."""
 
 EXACT = 1e-5
-"""Relative distance of updates that differ by the order of their sums alone."""
+"""Relative distance of updates that differ only by the order of their sums."""
 
 STEP = 0.1
-"""Part of the way to other inputs over which a slope must foresee the change."""
+"""Share of the distance to other inputs over which a slope must predict the change."""
 
 ALIKE = 1e-2
-"""Relative distance up to which updates are the same: rounding may fall either way."""
+"""Updates within this relative distance are the same, because rounding may go either way."""
 
 FAR = 1.5
-"""A replay at the truth is too far from the upload if another upload is nearer by this factor."""
+"""A replay at the truth is too far off if another upload is nearer by this factor."""
 
 _TINY = 1e-30
 
 
 def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) -> ReplayRow:
-    """Return what the replay of a client's defense is like, and what is done about it.
+    """Return the properties of the replay of a client's defense, and its repairs.
 
-    The model is in evaluation mode: its dropout is none of the defense's draws.
+    The model is in evaluation mode, because its dropout is not part of the defense's draws.
 
     Args:
-        client: What all the clients are alike in.
-        cohorts: Some rounds' clients, by their examples.
+        client: The template of all clients.
+        cohorts: The examples of the clients of several rounds.
         rng: Source of all randomness.
     """
     with in_evaluation(client.model):
@@ -79,7 +79,7 @@ def _examined(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator
     public = fork(rng)
 
     def replay(mending: Mending = AS_GIVEN) -> Replay:
-        again = copied(public)  # whatever is random is so in the same way
+        again = copied(public)  # every replay draws the same random numbers
         return make_replay(client, ThreatModel(), again, models=models, mending=mending)
 
     def residual(mending: Mending) -> float:
@@ -111,37 +111,43 @@ def _examined(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator
 
 
 def mending_of(row: ReplayRow) -> Mending:
-    """Return what is done about the replay of a defense."""
+    """Return the repairs of the replay of a defense."""
     return Mending(cast(Draws, row.draws), row.straight_through, row.one_by_one)
 
 
 class Finding(NamedTuple):
-    """What is wrong with a replay, and the code that mends it."""
+    """A problem of a replay, and the code that repairs it."""
 
     problem: str
     remedy: str
 
 
 def findings(row: ReplayRow) -> list[Finding]:
-    """Return what the author of a defense should mend in its replay."""
+    """Return what the author of a defense should repair in its replay."""
     found = []
     if row.draws != "given":
-        done = "put at their means" if row.draws == "expected" else "averaged over several draws"
-        found.append(Finding(f"it draws secrets anew, which were {done}", _WITHOUT_NOISE))
+        done = (
+            "replaced by their means" if row.draws == "expected" else "averaged over several draws"
+        )
+        found.append(Finding(f"it draws new secrets, which were {done}", _WITHOUT_NOISE))
     elif row.random:
-        problem = "it still draws noise, so that attacks that know the defense were handicapped"
+        problem = "it still draws noise, which handicapped attacks that know the defense"
         found.append(Finding(problem, _WITHOUT_NOISE))
     if row.straight_through:
         found.append(
-            Finding("its slope vanishes, and was taken straight through", _STRAIGHT_THROUGH)
+            Finding("its slope vanishes; a straight-through slope replaced it", _STRAIGHT_THROUGH)
         )
     if row.one_by_one:
         found.append(
-            Finding("it replays guesses at once otherwise than each, so that it was slow", _PURE)
+            Finding(
+                "batched replay differs from single replay, so guesses were replayed one at a "
+                "time (slower)",
+                _PURE,
+            )
         )
     if row.mended_residual > max(ALIKE, FAR * row.repeat):
         error = f"{100 * row.mended_residual:.0f} %"
-        found.append(Finding(f"at the truth it misses the upload by {error}", _CERTAIN))
+        found.append(Finding(f"at the true examples it misses the upload by {error}", _CERTAIN))
     return found
 
 
@@ -150,17 +156,17 @@ def replay(self, observed):
     return dataclasses.replace(self, scale=0.0)  # the same defense, without its noise
 """
 _STRAIGHT_THROUGH = """\
-def on_update(self, update, rng):  # of what `replay` returns: rounded, but with a slope
+def on_update(self, update, rng):  # in the class that `replay` returns: rounded, with a slope
     rounded = super().on_update(update, rng)
     return {name: v + (rounded[name] - v).detach() for name, v in update.items()}
 """
 _PURE = """\
-def on_update(self, update, rng):  # of what `replay` returns: nothing kept from call to call
+def on_update(self, update, rng):  # in the class that `replay` returns: no state between calls
     public = torch.Generator().manual_seed(self.seed)
     return {name: v + torch.randn(v.shape, generator=public) for name, v in update.items()}
 """
 _CERTAIN = """\
-def replay(self, observed):  # what the upload shows of the defense's choices
+def replay(self, observed):  # uses what the upload shows of the defense's choices
     kept = {name: value != 0 for name, value in observed.items()}
     return Masked(kept)
 """
@@ -168,9 +174,9 @@ def replay(self, observed):  # what the upload shows of the defense's choices
 
 @dataclass(frozen=True)
 class _Round:
-    """Clients' examples, what an upload was made of, and how far others of the same are from it.
+    """Clients' examples, an upload of them, and its distance to other uploads of the same examples.
 
-    Local steps see the examples in order, as in a replay: their order is no matter of a defense.
+    Local steps see the examples in order, as in a replay, because a defense does not set the order.
     """
 
     examples: Batch
@@ -182,18 +188,18 @@ class _Round:
     def play(cls, client: Client, shares: Sequence[Batch], rng: Generator) -> _Round:
         upload, trained_on = _upload(client, shares, fork(rng))
         others = [_upload(client, shares, fork(rng))[0] for _ in range(REPEATED)]
-        repeat = max(_distance(other, upload) for other in others)  # what is drawn may be the same
+        repeat = max(_distance(other, upload) for other in others)  # two draws may coincide
         return cls(Batch.joined(shares), trained_on, upload, repeat)
 
     @property
     def asked(self) -> tuple[Tensor, Tensor, Update]:
-        """Return what a replay is given: the truth, and what was seen of it."""
+        """Return the inputs of a replay: the truth, and its upload."""
         return (*self.examples, self.upload)
 
     def missed_by(self, replay: Replay) -> float:
-        """Return how far from the upload a replay is at the truth, or at what was trained on.
+        """Return the distance of a replay from the upload, at the truth or at what was trained on.
 
-        Either is success, so that a replay may take a guess for the one or for the other.
+        Attacks succeed with either, so a replay may treat a guess as either. The smaller counts.
         """
         return min(
             _distance(replay(*guess, self.upload), self.upload)
@@ -210,7 +216,7 @@ def _upload(client: Client, shares: Sequence[Batch], rng: Generator) -> tuple[Up
 
 
 def _is_stochastic(client: Client, shares: Sequence[Batch], rng: Generator) -> bool:
-    """Return whether uploads differ but for the order of examples, or have other examples."""
+    """Return whether uploads in a fixed order differ, or whether the drawn examples differ."""
     uploads = [_upload(client, shares, fork(rng))[0] for _ in range(2)]
     size = len(shares[0].inputs)
     drawn = [
@@ -221,17 +227,17 @@ def _is_stochastic(client: Client, shares: Sequence[Batch], rng: Generator) -> b
 
 
 def _has_own_replay(defense: Defense, upload: Update) -> bool:
-    """Return whether a defense says what can be replayed of it; of a chain, every link."""
+    """Return whether a defense defines its own replay; for a chain, whether every link does."""
     if isinstance(defense, Chain):
         return all(_has_own_replay(link, upload) for link in defense.links)
     return defense.replay(upload) != defense
 
 
 def _slope(rounds: Sequence[_Round], make: Callable[[], Replay]) -> float:
-    """Return the cosine of a distance's slope with the way to the inputs of the other upload.
+    """Return the cosine between a distance's slope and the direction to the other upload's inputs.
 
-    The slope in the upload is as small as attacks make it: what rounds an upload may round
-    gradients too, and let large ones pass.
+    The slope in the upload is as small as in attacks. A defense that rounds uploads may round
+    gradients too, and would pass only large ones.
     """
     inputs, targets, observed = rounds[0].asked
     if not inputs.is_floating_point():
@@ -250,13 +256,13 @@ def _slope(rounds: Sequence[_Round], make: Callable[[], Replay]) -> float:
             [SMALL / _norm(change) * change[name] for name in moved],
             materialize_grads=True,
         )
-    except RuntimeError:  # code that autograd cannot follow
+    except RuntimeError:  # autograd does not support the code
         return 0.0
     return float(cosine_similarity(slope.flatten(), step.flatten(), dim=0))
 
 
 def _vectorised(rounds: Sequence[_Round], make: Callable[[], Replay]) -> bool | None:
-    """Return whether guesses at once are replayed like each of them; None if they cannot be."""
+    """Return whether batched replay equals single replay; None if guesses cannot be batched."""
     guesses, observed = [one.examples for one in rounds], rounds[0].upload
     stacks = (torch.stack(parts) for parts in zip(*guesses, strict=True))
     replay = make()

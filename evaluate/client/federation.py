@@ -1,4 +1,4 @@
-"""Rounds of federated training under a defense: the utility side of the frontier."""
+"""Rounds of federated training under a defense, which measure utility."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class _Upload(NamedTuple):
-    """A client's update of one round, and what it counts."""
+    """A client's update of one round, and its weight."""
 
     owner: int
     client: Client
@@ -37,28 +37,28 @@ class _Upload(NamedTuple):
 class Federation:
     """A server, its clients and their data.
 
-    Each round, clients train on their examples under their own copy of the defense, and the
-    server steps along the mean of what it sees. What a client's examples of a round are, which
-    version of the model it has, how many uploads make a step and what each counts is the
-    protocol's to say. A client that refuses the model it is sent, at once or on sight of its batch,
-    is left out of the round; where clients refuse together, there is no round.
+    In each round, clients train on their examples under their own copy of the defense. The server
+    steps along the mean of what it sees. The protocol decides on a client's examples of a round,
+    the version of its model, the number of uploads per step, and their weights. A client may refuse
+    the model at once or after it sees its batch. It is then left out of the round. If clients
+    refuse together, there is no round.
 
-    Uploads that the server sees only together are added up in groups of the defense's `cohort`,
-    so that a trained upload is like the one that is attacked.
+    If the server sees uploads only together, they are added up in groups of the defense's `cohort`.
+    So an upload in training is like the one that is attacked.
 
-    Rounds and clients draw from generators of their own: however many numbers a defense draws,
-    those who take part, their examples and the order of these are the same.
+    Rounds and clients have their own generators. However many numbers a defense draws, the
+    participants, their examples and the order of these stay the same.
 
     Attributes:
-        client: What all clients are alike in. Its model is the global one, after the defense's
-            `on_model`; it is trained in place. Each client gets a copy of its defense.
-        shares: Each client's private examples.
+        client: The template of all clients. Its model is the global one, after the defense's
+            `on_model`, and is trained in place. Each client gets a copy of its defense.
+        shares: The private examples of each client.
         clients_per_round: Clients sampled per round.
         batch_size: Examples that a client draws for a FedSGD update.
         server: `sgd` or `adam`.
         lr: The server's learning rate.
-        rounds_of: Rounds that each client has taken part in, so far.
-        refused: How often a client refused the model that it was sent, so far.
+        rounds_of: Number of rounds in which each client has taken part so far.
+        refused: How often clients have refused the model so far.
     """
 
     client: Client
@@ -93,7 +93,7 @@ class Federation:
 
     @property
     def uploads(self) -> int:
-        """Return how many clients' uploads make a step of the server."""
+        """Return the number of uploads in a step of the server."""
         return self.client.protocol.uploads(self.clients_per_round)
 
     def round(self, rng: Generator) -> None:
@@ -122,7 +122,7 @@ class Federation:
             )
 
     def _groups(self, taking_part: Sequence[_Upload]) -> list[Sequence[_Upload]]:
-        """Return who is seen together: as many as the defense's cohort, the last with the rest."""
+        """Return groups of the size of the defense's cohort. The last one includes the rest."""
         size, total = self.client.defense.cohort, len(taking_part)
         starts = [*range(0, total - size + 1, size)] if size > 1 else []
         ends = [*starts[1:], total]
@@ -131,7 +131,7 @@ class Federation:
     def _seen(
         self, rng: Generator, group: Sequence[_Upload]
     ) -> tuple[list[Update], list[float]] | None:
-        """Return what the server sees of a group, and what each upload counts; None if refused."""
+        """Return what the server sees of a group, and each upload's weight; None if refused."""
         try:
             updates = shown([one.client for one in group], [one.update for one in group], rng)
         except Refused:
@@ -149,7 +149,7 @@ class Federation:
         at: Iterable[int] = (),
         on_checkpoint: Callable[[int, nn.Module], None],
     ) -> None:
-        """Train for some rounds; call `on_checkpoint` at those of `at` (0 is the initial model)."""
+        """Train for some rounds; call `on_checkpoint` at those in `at` (0 is the initial model)."""
         wanted = set(at)
         for done in range(rounds + 1):
             if done in wanted:
@@ -168,7 +168,7 @@ class Federation:
     def _next_batch(self, client: int, rng: Generator) -> Tensor:
         """Return the next batch of a client's epoch, however many rounds an epoch takes.
 
-        So that each example is in one batch of an epoch, where these are shuffled.
+        With shuffled epochs, each example is then in one batch of an epoch.
         """
         rows = next(self._epochs.get(client, iter(())), None)
         if rows is None:
@@ -178,7 +178,7 @@ class Federation:
         return rows
 
     def _received(self, index: int, staleness: int) -> Client | None:
-        """Return a client with the version of the model that it has; None if it refuses it."""
+        """Return a client with its version of the model; None if it refuses the model."""
         sent = self._versions[-staleness] if staleness else self.model
         defense = self._defenses[index]
         try:
@@ -189,7 +189,7 @@ class Federation:
         return replace(self.client, model=received, defense=defense)
 
     def _uploaded(self, client: Client | None, share: Batch, rng: Generator) -> Update | None:
-        """Return a client's update; None if it has refused, or does now that it sees its batch."""
+        """Return a client's update; None if it refused the model or refuses its batch."""
         if client is None:
             return None
         try:
@@ -199,7 +199,7 @@ class Federation:
             return None
 
     def _remember(self) -> None:
-        """Keep the versions that clients may still have."""
+        """Keep the versions of the model that clients may still have."""
         if oldest := self.client.protocol.max_staleness:
             self._versions = [*self._versions, copy.deepcopy(self.model)][-oldest:]
 
@@ -208,8 +208,8 @@ class Federation:
         clients = len(weights)
         if len(updates) < clients and len(set(weights)) > 1:
             raise ValueError(
-                "uploads count differently by their age, which their sum does not allow: set "
-                "exponent: 0 in the protocol, or take a defense that does not aggregate"
+                "uploads have different weights by their age, but the server sees only their sum: "
+                "set exponent: 0 in the protocol, or use a defense that does not aggregate"
             )
         for name, parameter in trainable(self.model).items():
             parts = [

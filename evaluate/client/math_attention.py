@@ -1,7 +1,7 @@
-"""Attention in elementary steps: PyTorch's fused kernels have no second derivative.
+"""Attention in elementary steps, because PyTorch's fused kernels have no second derivative.
 
-Attacks differentiate a client's gradient, so that a client computes attention by matrix products
-and a softmax, whatever module asks for it.
+Attacks differentiate a client's gradient. So a client computes attention by matrix products and a
+softmax, for every module.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _LOCK = threading.Lock()
-_SWITCHED = ExitStack()  # the switches are those of the process, not of a thread
+_SWITCHED = ExitStack()  # the switches belong to the process, not to a thread
 _inside = 0
 
 
 @contextmanager
 def math_attention() -> Iterator[None]:
-    """Switch fused attention off; what was set before returns when the last block is left."""
+    """Switch fused attention off. Leaving the last block restores the earlier setting."""
     global _inside
     with _LOCK:
         if not _inside:
@@ -38,7 +38,7 @@ def math_attention() -> Iterator[None]:
 
 @contextmanager
 def _without_fast_path() -> Iterator[None]:
-    """Let `nn.TransformerEncoderLayer` run its own code in evaluation, too."""
+    """Make `nn.TransformerEncoderLayer` run its own code in evaluation mode too."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

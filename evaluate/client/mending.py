@@ -1,8 +1,8 @@
-"""How the replay of a defense is mended, so that it does not cripple the attack that knows it.
+"""Repairs of a defense's replay, so that it does not cripple attacks that know the defense.
 
-Secret randomness is put at its mean or averaged out, never redrawn as if it were known; rounding
-is passed straight through; guesses are replayed one by one where a stack of them would give
-something else. `examination` finds out what a defense needs.
+The harness replaces secret draws by their mean or averages over them. It never redraws them as if
+they were known. It uses a straight-through gradient for rounding. If a stack of guesses gives
+different results, it replays guesses one at a time. `examination` decides what a defense needs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Draws = Literal["given", "expected", "averaged"]
 DRAWS: tuple[Draws, ...] = get_args(Draws)
 
 AVERAGED = 8
-"""Replays whose mean stands for one, where draws cannot be put at their mean."""
+"""Number of replays to average over, if draws cannot be replaced by their mean."""
 
 
 @dataclass(frozen=True)
 class Mending:
-    """How a replay differs from the one that the defense gives.
+    """How a repaired replay differs from the defense's own.
 
     Attributes:
-        draws: What becomes of secret randomness: redrawn as given, put at its mean, or averaged.
+        draws: What happens to secret randomness: it is redrawn, replaced by its mean, or averaged.
         straight_through: Whether its slope is that of the undefended client.
-        one_by_one: Whether guesses are replayed one after the other.
+        one_by_one: Whether guesses are replayed one at a time.
     """
 
     draws: Draws = "given"
@@ -44,7 +44,7 @@ AS_GIVEN = Mending()
 
 @dataclass
 class Expected(Defense):
-    """A defense whose draws from `rng` are at their means; public randomness is as it was.
+    """A defense whose draws from `rng` are replaced by their means. Public randomness is unchanged.
 
     Attributes:
         inner: The defense.
@@ -53,21 +53,21 @@ class Expected(Defense):
     inner: Defense
 
     def expect(self, batch_size: int) -> None:
-        """Tell the defense."""
+        """Pass the nominal batch size to the defense."""
         self.inner.expect(batch_size)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
-        """Return what the defense makes of a batch."""
+        """Return the defense's batch."""
         with ExpectedDraws(rng):
             return self.inner.on_batch(batch, rng)
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
-        """Return the gradient as the defense computes it."""
+        """Return the defense's gradient."""
         with ExpectedDraws(rng):
             return self.inner.gradient(model, loss, batch, rng)
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Return what the defense makes of an update."""
+        """Return the defense's upload."""
         with ExpectedDraws(rng):
             return self.inner.on_update(update, rng)
 
@@ -78,10 +78,10 @@ class Expected(Defense):
 
 
 class ExpectedDraws(TorchFunctionMode):
-    """Puts what torch draws from a secret generator, or from the global one, at its mean.
+    """Replaces torch's draws from a secret generator, or from the global one, by their means.
 
-    A Laplace variable, made of a uniform or of two exponential ones, becomes 0; a mask becomes
-    its probability. Permutations and integers are drawn as ever: they have no mean.
+    A Laplace variable, made of a uniform or of two exponential ones, becomes 0. A mask becomes its
+    probability. Permutations and integers are drawn as usual, because they have no mean.
     """
 
     def __init__(self, secret: Generator) -> None:
@@ -95,7 +95,7 @@ class ExpectedDraws(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Return the mean of a draw; anything else as it is."""
+        """Return the mean of a draw; pass other calls through."""
         options = dict(kwargs or {})
         mean_of = _MEANS.get(function)
         if mean_of is None or options.get("generator") not in (None, self._secret):
@@ -138,6 +138,6 @@ def straight_through(values: Mapping[str, Tensor], slopes: Mapping[str, Tensor])
 
 
 def refuse_stack(inputs: Tensor) -> None:
-    """Raise if a function is being vectorised, so that guesses are taken one by one."""
+    """Raise if a function is being vectorised, so that guesses are replayed one at a time."""
     if torch._C._functorch.is_batchedtensor(inputs):
-        raise RuntimeError("a stack of guesses would be replayed otherwise than each of them")
+        raise RuntimeError("batched replay differs from single replay: replay one guess at a time")

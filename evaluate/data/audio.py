@@ -16,19 +16,19 @@ from torch import Tensor
 
 WAVE_SUFFIXES = {".wav", ".wave"}
 LENGTH_PERCENTILE = 90
-"""Where in the lengths of all sounds the length of an example is taken from."""
+"""The length of an example is this quantile of the lengths of all sounds."""
 
 
 def read_waves(paths: Sequence[Path]) -> tuple[Tensor, int]:
-    """Return sounds of shape (n, 1, samples), where 0 and 1 are the amplitudes -1 and 1; the rate.
+    """Return sounds of shape (n, 1, samples) and their rate. 0 and 1 are the amplitudes -1 and 1.
 
-    All get one length, that of the 90th percentile: shorter ones end in silence, and of longer
-    ones the middle is kept. Files hold integers of any width or floats in [-1, 1], in one
-    channel, and all have one rate: nothing is mixed or resampled, so that what is attacked is
-    what the files hold.
+    All sounds get one length, the 90th percentile of their lengths. Shorter sounds end in silence.
+    Of longer sounds, the middle is kept. Files hold integers of any width or floats in [-1, 1], in
+    one channel, and all have one rate. Nothing is mixed or resampled, so attacks see exactly what
+    the files hold.
 
     Raises:
-        ValueError: If a file cannot be used, with its name.
+        ValueError: If a file cannot be used. The message names it.
     """
     waves, rates = zip(*(_read(path) for path in paths), strict=True)
     for path, rate in zip(paths, rates, strict=True):
@@ -46,7 +46,7 @@ def read_waves(paths: Sequence[Path]) -> tuple[Tensor, int]:
 def _read(path: Path) -> tuple[NDArray[np.float64], int]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # of metadata
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # about metadata
             warnings.filterwarnings("error", "Reached EOF", wavfile.WavFileWarning)
             rate, samples = wavfile.read(path)
     except (OSError, ValueError, struct.error, wavfile.WavFileWarning) as error:
@@ -65,9 +65,9 @@ def _to_unit(path: Path, samples: NDArray[Any]) -> NDArray[np.float64]:
     """Return amplitudes on the scale where 0, 1/2 and 1 stand for -1, silence and 1."""
     values: NDArray[np.float64] = samples.astype(np.float64)
     if np.issubdtype(samples.dtype, np.integer):
-        limits = np.iinfo(samples.dtype)  # scipy widens 24 bits to 32, at the upper end
+        limits = np.iinfo(samples.dtype)  # scipy widens 24 bits to 32, in the upper bits
         return (values - limits.min) / 2.0**limits.bits
-    if not np.abs(values).max() <= 1:  # nor is NaN
+    if not np.abs(values).max() <= 1:  # also true for NaN
         raise ValueError(
             f"the amplitudes of {path} must lie in [-1, 1], got {values.min()} to {values.max()}"
         )

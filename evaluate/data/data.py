@@ -1,4 +1,4 @@
-"""Datasets by name, and by path."""
+"""Datasets by name and by path."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ _BY_PATH = (
 def load_dataset(
     name: str, folder: Path | None = None, reading: Reading = AS_CHARACTERS
 ) -> Dataset:
-    """Return a dataset; a process reads it once, so its tensors must not be modified.
+    """Return a dataset. A process reads it once, so its tensors must not be modified.
 
     Args:
         name: One of `DATASETS` or `TEXTS`, a path, or `hub:` and the id of texts on the Hugging
             Face hub (`hub_texts`).
             A folder of images or of WAV files has one subfolder per class, either directly (a
             fifth of each class is held out for testing) or within `train/` and `test/` (or
-            `val/`). Grey images have one channel, all others three; for sound see `read_waves`.
+            `val/`). Grey images have one channel, all others three. For sound see `read_waves`.
             Texts are `.jsonl` files of {"text", "label"}: one file, or a folder with
             `train.jsonl` and `test.jsonl` (or `val.jsonl`).
-        folder: Where downloaded files are kept; `~/.cache/leakfrontier` by default.
-        reading: How texts become examples; by default a character is a token.
+        folder: Folder of downloaded files. Default: `~/.cache/leakfrontier`.
+        reading: How texts become examples. Default: each character is a token.
     """
     path = Path(name).expanduser()
     if name in DATASETS:
@@ -82,23 +82,23 @@ def load_dataset(
 
 
 def is_named(name: str) -> bool:
-    """Return whether a dataset is found by its name, and not at a path."""
+    """Return whether a dataset is found by its name rather than at a path."""
     return name in DATASETS or name in TEXTS or name.startswith(HUB)
 
 
 @cache
 def data_digest(name: str) -> str:
-    """Return a hash of the examples at a path: of their names, relative to it, and their bytes.
+    """Return a hash of the examples at a path: of their relative names and their bytes.
 
-    It is taken once: `forget_digests` asks for another look. Of texts on the hub, it is a
-    hash of the texts.
+    The hash is computed once. `forget_digests` clears it. For texts on the hub, it is a hash of the
+    texts.
     """
     if name.startswith(HUB):
         return hashlib.sha256(repr(hub_texts(name, "next-token")).encode()).hexdigest()
     path = Path(name).expanduser().resolve()
     if path.is_file():
         return file_digest(path)
-    if not path.is_dir():  # as loading it says
+    if not path.is_dir():  # loading it reports the error
         return ""
     digest = hashlib.sha256()
     for found in sorted(_examples(str(path)), key=lambda entry: entry.path):
@@ -117,7 +117,7 @@ def example_files(folder: Path) -> list[Path]:
 
 
 def downloads(name: str, folder: Path) -> list[Path]:
-    """Return the files that a dataset was downloaded as; nothing for those of the package."""
+    """Return the downloaded files of a dataset; none for datasets of the package."""
     return sorted(folder.glob(ARCHIVES[name])) if name in ARCHIVES else []
 
 
@@ -173,7 +173,7 @@ def _digits(folder: Path) -> Dataset:
 
 
 def _torchvision(name: str, reader: str, folder: Path, **options: str) -> Dataset:
-    """Return a dataset of torchvision's."""
+    """Return a dataset of torchvision."""
     from torchvision import datasets  # slow to import
 
     try:
@@ -213,7 +213,7 @@ ARCHIVES = {
     "cifar10": "cifar-10-python.tar.gz",
     "cifar100": "cifar-100-python.tar.gz",
 }
-"""What torchvision downloads, in the folder of downloads."""
+"""Files that torchvision downloads, in the folder of downloads."""
 
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "fashion-mini": _fashion_mini,
@@ -224,7 +224,7 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "cifar10": partial(_torchvision, "cifar10", "CIFAR10"),
     "cifar100": partial(_torchvision, "cifar100", "CIFAR100"),
 }
-"""Every dataset by name, given the folder of downloads. Add a line here to add a dataset."""
+"""Every dataset by name, given the folder of downloads. To add a dataset, add a line here."""
 
 TEXTS: dict[str, Callable[[], Splits]] = {"messages": messages}
 """Texts by name."""
@@ -241,7 +241,7 @@ def _class_folders(folder: Path) -> Dataset:
     cut = len(files[0])
     if len(parts) == 1:
         splits = split(everything)
-    else:  # read together, because sizes must agree
+    else:  # read both together, because their sizes must agree
         splits = everything.at(slice(cut)), everything.at(slice(cut, None))
     return replace(_measured(str(folder), *splits, classes, space), notes=notes)
 
@@ -249,7 +249,7 @@ def _class_folders(folder: Path) -> Dataset:
 def _read_media(
     folder: Path, paths: Sequence[Path]
 ) -> tuple[Tensor, Callable[..., ContinuousSpace], tuple[str, ...]]:
-    """Return images or sounds, the space that they are in, and what to warn of."""
+    """Return images or sounds, their input space, and warnings."""
     is_sound = {path.suffix.lower() in WAVE_SUFFIXES: path for path in paths}
     if len(is_sound) == 2:
         both = f"{is_sound[False]} and {is_sound[True]}"
@@ -262,7 +262,7 @@ def _read_media(
 
 
 def _held_out(folder: Path) -> Path | None:
-    """Return where a folder keeps its test examples, if it keeps them apart."""
+    """Return the folder of test examples within a folder; None if there is none."""
     found = (folder / name for name in ("test", "val"))
     return next((path for path in found if path.exists()), None)
 
@@ -301,9 +301,9 @@ def _mixed(folder: Path, images: Sequence[NDArray[np.uint8]]) -> tuple[str, ...]
     if grey in (0, len(images)):
         return ()
     return (
-        f"{folder.name}: {grey} of {len(images)} pictures are grey, the others have colours. The "
-        "grey ones are read with three equal channels, by which models and attacks can tell them "
-        "apart: convert all to one kind if that is not meant",
+        f"{folder.name}: {grey} of {len(images)} images are grey, the others are coloured. The "
+        "grey ones are read with three equal channels, so models and attacks can recognise them: "
+        "convert all images to one kind unless you want this",
     )
 
 
@@ -314,7 +314,7 @@ def _same_size(paths: Sequence[Path], images: Sequence[NDArray[np.uint8]]) -> Te
                 f"all images must have one size, got {_size(images[0])} ({paths[0]}) and "
                 f"{_size(image)} ({path}); resize them first"
             )
-    channels = max(image.shape[2] for image in images)  # grey among colours: as colours
+    channels = max(image.shape[2] for image in images)  # grey images among coloured ones get three
     pixels = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
     return _to_pixels(pixels)
 
@@ -352,17 +352,17 @@ def _measured(
     classes: tuple[str, ...],
     space: Callable[..., ContinuousSpace] = ImageSpace,
 ) -> Dataset:
-    """Return a dataset that is normalised by the mean and deviation of its training examples."""
+    """Return a dataset, normalised by the mean and deviation of its training examples."""
     axes = [axis for axis in range(train.inputs.dim()) if axis != 1]
     std, mean = torch.std_mean(train.inputs, dim=axes, correction=0)
-    std = torch.where(std > 0, std, 1.0)  # a constant channel is centred only
+    std = torch.where(std > 0, std, 1.0)  # a constant channel is only centred
     shape = tuple(train.inputs.shape[1:])
     known = space(shape, len(classes), tuple(mean.tolist()), tuple(std.tolist()))
     return Dataset(name, train, test, classes, known)
 
 
 def data_files(dataset: str, folder: Path | None) -> Files:
-    """Yield data by path, or what was downloaded; what comes with the package is there."""
+    """Yield data by path or downloaded data. Data of the package need not travel."""
     if dataset not in DATASETS:
         path = Path(dataset).expanduser()
         if path.exists():
@@ -374,7 +374,7 @@ def data_files(dataset: str, folder: Path | None) -> Files:
 
 
 def bundle_of(dataset: str, name: str) -> Bundle:
-    """Return the examples at a path, in a folder of some name."""
+    """Return the examples at a path, in a folder with the given name."""
     path = Path(dataset).expanduser().resolve()
     files = {f"{name}/{one.relative_to(path)}": one for one in example_files(path)}
     return Bundle(f"data-{data_digest(dataset)}", files if path.is_dir() else {name: path})

@@ -1,4 +1,4 @@
-"""Labelled examples with all that is known of them."""
+"""Labelled examples with everything that is known about them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Dataset:
     """Labelled examples, for training and for testing.
 
     Attributes:
-        name: What `load_dataset` finds it by.
+        name: The name by which `load_dataset` finds it.
         train: Training examples on the scale of the data, not normalised, and labels from 0:
             images or sound in [0, 1], or token ids.
         test: Test examples.
         classes: Name of each label.
-        space: What an adversary knows of the inputs.
-        vocabulary: The text of every token; empty if these are no tokens.
-        notes: What to warn of.
+        space: What an adversary knows about the inputs.
+        vocabulary: The text of every token; empty if the data are not tokens.
+        notes: Warnings.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Dataset:
 
     @property
     def modality(self) -> Modality:
-        """Return what kind of data it is."""
+        """Return the kind of data."""
         return modality_of(self.space, self.vocabulary)
 
     @cached_property
@@ -87,7 +87,7 @@ class Dataset:
 
 
 def split(batch: Batch) -> tuple[Batch, Batch]:
-    """Return four fifths of every class, and the fifth that is held out; always the same."""
+    """Return four fifths of every class and the held-out fifth. The split is always the same."""
     shuffled = torch.randperm(len(batch.targets), generator=Generator().manual_seed(0))
     by_class = shuffled[batch.targets[shuffled].argsort(stable=True)]
     held_out = torch.zeros(len(by_class), dtype=torch.bool)

@@ -1,7 +1,7 @@
-"""Short messages as people type them on a phone: written for this project, free to use.
+"""Short messages as people type them on a phone. They were written for this project, free to use.
 
-Templates, whose blanks are filled at random; nobody in them is real. What makes a message
-private is in the blanks: who, when, where, how much.
+The messages are templates with blanks that are filled at random. Nobody in them is real. The blanks
+hold the private content: who, when, where, how much.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from .text import LabelledText
 
 COUNT = 30
-"""Messages made of each template; every fifth of them is held out for testing."""
+"""Messages per template. Every fifth of them is held out for testing."""
 
 BLANKS: dict[str, tuple[str, ...]] = {
     "name": (
@@ -48,7 +48,7 @@ BLANKS: dict[str, tuple[str, ...]] = {
     ),
     "food": ("lentil soup", "dumplings", "a lemon cake", "fried rice", "pancakes", "an apple pie"),
 }
-"""What can stand in a blank."""
+"""The words that can fill a blank."""
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "health": (
@@ -104,7 +104,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 
 
 def messages() -> tuple[list[LabelledText], list[LabelledText]]:
-    """Return messages with their topics, for training and for testing; always the same."""
+    """Return messages with their topics, for training and for testing. They are always the same."""
     rng = random.Random(0)
     train: list[LabelledText] = []
     test: list[LabelledText] = []

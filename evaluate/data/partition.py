@@ -1,4 +1,4 @@
-"""How examples are spread over clients."""
+"""How examples are distributed over clients."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def partition(
 ) -> list[Batch]:
     """Return each client's examples; every example goes to exactly one client.
 
-    All clients hold the same number of examples, up to one.
+    The numbers of examples of two clients differ by at most one.
 
     Args:
-        batch: The examples to spread.
+        batch: The examples to distribute.
         clients: Number of clients.
         scheme: One of `PARTITIONS`.
         rng: Source of all random choices.
-        alpha: For `label-skew`: how much alike the clients are; near 0, each has one class.
+        alpha: Similarity of the clients for `label-skew`. Near 0, each has one class.
     """
     if scheme not in PARTITIONS:
         raise ValueError(f"scheme must be one of {', '.join(PARTITIONS)}, got {scheme!r}")
@@ -53,15 +53,15 @@ def _label_skew(
 ) -> list[Indices]:
     """Give each client classes in proportions from a Dirichlet distribution, while they last.
 
-    Client by client, q ~ Dir(alpha p), where p are the class frequencies of all the examples;
-    its examples are drawn without replacement from the classes with probabilities q.
+    For each client, q ~ Dir(alpha p), where p are the class frequencies of all examples. The
+    client's examples are drawn without replacement from the classes, with probabilities q.
 
     References:
         Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated
         Visual Classification. 2019, section 3. https://arxiv.org/abs/1909.06335
     """
     if batch.targets.dim() > 1:
-        raise ValueError("label-skew needs labels, which texts for task: next-token have none of")
+        raise ValueError("label-skew needs labels, but texts for task: next-token have none")
     _, labels, left = np.unique(
         batch.targets.cpu().numpy(), return_inverse=True, return_counts=True
     )
@@ -79,7 +79,7 @@ def _label_skew(
 def _draw_labels(
     shares: NDArray[np.float64], available: Indices, size: int, draws: np.random.Generator
 ) -> Indices:
-    """Return how many examples to take of each class; exhausted classes are drawn again."""
+    """Return how many examples to take from each class; exhausted classes are drawn again."""
     taken = np.zeros_like(available)
     while taken.sum() < size:
         weights = np.where(taken < available, shares, 0)
@@ -93,10 +93,10 @@ def _draw_labels(
 def _feature_skew(
     batch: Batch, clients: int, draws: np.random.Generator, alpha: float
 ) -> list[Indices]:
-    """Give each client a region of the leading principal components, with all the classes.
+    """Give each client a region of the leading principal components, with all classes.
 
-    The examples are halved again and again, along one component after the other. Where to cut
-    is decided in each class apart: clients differ in P(x | y), and hardly in P(y).
+    The examples are halved repeatedly, along one component after another. Each class has its own
+    cut. So clients differ in P(x | y), but hardly in P(y).
     """
     from sklearn.utils.extmath import randomized_svd  # slow to import
 
@@ -126,7 +126,7 @@ def _halve(
 
 
 def _class_quantiles(values: NDArray[np.float32], labels: Indices) -> NDArray[np.float64]:
-    """Return each value's rank among the values of its class, as a fraction of them."""
+    """Return each value's rank among the values of its class, as a fraction."""
     order = np.lexsort((values, labels))
     counts = np.bincount(labels)
     starts = np.cumsum(counts) - counts
@@ -143,4 +143,4 @@ PARTITIONS: dict[str, Callable[[Batch, int, np.random.Generator, float], list[In
     "label-skew": _label_skew,
     "feature-skew": _feature_skew,
 }
-"""Every way to spread examples over clients, by name."""
+"""Every way to distribute examples over clients, by name."""

@@ -21,13 +21,13 @@ from .dataset import Dataset, split
 from .tokenizers import Tokenizer, make_tokenizer
 
 LENGTH_PERCENTILE = 90
-"""Where in the lengths of the training texts the length of an example is taken from."""
+"""The length of an example is this quantile of the lengths of the training texts."""
 
 MOST_TOKENS = 128
-"""The longest example, unless a length is asked for."""
+"""The maximum length of an example, unless a length is requested."""
 
 HUB = "hub:"
-"""What the name of a dataset on the Hugging Face hub begins with."""
+"""Prefix of the name of a dataset on the Hugging Face hub."""
 
 _TEXT_COLUMNS = ("text", "sentence", "content")
 
@@ -37,7 +37,7 @@ class LabelledText(NamedTuple):
 
     Attributes:
         text: The text.
-        label: Its label; a number is its own name; "" without one.
+        label: Its label, "" without one. A number is its own name.
         place: File and line.
     """
 
@@ -55,10 +55,10 @@ class Reading:
     """How texts become examples.
 
     Attributes:
-        task: What is learned of them: their labels, or each token from those before it.
+        task: What the model learns: the labels, or each token from the tokens before it.
         tokenizer: See `make_tokenizer`.
-        length: Tokens of an example; by default as many as nine of ten training texts have, at
-            most `MOST_TOKENS`.
+        length: Tokens of an example. Default: the 90th percentile of the training texts, at most
+            `MOST_TOKENS`.
     """
 
     task: Task = "classification"
@@ -101,7 +101,7 @@ def as_dataset(name: str, texts: Splits, reading: Reading) -> Dataset:
 
 
 def read_splits(path: Path, task: Task) -> Splits:
-    """Return the texts of a JSONL file, of which a fifth is held out, or of a folder of two."""
+    """Return the texts of a folder of two JSONL files, or of one file with a fifth held out."""
     labelled = task == "classification"
     if path.is_file():
         return _held_out(read_texts(path, labelled=labelled))
@@ -114,14 +114,14 @@ def read_splits(path: Path, task: Task) -> Splits:
 
 
 def read_texts(path: Path, *, labelled: bool = True) -> list[LabelledText]:
-    """Return the lines of a JSONL file: objects with a `text` and a `label`, a number or a name.
+    """Return the lines of a JSONL file: objects with a `text` and a `label` (number or name).
 
     Args:
         path: The file.
         labelled: Whether each text must have a label.
 
     Raises:
-        ValueError: If a line cannot be used, with its number.
+        ValueError: If a line cannot be used. The message has its number.
     """
     try:
         with path.open(encoding="utf-8") as lines:
@@ -141,7 +141,7 @@ def _parsed(line: str, place: str, labelled: bool) -> LabelledText:
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place} is no JSON: {error}") from error
+        raise ValueError(f"{place} is not JSON: {error}") from error
     needed = {"text", "label"} if labelled else {"text"}
     if not isinstance(entry, dict) or not needed <= entry.keys():
         keys = ", ".join(f'"{key}": ...' for key in sorted(needed, reverse=True))
@@ -151,7 +151,7 @@ def _parsed(line: str, place: str, labelled: bool) -> LabelledText:
 
 def _checked(text: object, label: object, place: str) -> LabelledText:
     if not isinstance(text, str) or not text:
-        raise ValueError(f"the text of {place} must be a string that is not empty, got {text!r}")
+        raise ValueError(f"the text of {place} must be a non-empty string, got {text!r}")
     if not isinstance(label, int | str) or isinstance(label, bool):
         raise ValueError(f"the label of {place} must be a whole number or a name, got {label!r}")
     return LabelledText(text, str(label), place)
@@ -161,12 +161,12 @@ def hub_texts(name: str, task: Task) -> Splits:
     """Return the texts of a dataset on the Hugging Face hub.
 
     Texts are in a column called text, sentence or content, labels in one called label. A split
-    whose labels are withheld is no test split.
+    without labels is not used as a test split.
 
     Args:
-        name: `hub:ID`, or `hub:ID@CONFIGURATION` as in `hub:nyu-mll/glue@sst2`; instead of an id,
-            a folder that the library reads.
-        task: Without labels for next tokens.
+        name: `hub:ID`, or `hub:ID@CONFIGURATION` as in `hub:nyu-mll/glue@sst2`. Instead of an id,
+            it may be a folder that the library reads.
+        task: The task. Next tokens need no labels.
     """
     place, _, configuration = name.removeprefix(HUB).partition("@")
     path = Path(place).expanduser()
@@ -177,10 +177,10 @@ def hub_texts(name: str, task: Task) -> Splits:
     from datasets import load_dataset  # slow to import
 
     if place == "pandas":
-        raise ValueError(f"{name} is a reader of pickles, which are never read")
+        raise ValueError(f"{name} reads pickles, which is never allowed")
     try:
         splits = load_dataset(str(path) if path.exists() else place, configuration or None)
-    except Exception as error:  # the library's own, the network's, or that of a file
+    except Exception as error:  # from the library, the network, or a file
         raise ValueError(f"cannot load the dataset {name}: {error}") from error
     found = {
         split: _column_texts(f"{name}, {split}", splits[split], task)
@@ -199,8 +199,8 @@ def _column_texts(place: str, rows: Any, task: Task) -> list[LabelledText]:  # n
     column = next((name for name in _TEXT_COLUMNS if name in columns), None)
     if column is None or (task == "classification" and "label" not in columns):
         raise ValueError(
-            f"{place} must have a column {' or '.join(_TEXT_COLUMNS)}, and label to be classified, "
-            f"got {', '.join(columns)}"
+            f"{place} must have a column {' or '.join(_TEXT_COLUMNS)}, and label for "
+            f"classification, got {', '.join(columns)}"
         )
     labels = rows["label"] if "label" in columns else [""] * len(rows)
     pairs = zip(rows[column], labels, strict=True)
@@ -208,12 +208,12 @@ def _column_texts(place: str, rows: Any, task: Task) -> list[LabelledText]:  # n
 
 
 def labels_of(texts: Iterable[LabelledText]) -> tuple[str, ...]:
-    """Return the different labels of some texts."""
+    """Return the distinct labels of some texts."""
     return tuple(sorted({text.label for text in texts}))
 
 
 def label_ids(texts: Sequence[LabelledText], classes: Sequence[str]) -> Tensor:
-    """Return the place of each text's label among the classes."""
+    """Return the index of each text's label among the classes."""
     known = {name: index for index, name in enumerate(classes)}
     for text in texts:
         if text.label not in known:
@@ -228,9 +228,9 @@ def common_length(rows: Sequence[Sequence[int]]) -> int:
 
 
 def tokenise(rows: Sequence[Sequence[int]], tokenizer: Tokenizer, length: int) -> Tensor:
-    """Return token ids of shape (n, length): longer rows are cut, shorter ones padded.
+    """Return token ids of shape (n, length). Longer rows are cut, shorter ones padded.
 
-    What the tokenizer ends every text with is kept.
+    If the tokenizer ends every text with a token, a cut row keeps that token.
     """
     kept = 0 if tokenizer.last is None else 1
     cut = [
@@ -241,7 +241,7 @@ def tokenise(rows: Sequence[Sequence[int]], tokenizer: Tokenizer, length: int) -
 
 
 def _held_out(lines: Sequence[LabelledText]) -> Splits:
-    """Return texts of which a fifth of each class is held out."""
+    """Return texts with a fifth of each class held out."""
     rows = Batch(torch.arange(len(lines)), label_ids(lines, labels_of(lines)))
     train, test = ([lines[row] for row in part.inputs] for part in split(rows))
     return train, test

@@ -1,4 +1,4 @@
-"""From texts to token ids: by characters, words or bytes, or as a model's own tokenizer does."""
+"""Conversion of texts to token ids: by characters, words, bytes, or a model's own tokenizer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, ClassVar, Protocol
 from ..models.pretrained import load_tokenizer
 
 MOST_WORDS = 20_000
-"""The largest vocabulary of words; rarer ones are unknown."""
+"""The maximum vocabulary of words. Rarer words are unknown."""
 
 _WORDS = re.compile(r"\s*(?:\w+|[^\w\s])")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer(Protocol):
-    """From texts to tokens: ids that are places in a vocabulary.
+    """Converts texts to tokens: ids that are positions in a vocabulary.
 
-    The texts of a sequence's tokens, joined, are its text (`rendering.joined`).
+    The joined texts of a sequence's tokens are its text (`rendering.joined`).
     """
 
     @property
@@ -31,27 +31,27 @@ class Tokenizer(Protocol):
 
     @property
     def padding(self) -> int:
-        """Return the token that fills what is shorter."""
+        """Return the token that fills up shorter sequences."""
 
     @property
     def first(self) -> int | None:
-        """Return the token that every sequence begins with, if there is one."""
+        """Return the token that begins every sequence; None if there is none."""
 
     @property
     def last(self) -> int | None:
-        """Return the token that every sequence ends with, if there is one."""
+        """Return the token that ends every sequence; None if there is none."""
 
     @property
     def special(self) -> tuple[int, ...]:
-        """Return the tokens that stand for no text."""
+        """Return the tokens that do not stand for text."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, as many as it needs."""
+        """Return the tokens of a text, without a limit of length."""
 
 
 @dataclass(frozen=True)
 class PieceTokenizer:
-    """A token for every known piece of text, and two more for padding and for what is unknown.
+    """A token for every known piece of text, one for padding and one for unknown pieces.
 
     Attributes:
         pieces: The known pieces.
@@ -72,7 +72,7 @@ class PieceTokenizer:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Return the pieces, after the names of padding and the unknown."""
+        """Return the names of padding and unknown, followed by the pieces."""
         return ("[PAD]", "[UNK]", *self.pieces)
 
     @cached_property
@@ -101,7 +101,7 @@ class CharacterTokenizer(PieceTokenizer):
 
 @dataclass(frozen=True)
 class WordTokenizer(PieceTokenizer):
-    """A token for every word and every mark, each with the space before it, if there is one."""
+    """A token for every word and every mark, each with a preceding space if there is one."""
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> WordTokenizer:
@@ -137,10 +137,10 @@ class ByteTokenizer:
 
 @dataclass(frozen=True, eq=False)
 class ModelTokenizer:
-    """The tokenizer that a model of transformers comes with.
+    """The tokenizer of a transformers model.
 
-    Without a padding token it pads with its end of text, see `TokenSpace`: where it also ends
-    texts with that one, this end counts as padding.
+    Without a padding token, it pads with its end of text, see `TokenSpace`. If it also ends texts
+    with that token, this end counts as padding.
 
     Attributes:
         source: The tokenizer of transformers.
@@ -150,13 +150,13 @@ class ModelTokenizer:
 
     @cached_property
     def vocabulary(self) -> tuple[str, ...]:
-        """Return the text of every token, as it is within a text."""
+        """Return the text of every token, as it appears within a text."""
         pieces = self.source.convert_ids_to_tokens(list(range(len(self.source))))
         backend = getattr(self.source, "backend_tokenizer", None)
         if type(getattr(backend, "model", None)).__name__ == "WordPiece":
             return tuple(_word_piece(str(piece)) for piece in pieces)
         decode = self.source.convert_tokens_to_string
-        # Alone, some tokenizers strip the space that a token begins with: hence the difference.
+        # Some tokenizers strip a token's leading space if it stands alone: hence the difference.
         before, kinds = decode(["a"]), self._decoders
         return tuple(
             _bytes_of(str(piece), kinds) or decode(["a", str(piece)])[len(before) :]
@@ -175,7 +175,7 @@ class ModelTokenizer:
 
     @property
     def padding(self) -> int:
-        """Return the padding token, or else the end of text."""
+        """Return the padding token, otherwise the end of text."""
         for token in (self.source.pad_token_id, self.source.eos_token_id):
             if token is not None:
                 return int(token)
@@ -186,12 +186,12 @@ class ModelTokenizer:
 
     @cached_property
     def first(self) -> int | None:
-        """Return what every text begins with."""
+        """Return the token that begins every text; None if there is none."""
         return self._common(0)
 
     @cached_property
     def last(self) -> int | None:
-        """Return what every text ends with; nothing if that is the padding."""
+        """Return the token that ends every text; None if there is none or if it is the padding."""
         common = self._common(-1)
         return None if common == self.padding else common
 
@@ -201,7 +201,7 @@ class ModelTokenizer:
         return tuple(sorted(self.source.all_special_ids))
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens, with those that the tokenizer adds."""
+        """Return the tokens, including those that the tokenizer adds."""
         return list(self.source(text)["input_ids"])
 
     def _common(self, place: int) -> int | None:
@@ -211,12 +211,12 @@ class ModelTokenizer:
 
 
 def text_of(data: bytes) -> str:
-    """Return bytes as text, in which those that are no whole character are lone surrogates."""
+    """Return bytes as text. Bytes that are not a whole character become lone surrogates."""
     return data.decode(errors="surrogateescape")
 
 
 def _bytes_of(piece: str, decoders: frozenset[str]) -> str:
-    """Return the text of a token that stands for bytes; empty for any other."""
+    """Return the text of a token that stands for bytes; empty for other tokens."""
     single = _BYTE.fullmatch(piece)
     if single and "ByteFallback" in decoders:
         return text_of(bytes.fromhex(single[1]))
@@ -228,7 +228,7 @@ def _bytes_of(piece: str, decoders: frozenset[str]) -> str:
 
 @cache
 def _byte_letters() -> Mapping[str, int]:
-    """Return the bytes that GPT-2's tokenizer, and all of its kind, write as visible letters."""
+    """Return the bytes that tokenizers like GPT-2's write as visible letters."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [value for value in range(256) if value not in visible]
     letters = {chr(value): value for value in visible}
@@ -236,7 +236,7 @@ def _byte_letters() -> Mapping[str, int]:
 
 
 def _word_piece(piece: str) -> str:
-    """Return the text of a token of WordPiece, which marks what continues a word."""
+    """Return the text of a WordPiece token, which marks continuations of a word."""
     return piece.removeprefix("##") if piece.startswith("##") else f" {piece}"
 
 

@@ -1,1 +1,1 @@
-"""Where cells run: processes here, or a Ray cluster."""
+"""Engines that run cells: processes of this machine, or a Ray cluster."""

@@ -1,8 +1,9 @@
-"""Runs tasks in processes of their own, so that one that hangs or crashes harms no other.
+"""Run tasks in separate processes, so that a task that hangs or crashes does not harm others.
 
-`concurrent.futures` does not do: it cannot stop a single task, and one worker killed for lack of
-memory breaks its whole pool. Messages are pickled here rather than by `Connection.send`, which
-torch teaches to pass tensors as handles on the worker's memory: they die with the worker.
+`concurrent.futures` is not enough. It cannot stop a single task, and if the system kills one worker
+for lack of memory, the whole pool breaks. Messages are pickled here rather than by
+`Connection.send`. Torch makes that function pass tensors as handles to the worker's memory, which
+are lost when the worker ends.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ R = TypeVar("R")
 
 _ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    # glibc then keeps freed tensors for the next step, instead of returning them to the system
-    # and faulting their pages in again.
+    # With these, glibc keeps freed tensors for the next step. By default, it returns them to the
+    # system and faults their pages in again.
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
     "MALLOC_TRIM_THRESHOLD_": str(2**31),
 }
 
 _PRELOADED = ["torch", "torch._dynamo", "opacus", "scipy.stats", "pydantic", "pandas", "rich"]
-"""What workers need and is slow to import, and is not ours: that may be edited between two runs."""
+"""Slow imports that workers need. Our own modules are absent: users may edit them between runs."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a task gave no result.
+    """The reason why a task gave no result.
 
     Attributes:
         kind: `error` (it raised), `timeout` (it was stopped) or `crash` (its process died).
@@ -62,11 +63,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Done(Generic[T, R]):
-    """A task that is over.
+    """A task that has ended.
 
     Attributes:
         task: The task.
-        result: What the function returned for it, or why it did not.
+        result: The function's result, or the reason why there is none.
         seconds: Wall time of the task, without the start of its worker.
     """
 
@@ -76,7 +77,7 @@ class Done(Generic[T, R]):
 
 
 class Engine(Protocol):
-    """Where tasks run: in processes of this machine, or of others."""
+    """A place where tasks run: processes of this machine or of others."""
 
     def slots(self) -> int:
         """Return how many tasks can run at a time."""
@@ -111,7 +112,7 @@ def cores() -> int:
 
 
 def check_limits(workers: int, time_limit: float) -> None:
-    """Raise for fewer than one worker or a time limit that is not positive."""
+    """Raise if there are fewer than one worker or the time limit is not positive."""
     if not workers >= 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if not time_limit > 0:
@@ -121,20 +122,20 @@ def check_limits(workers: int, time_limit: float) -> None:
 def execute(
     function: Callable[[T], R], tasks: Iterable[T], *, workers: int, time_limit: float
 ) -> Generator[Done[T, R], None, None]:
-    """Apply a function to tasks in parallel and yield them as they are finished.
+    """Apply a function to tasks in parallel and yield them as they finish.
 
-    Workers are single-threaded processes. Time limits are looked at, and free workers given new
-    tasks, while the next result is being asked for. Closing the iterator stops all workers.
+    Workers are single-threaded processes. Time limits are checked, and free workers get new tasks,
+    only while the caller waits for the next result. Closing the iterator stops all workers.
 
     Args:
-        function: A function; one of a script or a notebook travels by value.
-        tasks: Its arguments: small values that can be pickled, as must be the results. A deque is
-            a queue, to which more can be added whenever a result has been yielded.
-        workers: The largest number of processes.
-        time_limit: Seconds after which a task is stopped; `math.inf` for none.
+        function: A function. A function of a script or a notebook is sent by value.
+        tasks: Arguments of the function. Tasks and results must be small and picklable. A deque is
+            a queue: the caller may add tasks whenever a result has been yielded.
+        workers: The maximum number of processes.
+        time_limit: Seconds after which a task is stopped; `math.inf` for no limit.
 
     Raises:
-        ValueError: For fewer than one worker or a time limit that is not positive.
+        ValueError: If there are fewer than one worker or the time limit is not positive.
         RuntimeError: While iterating, if a worker cannot start.
     """
     check_limits(workers, time_limit)
@@ -154,7 +155,7 @@ def _results(
                 pool.append(_Worker(function, time_limit))
             sources = [source for worker in pool for source in worker.sources]
             seconds = min(worker.deadline for worker in pool) - time.monotonic()
-            wait(sources, timeout=min(max(seconds, 0), 3600))  # the system takes no infinity
+            wait(sources, timeout=min(max(seconds, 0), 3600))  # `wait` rejects infinity
             for worker in list(pool):
                 report = worker.report()
                 if report is None:
@@ -172,7 +173,7 @@ def _results(
 
 
 def _assign(pool: Iterable[_Worker[T, R]], waiting: deque[T]) -> None:
-    """Give the next tasks to workers that are free."""
+    """Give the next tasks to free workers."""
     for worker in pool:
         if waiting and worker.free:
             worker.hand_over(waiting.popleft())
@@ -198,7 +199,7 @@ class _Worker(Generic[T, R]):
 
     @property
     def sources(self) -> tuple[Connection, int]:
-        """Return what to wait on: its messages and its death."""
+        """Return what to wait on: its messages and its end."""
         return self._connection, self._process.sentinel
 
     @property
@@ -217,12 +218,12 @@ class _Worker(Generic[T, R]):
         self._task = (task,)
         self._handed_over = time.monotonic()
         self.deadline = self._handed_over + self._time_limit
-        with suppress(OSError):  # it has just died, as its next report will say
+        with suppress(OSError):  # it has just died; its next report says so
             self._connection.send_bytes(message)
 
     def report(self) -> bytes | Failure | None:
-        """Return its message, or why none will come, or None if it is still at work."""
-        alive = self._process.is_alive()  # asked first: its last words may come before its death
+        """Return its message, or why none will come, or None if it is still working."""
+        alive = self._process.is_alive()  # ask first: a last message may precede its end
         with suppress(EOFError, OSError):
             if self._connection.poll():
                 return self._connection.recv_bytes()
@@ -230,15 +231,15 @@ class _Worker(Generic[T, R]):
                 return None
             if alive:
                 return Failure("timeout", f"exceeded the time limit of {self._time_limit:g} s")
-        self._process.join(timeout=5)  # its end of the pipe closes a little before it is dead
+        self._process.join(timeout=5)  # its end of the pipe closes shortly before it ends
         return Failure("crash", f"worker died with {_exit_reason(self._process.exitcode)}")
 
     def conclude(self, report: bytes | Failure) -> Done[T, R] | None:
-        """Return the task that a report ends, if it ends one; the worker is free then."""
+        """Return the task that a report ends, and free the worker; None if it ends no task."""
         if self._task is None:
             if not self._ready:
                 self._start(report)
-            return None  # else it died while it was free
+            return None  # otherwise it died while it was free
         (task,), self._task = self._task, None
         seconds = min(time.monotonic() - self._handed_over, self._time_limit)
         self.deadline = math.inf
@@ -246,7 +247,7 @@ class _Worker(Generic[T, R]):
             return Done(task, report, seconds)
         try:
             return Done(task, *pickle.loads(report))
-        except Exception as error:  # a class may be pickled well and yet not be restored
+        except Exception as error:  # some classes can be pickled but not restored
             return Done(task, _failure(error), seconds)
 
     def _start(self, report: bytes | Failure) -> None:
@@ -268,8 +269,8 @@ class _Worker(Generic[T, R]):
 def _context() -> ForkServerContext | SpawnContext:
     """Return how processes are started.
 
-    Forking is not safe once torch has started threads, so that it is done by a server, which only
-    imports. Outside Linux, what it imports may start threads as well.
+    Forking is not safe once torch has started threads, so a server forks. The server only imports.
+    Outside Linux, even these imports may start threads.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -280,7 +281,7 @@ def _context() -> ForkServerContext | SpawnContext:
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """Set what libraries read as they are loaded, for processes started meanwhile."""
+    """Set variables that libraries read when they load, for processes started in this context."""
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
     try:
@@ -295,7 +296,7 @@ def _worker_environment() -> Iterator[None]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Let processes start without executing the user's script again; they get code by value."""
+    """Start processes without executing the user's script again. They get code by value."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -311,19 +312,19 @@ def _work(
     code: frozenset[str],
     values: Mapping[str, bytes],
 ) -> None:
-    """Be a worker: say that all is ready (None) or what is wrong, then answer task by task."""
-    os.environ.clear()  # it may be that of an earlier run, when the server of processes started
+    """Work as a process: report readiness (None) or a problem, then answer one task at a time."""
+    os.environ.clear()  # it may come from an earlier run, when the fork server started
     os.environ.update(environment)
     trust(code)
     receive(values)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent sees to it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent handles it
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         call = pickle.loads(function)
     except Exception as error:
         connection.send_bytes(pickle.dumps(_failure(error)))
         return
-    if "torch" in sys.modules:  # what was imported may have asked for more threads
+    if "torch" in sys.modules:  # an import may have requested more threads
         sys.modules["torch"].set_num_threads(1)
     with suppress(EOFError, OSError):  # the parent is gone
         connection.send_bytes(pickle.dumps(None))
@@ -339,12 +340,12 @@ def _answer(function: Callable[[T], R], message: bytes) -> bytes:
         return pickle.dumps((result, time.perf_counter() - start))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # beyond Exception: sys.exit, panics of Rust extensions
+    except BaseException as error:  # includes sys.exit and panics of Rust extensions
         return pickle.dumps((_failure(error), time.perf_counter() - start))
 
 
 def _exit_with_parent() -> None:
-    """Wait for the parent's death, however sudden, and leave at once."""
+    """Wait until the parent ends for any reason, then exit at once."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

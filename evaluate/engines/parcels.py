@@ -1,8 +1,8 @@
-"""What a task takes along to another machine, and what it sends back: no disk is shared.
+"""What a task sends to another machine and what it returns. The machines share no disk.
 
-A cell knows its users' files, data and captures by their paths, and its models' checkpoints by the
-folder of its run. A parcel names the files behind them; where it is opened, they lie elsewhere,
-and the cell is told so. A cell's key knows no folder, so that it is the same there.
+A cell refers to users' files, data and captures by their paths, and to its models' checkpoints by
+the folder of its run. A parcel names these files. Where it is opened, the files are in other
+places, and the cell's paths are replaced. A cell's key contains no folder, so it stays the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..foundations.plugins import is_trusted, trust
 T = TypeVar("T")
 
 DOWNLOAD = "download:"
-"""Before the name of a dataset whose download travels."""
+"""Prefix of the name of a dataset whose download travels."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Bundle:
     """Files that travel together.
 
     Attributes:
-        name: What it is stored by: the same for the same content.
-        files: Where each is, by its name within the bundle.
+        name: The name under which it is stored. Equal content has an equal name.
+        files: Where each file is, by its name within the bundle.
     """
 
     name: str
     files: Mapping[str, Path]
 
     def read(self) -> bytes:
-        """Return all files, in one."""
+        """Return all files as one archive."""
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             for name, path in self.files.items():
@@ -48,20 +48,20 @@ class Bundle:
 
 
 Files = Iterator[tuple[str, tuple[Bundle, str]]]
-"""Files by the path that a task knows them by, and their name within a bundle."""
+"""For each file: the path by which a task knows it, its bundle, and its name in the bundle."""
 
 
 class Traveller:
-    """A part of a task that names files or code, and says which.
+    """A part of a task that lists the files and the code that it names.
 
     Attributes:
-        download: The field that says where downloads are, and what names the dataset.
+        download: The field with the folder of downloads, and the field with the dataset's name.
     """
 
     download: ClassVar[tuple[str, str] | None] = None
 
     def files(self) -> Files:
-        """Yield the files that it names itself; its parts say theirs."""
+        """Yield the files that it names itself. Its parts list their own."""
         return iter(())
 
     def code(self) -> Sequence[str]:
@@ -69,7 +69,7 @@ class Traveller:
         return ()
 
     def needed(self, folder: Path) -> Iterator[Path]:
-        """Yield the files that it needs of the folder of its run."""
+        """Yield the files that it needs from the folder of its run."""
         return iter(())
 
 
@@ -78,9 +78,9 @@ class Parcel:
     """A task and what it needs.
 
     Attributes:
-        task: The pickled task, the code in it that the user trusts, and values in hand.
-        bundles: Files, by the path that the task knows them by; the second is their name within
-            the bundle, nothing for all of it.
+        task: The pickled task, the names of its trusted code, and values without a file.
+        bundles: Bundles by the path by which the task knows them, each with a name within the
+            bundle. An empty name stands for the whole bundle.
         checkpoints: Files of the run's folder, by their names there.
         folder: The folder of the run, as the task knows it; None if it has none.
     """
@@ -92,7 +92,7 @@ class Parcel:
 
 
 def pack(task: object) -> Parcel:
-    """Return a task with all that it needs."""
+    """Return a task with everything that it needs."""
     if not (isinstance(task, tuple) and len(task) == 2 and isinstance(task[1], Path)):
         return Parcel(pickle.dumps((task, (), {})))
     trial, folder = task
@@ -105,11 +105,11 @@ def pack(task: object) -> Parcel:
 
 
 def open_parcel(task: bytes, places: Mapping[str, str]) -> Any:  # noqa: ANN401 - any task
-    """Return a task for a machine where files are elsewhere.
+    """Return a task for a machine where files are in other places.
 
     Args:
-        task: The pickled task, the code in it that the user trusts, and values in hand.
-        places: From the paths that the task knows to where these are.
+        task: The pickled task, the names of its trusted code, and values without a file.
+        places: From the paths that the task knows to the actual paths.
     """
     found, code, values = pickle.loads(task)
     found, code = _moved((found, code), places)
@@ -134,7 +134,7 @@ def _bundles(value: object) -> Files:
 
 
 def _parts(value: object) -> dict[str, Any]:
-    """Return what an object is made of, where it may name files."""
+    """Return the parts of an object that may name files."""
     if isinstance(value, dict):
         return value
     if isinstance(value, tuple):
@@ -147,7 +147,7 @@ def _parts(value: object) -> dict[str, Any]:
 
 
 def _moved(value: T, places: Mapping[str, str]) -> T:
-    """Return an object whose paths are where they are now."""
+    """Return an object with its paths replaced by the actual ones."""
     found: Any = value
     if isinstance(value, str | Path):
         source, colon, attribute = str(value).rpartition(":")
@@ -169,14 +169,14 @@ def _moved(value: T, places: Mapping[str, str]) -> T:
     if isinstance(value, BaseModel):
         return value.model_copy(update=changed)
     found = replace(value, **changed)  # type: ignore[type-var]
-    for name in ("cell",):  # whoever runs it compares the key with that of its own code
+    for name in ("cell",):  # the worker compares this key with the key of its own code
         if name in vars(value):
             vars(found)[name] = vars(value)[name]
     return found  # type: ignore[no-any-return]
 
 
 def _downloaded(value: object, places: Mapping[str, str]) -> dict[str, Path]:
-    """Return where a part of a task finds its download, if that has travelled."""
+    """Return where a part of a task finds its download, if the download has travelled."""
     keys = value.download if isinstance(value, Traveller) else None
     if keys is None:
         return {}

@@ -1,4 +1,4 @@
-"""How far a run is, and how long it will still take."""
+"""Progress of a run and its remaining time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..foundations.rows import Cell, Status
 from ..foundations.terminal import terminal
 
 LOG_SECONDS = 30.0
-"""Time between two lines where there is no terminal to draw a bar on."""
+"""Seconds between two lines if there is no terminal for a bar."""
 
 
 class Progress:
-    """A bar over cells, or lines in a log; the time left is estimated from like cells."""
+    """A bar over cells, or lines in a log. The time left is estimated from similar cells."""
 
     def __init__(self, cells: Iterable[Cell], *, workers: int, console: Console | None) -> None:
         self._left = Counter(map(_alike, cells))
@@ -63,7 +63,7 @@ class Progress:
         Args:
             cell: The cell.
             status: How it ended.
-            seconds: How long it took: 0 if it was not needed, None if it was done before.
+            seconds: How long it took; 0 if it was not needed, None if it was done before.
         """
         with self._lock:
             self._left[_alike(cell)] -= 1
@@ -73,7 +73,7 @@ class Progress:
             self._bar.update(self._task, advance=1, left=", ".join(self._notes()))
 
     def _log(self) -> None:
-        """Say now and then how far the run is, even while no cell ends."""
+        """Log the progress from time to time, even while no cell ends."""
         while not self._over.wait(LOG_SECONDS):
             self._say(self._line())
 

@@ -1,9 +1,9 @@
-"""Runs tasks on a Ray cluster, as `engine` does on this machine.
+"""Run tasks on a Ray cluster, as `engine` does on this machine.
 
-Ray finds the place, and the local engine does the work there: every Ray process is a host with one
-worker below it, so that time limits, crashes and single threads are the same code as here. A host
-itself runs nothing of ours; one that dies takes its node along, or was killed by Ray, and its task
-is given to another. No disk is shared: files travel through Ray's object store (`parcels`).
+Ray chooses the place, and the local engine does the work there. Every Ray process is a host with
+one local worker, so time limits, crashes and single threads use the same code as here. A host
+itself does not run cells. If a host dies, its node was lost or Ray killed it, and its task goes to
+another host. The machines share no disk: files travel through Ray's object store (`parcels`).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 LOSSES = 3
-"""Hosts that a task may lose before it counts as a crash."""
+"""After losing this many hosts, a task counts as crashed."""
 
 START_LIMIT = 300.0
-"""Seconds within which the first host must have started."""
+"""Seconds within which the first host must start."""
 
 POLL = 5.0
-"""Seconds between looks at the cluster while nothing ends."""
+"""Seconds between checks of the cluster while no task ends."""
 
 
 Answer = tuple[bytes, dict[str, bytes]]
-"""What a host returns: the pickled result and seconds, and the files that the task has left."""
+"""A host's result: the pickled result and seconds, and the files that the task produced."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class RayEngine:
     """A Ray cluster.
 
     Attributes:
-        address: Where it is, as `ray.init` takes it; `auto` for the one that this machine is a
-            part of, None for one of this machine alone, which is started.
+        address: Ray cluster address for `ray.init`. `auto` is the cluster that this machine belongs
+            to. None starts a local cluster.
     """
 
     address: str | None = None
@@ -86,15 +86,15 @@ def _connected(address: str | None) -> Any:  # noqa: ANN401 - Ray is not typed h
             ray.init(address=address, log_to_driver=False, logging_level="error", **own)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"there is no Ray cluster at {address!r} ({error}): start one by `ray start "
-                "--head`, and give its address"
+                f"there is no Ray cluster at {address!r} ({error}): start one with `ray start "
+                "--head`, and pass its address"
             ) from error
     return ray
 
 
 @dataclass
 class _Run:
-    """What all hosts of a run have in common."""
+    """State that all hosts of a run share."""
 
     ray: Any
     function: bytes
@@ -118,7 +118,7 @@ class _Job(Generic[T]):
 
 def _results(run: _Run, waiting: deque[T], workers: int) -> Generator[Done[T, Any], None, None]:
     pool: list[_Slot[T]] = []
-    lost: deque[_Job[T]] = deque()  # tasks whose hosts are gone
+    lost: deque[_Job[T]] = deque()  # tasks that lost their hosts
     try:
         while waiting or lost or any(slot.job for slot in pool):
             for slot in pool:
@@ -150,7 +150,7 @@ def _check_start(run: _Run, pool: Iterable[_Slot[Any]]) -> None:
         cpus = run.ray.cluster_resources().get("CPU", 0)
         raise RuntimeError(
             f"no process could start within {START_LIMIT:.0f} s on the Ray cluster, which has "
-            f"{cpus:g} CPUs: are they all taken?"
+            f"{cpus:g} CPUs. Are they all in use?"
         )
 
 
@@ -171,7 +171,7 @@ class _Slot(Generic[T]):
         return self.ready and not self.dead and self.job is None
 
     def hand_over(self, job: _Job[T]) -> None:
-        """Send it a task, with references to the files that this needs."""
+        """Send it a task, with references to the files that the task needs."""
         parcel = pack(job.task)
         bundles = {
             path: (bundle.name, self._run.store(bundle.name, bundle.read), name)
@@ -185,12 +185,12 @@ class _Slot(Generic[T]):
         self.pending = self._actor.run.remote(parcel.task, bundles, files, parcel.folder)
 
     def conclude(self) -> Done[T, Any] | None:
-        """Return the task that has ended, if one has; a host that is lost ends none."""
+        """Return the task that has ended; None if there is none or if the host is lost."""
         exceptions, job = self._run.ray.exceptions, self.job
         pending, self.pending = self.pending, None
         try:
             answer = self._run.ray.get(pending)
-        except exceptions.RayTaskError as error:  # of the host, not of the task
+        except exceptions.RayTaskError as error:  # an error of the host, not of the task
             raise RuntimeError(f"a worker could not start: {error.cause}") from error
         except exceptions.RayError as error:
             self.dead = True
@@ -215,7 +215,7 @@ class _Slot(Generic[T]):
         return Done(self.job.task, Failure("crash", f"{LOSSES} hosts were lost: {reason}"), 0.0)
 
     def stop(self) -> None:
-        """End the host, whatever it is doing."""
+        """End the host immediately."""
         with suppress(Exception):  # the cluster may be gone
             if self.free:
                 self._run.ray.get(self._actor.close.remote(), timeout=5)
@@ -223,7 +223,7 @@ class _Slot(Generic[T]):
 
 
 def _deliver(files: Mapping[str, bytes], folder: Path) -> None:
-    """Put what a task has left into the folder of its run, whole or not at all."""
+    """Write the files that a task produced into the folder of its run, each atomically."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +233,7 @@ def _deliver(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def _unpack(content: bytes, folder: Path) -> None:
-    """Put the files of a bundle into a new folder, which is there as a whole or not at all."""
+    """Write the files of a bundle into a new folder, atomically."""
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         archive.extractall(unfinished)
@@ -246,7 +246,7 @@ def _unpack(content: bytes, folder: Path) -> None:
 
 
 class _Host:
-    """A process of Ray's, with a worker of the local engine below it."""
+    """A Ray process with one worker of the local engine."""
 
     def __init__(self, function: bytes, time_limit: float, name: str, digest: str) -> None:
         self._function, self._time_limit, self._digest = function, time_limit, digest
@@ -256,7 +256,7 @@ class _Host:
         self._results: Generator[Done[Any, Any], None, None] | None = None
 
     def start(self) -> None:
-        """Make the folders; refuse to be another version of the package."""
+        """Make the folders. Raise if the package version differs."""
         if package_digest() != self._digest:
             raise RuntimeError(
                 f"{os.uname().nodename} has another version of leakfrontier: install the same on "
@@ -271,7 +271,7 @@ class _Host:
         files: Mapping[str, Any],
         folder: str | None,
     ) -> Answer:
-        """Do one task, and return what it has left."""
+        """Run one task, and return its result and the files that it produced."""
         import ray
 
         places = {} if folder is None else {folder: str(self._own)}
@@ -296,13 +296,13 @@ class _Host:
         return {str(path.relative_to(self._own)) for path in files if path.suffix != ".tmp"}
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove all files."""
         if self._results is not None:
             self._results.close()
         shutil.rmtree(self._shared, ignore_errors=True)
 
 
 def call(message: tuple[bytes, bytes, Mapping[str, str]]) -> Any:  # noqa: ANN401 - any result
-    """Apply a function to a task, both pickled, where its files are elsewhere."""
+    """Apply a pickled function to a pickled task whose files are in other places."""
     function, task, places = message
     return pickle.loads(function)(open_parcel(task, places))

@@ -1,1 +1,1 @@
-"""What every other room stands on."""
+"""Foundations that every other room uses."""

@@ -1,8 +1,8 @@
-"""Code that lives in no file: classes, functions and models of a notebook or a running script.
+"""Code without a file: classes, functions and models of a notebook or a running script.
 
-A value in hand is pickled by value (cloudpickle) and goes to our own worker processes only. Its
-name holds a digest of its source, of what that source refers to, and of its state, so that an
-edited class is another class and the same class of another session is the same.
+Such a value is pickled by value (cloudpickle) and sent only to our own worker processes. Its name
+holds a digest of its source, of what the source refers to, and of its state. An edited class gets a
+new name. The same class in another session keeps its name.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _IGNORED = frozenset(
         *("__match_args__", "__abstractmethods__", "__parameters__", "__orig_bases__"),
     ]
 )
-"""What Python keeps in a class beside what its author wrote."""
+"""Attributes that Python adds to a class. Its author did not write them."""
 
 _PICKLED: dict[str, bytes] = {}
 _IN_HAND: dict[str, object] = {}
 
 
 def present(value: object, name: str) -> str:
-    """Return the name by which workers, too, load a value.
+    """Return the name by which this process and its workers load a value.
 
     Args:
         value: A class, a function, or an object.
-        name: What reports call it.
+        name: The name that reports use.
 
     Raises:
         ValueError: If it cannot be sent to another process.
@@ -55,10 +55,10 @@ def present(value: object, name: str) -> str:
         walk = _Digest()
         spec = f"{SESSION}{walk.of(value)[:16]}:{name}"
         content = _dumped(value, walk.modules)
-    except Exception as error:  # whatever its parts raise
+    except Exception as error:  # parts of the value may raise anything
         raise ValueError(
-            f"{name} cannot be sent to the processes that attack it: {error}. Keep open files, "
-            "locks, generators and connections out of it and of the variables that it uses"
+            f"{name} cannot be sent to the processes that attack it: {error}. Remove open files, "
+            "locks, generators and connections from it and from the variables that it uses"
         ) from error
     _IN_HAND[spec] = value
     receive({spec: content})
@@ -66,7 +66,7 @@ def present(value: object, name: str) -> str:
 
 
 def _dumped(value: object, names: Iterable[str]) -> bytes:
-    """Return a value, pickled with the code of modules that workers cannot import."""
+    """Return a pickled value, with the code of modules that workers cannot import."""
     modules = [sys.modules[name] for name in names if name in sys.modules]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -80,10 +80,10 @@ def _dumped(value: object, names: Iterable[str]) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
-    """Pickles cached properties, too, which hold a lock before Python 3.12."""
+    """Also pickles cached properties, which hold a lock before Python 3.12."""
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - as pickle declares it
-        """Return how to make a value anew."""
+        """Return how to recreate a value."""
         if isinstance(value, cached_property):
             return _cached, (value.func, value.attrname)
         return super().reducer_override(value)
@@ -96,20 +96,20 @@ def _cached(function: Any, name: str) -> Any:  # noqa: ANN401 - of any class
 
 
 def pickled(specs: Iterable[str] | None = None) -> dict[str, bytes]:
-    """Return values in hand for another process: those named, or all."""
+    """Return the held values for another process: the named ones, or all."""
     names = _PICKLED if specs is None else specs
     return {spec: _PICKLED[spec] for spec in names if spec in _PICKLED}
 
 
 def receive(values: Mapping[str, bytes]) -> None:
-    """Take the values that the parent process has in hand; each is loaded when it is used."""
+    """Take the values that the parent process holds. Each is loaded when it is first used."""
     for spec, value in values.items():
         _PICKLED[spec] = value
         hold(spec, partial(_found, spec))
 
 
 def is_in_hand(value: object) -> bool:
-    """Return whether a value lives in no file, so that its name says all about its code."""
+    """Return whether a value has no file, so that its name identifies its code."""
     return any(value is one for one in _IN_HAND.values())
 
 
@@ -137,21 +137,21 @@ def _found_again(name: str) -> bool:
 
 
 def digest(value: object) -> str:
-    """Return a hash of what a value means: its source, what that refers to, and its state."""
+    """Return a hash of what a value means: its source, what the source refers to, and its state."""
     return _Digest().of(value)
 
 
 class _Digest:
-    """Walks through a value; what refers to itself is named by where it was met first.
+    """Walks through a value. A reference to an earlier part is named by the part's position.
 
     Attributes:
-        modules: Those of the classes and functions on the way that workers cannot import.
+        modules: Modules of the visited classes and functions that workers cannot import.
     """
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
         self._met: dict[int, int] = {}
-        self._kept: list[object] = []  # an id is taken again once its object is gone
+        self._kept: list[object] = []  # keeps objects alive, so that their ids are not reused
 
     def of(self, value: object) -> str:
         return hashlib.sha256("\n".join(self._lines(value)).encode()).hexdigest()
@@ -205,7 +205,7 @@ class _Digest:
     def _class(self, cls: type) -> Iterator[str]:
         yield f"class {cls.__qualname__}"
         yield from map(self.of, cls.__bases__)
-        with suppress(NameError):  # an annotation may name what is not there
+        with suppress(NameError):  # an annotation may name something that does not exist
             yield from (f"{name}: {kind}" for name, kind in _annotations(cls).items())
         for one in fields(cls) if is_dataclass(cls) else ():
             yield f"{one.name} {one.init} {self.of(one.default)} {self.of(one.default_factory)}"
@@ -217,7 +217,7 @@ class _Digest:
         yield _meaning(function)
         yield self.of([function.__defaults__, function.__kwdefaults__])
         for cell in function.__closure__ or ():
-            with suppress(ValueError):  # it is empty
+            with suppress(ValueError):  # the cell is empty
                 yield self.of(cell.cell_contents)
         for name in sorted(_names(function.__code__)):
             if name in function.__globals__:
@@ -229,13 +229,13 @@ def _annotations(cls: type) -> dict[str, object]:
 
 
 def _generated(value: object) -> bool:
-    """Return whether a method was made by `dataclass`, from what is read already."""
+    """Return whether `dataclass` generated a method from fields that are digested already."""
     code = getattr(value, "__code__", None)
     return code is not None and code.co_filename == "<string>" and hasattr(value, "__qualname__")
 
 
 def _wrapped(value: Any) -> list[object] | None:  # noqa: ANN401 - any value
-    """Return what a wrapper of functions holds; None for everything else."""
+    """Return what a wrapper of functions holds; None for other values."""
     if isinstance(value, staticmethod | classmethod | MethodType):
         return [value.__func__, getattr(value, "__self__", None)]
     if isinstance(value, property):
@@ -250,7 +250,7 @@ def _wrapped(value: Any) -> list[object] | None:  # noqa: ANN401 - any value
 
 
 def _module(name: str) -> Iterator[str]:
-    """Yield a module's name; of a module of the user's own, its content, too."""
+    """Yield a module's name and, if the module is the user's own, its content."""
     yield name
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None or not file.endswith(".py") or name.partition(".")[0] == "leakfrontier":
@@ -262,8 +262,8 @@ def _module(name: str) -> Iterator[str]:
 
 
 def _meaning(function: FunctionType) -> str:
-    """Return a function's syntax tree without docstrings; its bytecode where there is no source."""
-    if function.__name__ == "<lambda>":  # its source is a line, which may hold several
+    """Return a function's syntax tree without docstrings; its bytecode if it has no source."""
+    if function.__name__ == "<lambda>":  # its source is a line that may hold several lambdas
         return repr(_bytecode(function.__code__))
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -286,6 +286,6 @@ def _bytecode(code: CodeType) -> tuple[object, ...]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that a function and those within it may look up."""
+    """Return the names that a function and its nested functions may look up."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     return {*code.co_names}.union(*map(_names, inner))

@@ -1,9 +1,9 @@
-"""Where tensors live: methods need not know.
+"""The device on which tensors are made. Methods need not know it.
 
-Within `on_device`, tensors that are made without a device are made on the current one, so that a
-defense or an attack that was written for the CPU runs on a GPU as it is. Generators stay on the
-CPU: whatever is drawn is drawn there and moved, so that all devices see the same numbers, and
-initial weights, victims and noise are the same on each of them.
+Within `on_device`, tensors that are made without a device are made on the current device. So a
+defense or an attack that was written for the CPU runs on a GPU unchanged. Generators stay on the
+CPU. All draws are made there and moved, so that all devices see the same numbers. Initial weights,
+victims and noise are the same on each device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DRAWN = (
 
 
 def current_device() -> torch.device:
-    """Return where tensors are made."""
+    """Return the device on which tensors are made."""
     return _CURRENT.get() or torch.device("cpu")
 
 
@@ -43,7 +43,7 @@ def resolved(device: Device) -> torch.device:
     """Return a device of this machine.
 
     Raises:
-        ValueError: If it has none of that kind.
+        ValueError: If the machine has no such device.
     """
     available = {
         "cpu": True,
@@ -62,7 +62,7 @@ def resolved(device: Device) -> torch.device:
 
 @contextmanager
 def on_device(device: Device | torch.device) -> Iterator[torch.device]:
-    """Make tensors on a device, also within another's; on the CPU nothing is changed."""
+    """Make tensors on a device, also within another `on_device`. The CPU needs no change."""
     place = device if isinstance(device, torch.device) else resolved(device)
     before = current_device()
     token = _CURRENT.set(place)
@@ -77,7 +77,7 @@ def on_device(device: Device | torch.device) -> Iterator[torch.device]:
 
 
 class _Placed(TorchFunctionMode):
-    """Makes tensors on a device, and draws on the CPU."""
+    """Makes tensors on a device, and draws random numbers on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _Placed(TorchFunctionMode):
         return function(*args, **options)
 
     def _is_here(self, device: object) -> bool:
-        """Return whether a device is none, or this one."""
+        """Return whether a device is None or this one."""
         return device is None or torch.device(str(device)).type == self._device.type
 
 

@@ -1,4 +1,4 @@
-"""What users did wrong, told apart from what we did."""
+"""Errors that users can correct, separate from errors of the harness."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 
 PLUGIN = "leakfrontier_plugin_"
-"""What modules of users' files are called, before a hash of their path and content."""
+"""Prefix of the module names of users' files. A hash of path and content follows."""
 
 OWN_FOLDER = "leakfrontier-"
-"""What the names of our temporary folders begin with."""
+"""Prefix of the names of our temporary folders."""
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _OURS = tuple(_PACKAGE / name for name in ("adversaries", "defenses", "evaluate", "reports"))
@@ -26,12 +26,12 @@ _PYTHONS = tuple(
 
 
 class UserError(ValueError):
-    """A mistake of the user's; its message is all that the command line shows."""
+    """A mistake of the user. The command line shows only its message."""
 
 
 @contextmanager
 def given_by_user() -> Iterator[None]:
-    """Blame a ValueError on what the user gave: options of methods, models, data."""
+    """Turn a ValueError into a `UserError`, for options of methods, models and data."""
     try:
         yield
     except UserError:
@@ -41,7 +41,7 @@ def given_by_user() -> Iterator[None]:
 
 
 def users_line(error: BaseException) -> str | None:
-    """Return which line of a user's own file an error comes from, if from any."""
+    """Return the line of a user's file that an error comes from; None if there is none."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         name, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
         if name.startswith(PLUGIN) or (name == "__main__" and function != "<module>"):
@@ -50,7 +50,7 @@ def users_line(error: BaseException) -> str | None:
 
 
 def writable(folder: Path) -> Path:
-    """Return a folder for results, made if it was not there; refuse one that cannot be used."""
+    """Return a folder for results, created if needed; raise if it cannot be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -62,9 +62,9 @@ def writable(folder: Path) -> Path:
 
 
 def is_about_users_files(error: OSError) -> bool:
-    """Return whether an error is about a file of the user's, or about a disk that is full.
+    """Return whether an error is about a user's file or about a full disk.
 
-    Files of the package, of Python and in our temporary folders are not the user's.
+    Files of the package, of Python and in our temporary folders are not the user's files.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True

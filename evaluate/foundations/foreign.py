@@ -1,7 +1,7 @@
-"""Files that others wrote, checked before anything is made of them.
+"""Validation of files that others wrote, before they are used.
 
-Packs, captures and folders of results come from strangers, and may be broken or hostile. What is
-read here is bounded in depth and typed: later code can rely on it.
+Packs, captures and result folders come from strangers. They may be broken or hostile. The functions
+here bound their depth and check their types, so later code can rely on them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leakfrontier.adversaries.base import THREATS
 from .rows import Column, GuaranteeRow, Kind, Status, columns
 
 DEPTH = 64
-"""How deeply lists and mappings may be nested; what we write has fewer than ten levels."""
+"""Maximum nesting of lists and mappings. Our own files have fewer than ten levels."""
 
 _LEAST = {"total": 1, "correct": 0, "observation": 0, "victim": 0, "round": 0, "candidates": 1}
 
@@ -27,10 +27,10 @@ _Test = Callable[[object], bool]
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text holds
-    """Return what a JSON document holds.
+    """Return the value of a JSON document.
 
     Raises:
-        ValueError: If it is not valid, nested too deeply, or has numbers that are too large.
+        ValueError: If it is not valid, is nested too deeply, or has numbers that are too large.
     """
     try:
         value = json.loads(text)
@@ -41,7 +41,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text ho
 
 
 def check_bounds(value: object) -> None:
-    """Raise a ValueError for nesting deeper than `DEPTH`, and for numbers that no float can be."""
+    """Raise a ValueError if nesting is deeper than `DEPTH` or a number does not fit a float."""
     waiting: list[tuple[object, int]] = [(value, 0)]
     while waiting:
         part, depth = waiting.pop()
@@ -58,7 +58,7 @@ def check_bounds(value: object) -> None:
 
 
 def check_meta(meta: object) -> Mapping[str, Any]:
-    """Return what a pack or a folder says of itself, if its values have the right types."""
+    """Return the metadata of a pack or a folder, if its values have the right types."""
     if not isinstance(meta, Mapping):
         raise ValueError(f"it must be an object, got {_kind(meta)}")
     for name, (is_right, words) in _META.items():
@@ -78,7 +78,7 @@ def check_labels(labels: object) -> dict[str, Any]:
 
 
 def check_cells(cells: pd.DataFrame) -> None:
-    """Raise a ValueError for cells that come twice, or with values that none has."""
+    """Raise a ValueError if a cell occurs twice or has an impossible value."""
     if not cells["cell"].is_unique:
         raise ValueError("two cells have the same key")
     for name, (is_right, words) in _CELLS.items():
@@ -88,7 +88,7 @@ def check_cells(cells: pd.DataFrame) -> None:
 
 
 def check_labelled(cells: pd.DataFrame) -> None:
-    """Raise a ValueError for cells without the labels of their kind."""
+    """Raise a ValueError if a cell lacks the labels of its kind."""
     for kind, needed in _NEEDED.items():
         own = cells[cells["kind"] == kind]
         for name in needed if len(own) else ():
@@ -97,11 +97,11 @@ def check_labelled(cells: pd.DataFrame) -> None:
 
 
 def check_rows(frame: pd.DataFrame, row_type: type) -> None:
-    """Raise a ValueError for values that no row of a table can have.
+    """Raise a ValueError if a table has values that its rows cannot have.
 
     Args:
         frame: The rows, with the keys of their cells.
-        row_type: The dataclass that they are of.
+        row_type: The dataclass of the rows.
     """
     for name, column in columns(row_type).items():
         is_right, words = _test(name, column)
@@ -126,7 +126,7 @@ def _check_tokens(frame: pd.DataFrame) -> None:
 
 
 def _test(name: str, column: Column) -> tuple[_Test, str]:
-    """Return what the values of a column must be, and how to say so."""
+    """Return a test for the values of a column, and a description of it."""
     if column.allowed:
         return lambda value: value in column.allowed, f"one of {', '.join(column.allowed)}"
     is_right, words = _KINDS[column.kind]

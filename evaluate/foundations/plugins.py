@@ -1,16 +1,16 @@
-"""Objects of the user's own code, by name.
+"""Load the user's own code by name.
 
-Code runs only if the user named it. `load_attribute` is the one place where code is loaded, and it
-refuses every name that `trust` was not told before. Names count, not callers: whatever reads a
-capture, a pack or a folder of results, in whichever process, nothing in it runs.
+Code runs only if the user named it. `load_attribute` is the only place that loads code. It refuses
+every name that was not passed to `trust` before. The check is by name, not by caller. So nothing in
+a capture, a pack or a result folder runs, whichever process reads it.
 
-The user names code on a command line, in a configuration file of their own, or in Python. Files
-from others name code only with `--trust-code`: see the callers of `trust`. Workers get the names
-that their parent trusts (`engine`), those on other machines with the files (`parcels`).
+Users name code on a command line, in their own configuration file, or in Python. Files from others
+may name code only with `--trust-code`: see the callers of `trust`. Workers receive the names that
+their parent trusts (`engine`). Workers on other machines receive the files too (`parcels`).
 
-A trusted file runs in the harness's own processes, and can see all that these hold. Modules beside
-it belong to it alone: it imports them as a script would, and another file's modules of the same
-name are others.
+A trusted file runs in the harness's own processes and can see everything in them. A file imports
+the modules beside it, as a script would. Each file has its own modules: two files may have modules
+of the same name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .rows import digest
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
-"""Where the folders of the package `leakfrontier` are."""
+"""The folder that contains the package's top-level folders."""
 
 _ADVICE = {
     "cannot inherit non-frozen dataclass from a frozen one": ". An adversary is frozen:\n"
@@ -43,40 +43,40 @@ _ADVICE = {
     "cannot inherit frozen dataclass from a non-frozen one": ". A defense is not frozen:\n"
     "    @dataclass\n    class Mine(Defense):",
 }
-"""What to write, where Python's own words do not say it."""
+"""What to write, for errors of Python that do not say it."""
 
 INSTALLED = ("site-packages", "dist-packages")
-"""Folders of other people's code, of which no module is a user's own."""
+"""Folders of installed packages. Their modules are not the user's own."""
 
 
 SESSION = "session-"
-"""What names of values begin with that the user has in hand."""
+"""Prefix of the names of values without a file (see `by_value`)."""
 
 _TRUSTED: set[str] = set()
 _HELD: dict[str, Callable[[], object]] = {}
 
 
 class UntrustedCodeError(UserError):
-    """Code that the user did not name; the message says what to do."""
+    """The user did not name this code. The message says what to do."""
 
 
 def trust(specs: Iterable[str]) -> None:
-    """Let code be loaded, because the user said so.
+    """Allow code to be loaded, because the user named it.
 
     Args:
-        specs: What `load_attribute` takes; names without a colon are no code.
+        specs: Names as `load_attribute` takes them. Names without a colon are not code.
     """
     _TRUSTED.update(_place(spec) for spec in specs if ":" in spec)
 
 
 def hold(spec: str, load: Callable[[], object]) -> None:
-    """Let a name stand for a value that the user has in hand: see `by_value`."""
+    """Let a name stand for a value without a file: see `by_value`."""
     _HELD[spec] = load
     trust([spec])
 
 
 def trusted() -> frozenset[str]:
-    """Return the code that may be loaded, for processes that work for this one."""
+    """Return the names of the code that may be loaded, for worker processes."""
     return frozenset(_TRUSTED)
 
 
@@ -92,7 +92,7 @@ def _place(spec: str) -> str:
 
 
 def while_unedited(function: Callable[[Path], T]) -> Callable[[Path], T]:
-    """Keep what a function makes of a file until the file is edited, as users do in a session."""
+    """Cache a function's result for a file until the file is edited."""
     kept = cache(lambda file, *_: function(file))
 
     @wraps(function)
@@ -104,7 +104,7 @@ def while_unedited(function: Callable[[Path], T]) -> Callable[[Path], T]:
 
 
 def is_loaded(spec: str) -> bool:
-    """Return whether there is nothing left to execute."""
+    """Return whether the code is loaded already."""
     source, file = spec.rpartition(":")[0], file_of(spec)
     if file is None:
         return not source or spec in _HELD or source in sys.modules
@@ -112,13 +112,13 @@ def is_loaded(spec: str) -> bool:
 
 
 def load_attribute(spec: str) -> Any:  # noqa: ANN401
-    """Return what `package.module:name` or `path/to/file.py:name` refers to.
+    """Return the object that `package.module:name` or `path/to/file.py:name` names.
 
-    A file is executed once in a process, so that loading it again gives the same classes, unless
-    it was edited, or one that it imports from its own folder.
+    A process executes a file once, so loading it again gives the same classes. If the file, or a
+    file that it imports from its folder, was edited, it is executed again.
 
     Raises:
-        UntrustedCodeError: If the user did not name it.
+        UntrustedCodeError: If the user did not name the code.
     """
     source, _, name = spec.rpartition(":")
     if not source or not name:
@@ -165,9 +165,9 @@ def _load_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if _FINDER not in sys.meta_path:
-        sys.meta_path.insert(0, _FINDER)  # others would find the files as well
+        sys.meta_path.insert(0, _FINDER)  # first, because other finders would find the files too
     module = module_from_spec(_spec(name, path, package=True))
-    sys.modules[name] = module  # dataclasses look their own module up while it is executed
+    sys.modules[name] = module  # dataclasses look up their module while it is executed
     try:
         _Loader(name, str(path)).exec_module(module)
     except (Exception, SystemExit) as error:
@@ -184,26 +184,26 @@ def _module_name(path: Path) -> str:
 
 
 class _Loader(SourceFileLoader):
-    """Executes a user's file, or one beside it, whose imports find its folder first."""
+    """Executes a user's file, or a file beside it. Its imports search its folder first."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code as the file is: bytecode can be older than an edit of the same second."""
+        """Return the code of the current file. Bytecode may predate an edit in the same second."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the file with an `__import__` of its own."""
+        """Execute the file with its own `__import__`."""
         own = {**vars(builtins), "__import__": _importer(module.__name__.partition(".")[0])}
         vars(module)["__builtins__"] = own
         super().exec_module(module)
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules beside a user's file, which are named as if it were their package."""
+    """Finds modules beside a user's file. They are named as if the file were their package."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a module of a user's folder; None for all others."""
+        """Return a module of a user's folder; None for other modules."""
         if path is None or not fullname.startswith(PLUGIN):
             return None
         for folder in map(Path, path):
@@ -231,7 +231,7 @@ def _spec(name: str, file: Path, *, package: bool) -> ModuleSpec:
 
 
 def _importer(plugin: str) -> Callable[..., ModuleType]:
-    """Return the `__import__` of a user's file: modules of its folder come first."""
+    """Return the `__import__` of a user's file, which searches the file's folder first."""
 
     def importing(
         name: str,
@@ -243,7 +243,7 @@ def _importer(plugin: str) -> Callable[..., ModuleType]:
         first = name.partition(".")[0]
         if level or not _is_beside(plugin, first):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        # As if it were `from . import name` in the file itself.
+        # Import it like `from . import name` in the file itself.
         found = builtins.__import__(f"{plugin}.{name}", globals, locals, fromlist or (), 0)
         return found if fromlist else getattr(found, first)
 
@@ -251,7 +251,7 @@ def _importer(plugin: str) -> Callable[..., ModuleType]:
 
 
 def _is_beside(plugin: str, name: str) -> bool:
-    """Return whether a user's folder has a module; a folder without code of its own comes last."""
+    """Return whether a user's folder has a module. Folders without `__init__.py` come last."""
     folder = Path(sys.modules[plugin].__file__ or "").parent
     if (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file():
         return True
@@ -265,23 +265,23 @@ def _is_beside(plugin: str, name: str) -> bool:
 
 
 def digest_with_imports(file: Path) -> str:
-    """Return a hash of a user's file and of those of its folder that it imports."""
+    """Return a hash of a user's file and of the files of its folder that it imports."""
     parts = sorted((str(found.relative_to(file.parent)), found) for found in local_files(file))
     digest = hashlib.sha256()
     for name, found in parts:
-        content = found.read_bytes()  # always: an edit of the same second counts
+        content = found.read_bytes()  # never cached: an edit in the same second counts
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
 def local_files(file: Path, folder: Path | None = None) -> frozenset[Path]:
-    """Return a user's file and those that it imports from its folder, directly or not.
+    """Return a user's file and all files that it imports from its folder, also indirectly.
 
     Imports are read, not executed.
 
     Args:
         file: The file.
-        folder: Where its absolute imports are looked up; by default, where it is.
+        folder: Where to look up its absolute imports. Default: the folder of the file.
     """
     folder = file.parent if folder is None else folder
     found, waiting = {file}, [] if folder.name in INSTALLED else [file]
@@ -296,7 +296,7 @@ def local_files(file: Path, folder: Path | None = None) -> frozenset[Path]:
 
 
 def _files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """Yield the files that the import of a dotted name executes, of those below a folder."""
+    """Yield the files below a folder that the import of a dotted name executes."""
     for end in range(1, len(parts) + 1):
         place = folder.joinpath(*parts[:end])
         for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
@@ -309,7 +309,7 @@ def _imports(content: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """Return the level and the parts of every name that a file imports."""
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError):  # loading it says more
+    except (SyntaxError, ValueError):  # loading the file reports the error
         return ()
     found: list[tuple[int, tuple[str, ...]]] = []
     for node in ast.walk(tree):
@@ -328,7 +328,7 @@ def file_digest(file: Path) -> str:
 
 
 def package_digest() -> str:
-    """Return a hash of the package's source, but for that of the reports."""
+    """Return a hash of the package's source, without the reports."""
     parts = ("defenses", "adversaries", "evaluate")
     files = sorted(file for part in parts for file in (ROOT / part).rglob("*.py"))
     return digest([(file.relative_to(ROOT).as_posix(), file_digest(file)) for file in files])

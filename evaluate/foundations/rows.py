@@ -1,4 +1,4 @@
-"""The unit of work and what it leaves behind: a cell, and the rows of its outcome."""
+"""The unit of work, a cell, and the rows of its outcome."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Media = Literal["image/png", "audio/wav", "tokens"]
 
 
 class Medium(NamedTuple):
-    """What there is to know of one of `Media`.
+    """Properties of one of `Media`.
 
     Attributes:
-        extension: How names of files end.
-        examples: What readers call examples that are shown so.
+        extension: Extension of file names.
+        examples: The word that readers use for such examples.
     """
 
     extension: str
@@ -42,12 +42,12 @@ class Cell:
     """One unit of work: train under a defense, or attack it.
 
     Attributes:
-        kind: `replay` tells whether a defense can be replayed, `train` gives utility and
-            checkpoints, `attack` gives scores per victim, `table` those of a trial of a paper's
-            table.
-        config: All that the outcome depends on, as plain JSON values.
-        labels: How reports name it: the columns that are joined to its rows.
-        code_digest: A hash of the code that it runs, so that an edited attack is another one.
+        kind: `replay` tests whether a defense can be replayed. `train` gives utility and
+            checkpoints. `attack` gives scores per victim. `table` gives scores of one trial of a
+            paper's table.
+        config: Everything that the outcome depends on, as plain JSON values.
+        labels: How reports name the cell. These columns are joined to its rows.
+        code_digest: A hash of the code that the cell runs. Editing an attack changes it.
     """
 
     kind: Kind
@@ -57,37 +57,38 @@ class Cell:
 
     @cached_property
     def config_digest(self) -> str:
-        """Return a hash of what is run, whatever its code."""
+        """Return a hash of the configuration, without the code."""
         return digest({"kind": self.kind, "config": self.config, "version": _VERSION})
 
     @cached_property
     def key(self) -> str:
-        """Return a hash of what is run and of its code: outcomes are kept by it."""
+        """Return a hash of the configuration and the code. Outcomes are stored under it."""
         return digest({"identity": self.config_digest, "source": self.code_digest})
 
 
 @dataclass(frozen=True)
 class AttackRow:
-    """What one adversary got of one victim in one observation.
+    """What one adversary recovered of one victim in one observation.
 
     Attributes:
-        observation: Index of the upload; the independent unit of all intervals.
+        observation: Index of the upload, which is the independent unit of all intervals.
         victim: Index of the private example within the upload.
-        outcome: Whether there is a guess to score, the attack was not applicable, the client
-            refused the model that it was sent, or nothing is known to score a guess by.
-        reason: Why there is none.
-        identified: Whether the guess is nearest to the victim among its look-alikes, or to what
-            the defense made of the victim among its look-alikes treated alike.
-        identified_original: The same for the private example alone.
-        transformed: Whether the defense made something else of the example before training.
-        counterfactual: The same for the guess of another observation: success by prior alone.
-        candidates: Number of look-alikes, the victim included: chance is 1 / candidates.
+        outcome: Whether there is a guess to score. Otherwise, the attack was not applicable, the
+            client refused the model, or there is nothing to score a guess against.
+        reason: Why there is no guess.
+        identified: Whether the guess is nearest to the victim among its look-alikes. If the defense
+            transforms examples, also whether it is nearest to the transformed victim among the
+            transformed look-alikes.
+        identified_original: The same for the private example only.
+        transformed: Whether the defense changed the example before training.
+        counterfactual: The same for a guess of another observation: success by prior alone.
+        candidates: Number of look-alikes, including the victim. Chance is 1 / candidates.
         label_correct: Whether the guessed label is right; None if the attack guesses none.
         labels_granted: Whether the adversary was told the labels.
-        objective: What the attack minimised, at its guess.
-        objective_at_truth: The same at the private batch.
-        bound: Success that the defense's guarantee lets no attack exceed, given as many guesses
-            as this one made of any upload; None without a guarantee.
+        objective: The objective that the attack minimised, at its guess.
+        objective_at_truth: The same objective at the private batch.
+        bound: Success that no attack can exceed under the defense's guarantee, with as many
+            guesses of any upload as this attack made; None without a guarantee.
         seconds: Time of the attack on this observation.
     """
 
@@ -110,7 +111,7 @@ class AttackRow:
 
 @dataclass(frozen=True)
 class Score:
-    """One metric of one victim; a score that cannot be computed has no row.
+    """One metric of one victim. A score that cannot be computed has no row.
 
     Attributes:
         observation: As in `AttackRow`.
@@ -134,7 +135,7 @@ class UtilityRow:
         correct: Correct predictions.
         total: Predictions.
         loss: Mean loss.
-        refused: How often a client refused the model that it was sent, so far.
+        refused: How often clients have refused the model so far.
     """
 
     round: int
@@ -146,20 +147,20 @@ class UtilityRow:
 
 @dataclass(frozen=True)
 class GuaranteeRow:
-    """What a defense claims of one training run, and what an audit of its noise found.
+    """What a defense claims for one training run, and what an audit of its noise found.
 
     Attributes:
-        epsilon: Privacy loss over the run of the client that took part most often.
-        delta: The delta at which it is stated.
-        unit: What is protected: `record` or `client`.
+        epsilon: Privacy loss over the run, for the client that took part most often.
+        delta: The delta at which epsilon is stated.
+        unit: The unit that is protected: `record` or `client`.
         adjacency: One of `ADJACENCIES`.
         accountant: How epsilon was computed.
-        noise_multiplier: sigma that the claim amounts to; None if the noise is not Gaussian.
-        sample_rate: Probability that the unit is in a step; 1 where the adversary sees who is.
-        steps: Steps of that client.
-        measured_noise: sigma as measured; None if it was not audited.
-        audited_epsilon: What epsilon of the run is not below, by the measured noise; likewise.
-        violated: Whether the audit refutes the claim; likewise.
+        noise_multiplier: sigma that corresponds to the claim; None if the noise is not Gaussian.
+        sample_rate: Probability that a step contains the unit; 1 if the adversary sees who is in.
+        steps: Number of steps of that client.
+        measured_noise: Measured sigma; None if it was not audited.
+        audited_epsilon: Lower bound of the run's epsilon, from the measured noise; None likewise.
+        violated: Whether the audit refutes the claim; None likewise.
         finding: The audit's verdict in words, or why there is none.
     """
 
@@ -196,22 +197,23 @@ class GuaranteeRow:
 
 @dataclass(frozen=True)
 class ReplayRow:
-    """What an adversary's replay of a defense is like, on clients whose examples are known.
+    """Quality of an adversary's replay of a defense, on clients whose examples are known.
 
-    Distances are relative to the norm of the upload, and medians over clients.
+    Distances are relative to the norm of the upload. They are medians over clients.
 
     Attributes:
-        uploads_differ: Whether two uploads of the same examples differ, but for their order.
-        random: Whether the defense's own replay of a fixed guess does.
-        residual: Distance of the defense's own replay, at the truth, from the upload.
-        repeat: Distance of two uploads of the same examples.
-        slope: Cosine of the slope of a replay's distance with the way to the truth.
+        uploads_differ: Whether two uploads of the same examples differ, apart from their order.
+        random: Whether two replays of a fixed guess by the defense differ.
+        residual: Distance between the upload and the defense's own replay of the true examples.
+        repeat: Distance between two uploads of the same examples.
+        slope: Cosine between the slope of a replay's distance and the direction to the truth.
         slope_straight_through: The same for the slope of the undefended client.
-        vectorised: Whether a stack of guesses is replayed like each; None if it cannot be.
-        draws: What the harness does with secret randomness: see `Mending`.
-        straight_through: Whether it replaces the slope.
-        one_by_one: Whether it replays one guess after the other.
-        mended_residual: Distance from the upload, at the truth, after that.
+        vectorised: Whether a stack of guesses is replayed like single guesses; None if it cannot
+            be stacked.
+        draws: How the harness treats secret randomness: see `Mending`.
+        straight_through: Whether the harness replaces the slope.
+        one_by_one: Whether the harness replays one guess at a time.
+        mended_residual: Distance from the upload at the true examples, after these repairs.
     """
 
     uploads_differ: bool
@@ -234,7 +236,7 @@ class Rendering:
     Attributes:
         observation: As in `AttackRow`.
         victim: As in `AttackRow`.
-        media: What the bytes are: a PNG, a WAV file, or a JSON list of tokens' texts.
+        media: Format of the bytes: a PNG, a WAV file, or a JSON list of tokens' texts.
         truth: The private example.
         guess: The reconstruction.
     """
@@ -248,13 +250,13 @@ class Rendering:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a cell leaves behind; written in one transaction.
+    """Everything that a cell produces. It is written in one transaction.
 
     Attributes:
         busy: Seconds spent in training or in the attack itself, without the harness around it.
-        status: How it ended.
+        status: How the cell ended.
         error: Why there is no result.
-        note: What was warned of on the way.
+        note: Warnings during the run.
     """
 
     attacks: tuple[AttackRow, ...] = ()
@@ -281,12 +283,12 @@ TABLES: dict[str, type] = {
 
 
 class Column(NamedTuple):
-    """What a column of a table holds.
+    """Type of a column of a table.
 
     Attributes:
         kind: `str`, `int`, `float`, `bool` or `bytes`.
         optional: Whether a value may be missing.
-        allowed: The texts that it can be; any, if there are none.
+        allowed: The allowed texts; empty allows any text.
     """
 
     kind: type
@@ -296,9 +298,9 @@ class Column(NamedTuple):
 
 @cache
 def columns(row_type: type) -> Mapping[str, Column]:
-    """Return the columns of a table by the annotations of its rows.
+    """Return the columns of a table, from the annotations of its rows.
 
-    Whatever reads or writes rows, in whatever format, takes their types from here.
+    All code that reads or writes rows, in any format, takes their types from here.
     """
     hints = get_type_hints(row_type)
     return {one.name: _column(hints[one.name]) for one in fields(row_type)}

@@ -1,11 +1,11 @@
-"""Where randomness comes from.
+"""Sources of randomness.
 
-In a simulation, generators are seeded by what their draws are for, so that every row can be made
-again. Noise that leaves a simulation comes from the operating system: see `system_draws`.
+In a simulation, generators are seeded by the purpose of their draws, so that every row can be
+reproduced. Noise that leaves a simulation comes from the operating system: see `system_draws`.
 
-Torch's `manual_seed` uses only the low 32 bits of a seed on the CPU. Whoever sees some noise can
-try all of them, and two of many generators draw the same. The generators made here have their
-whole state from a hash of at least 128 bits.
+Torch's `manual_seed` uses only the low 32 bits of a seed on the CPU. An observer of some noise can
+try all of them, and among many generators two may draw the same. The generators made here derive
+their whole state from a hash of at least 128 bits.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import torch
 from torch import Generator
 
 SEED_BITS = 128
-"""Bits that a generator's state depends on, at least."""
+"""Minimum number of bits that determine a generator's state."""
 
-_HEADER, _WORDS = 24, 624  # bytes before the Mersenne Twister's words, and the number of these
+_HEADER, _WORDS = 24, 624  # bytes before the Mersenne Twister's words, and number of words
 _NARROW: ContextVar[bool] = ContextVar("narrow", default=False)
 
 
 class SystemGenerator(Generator):
-    """A generator whose whole state comes from the operating system; its forks are such, too.
+    """A generator whose whole state comes from the operating system. So do its forks.
 
-    Within `system_draws`, it serves as a key only: draws come from a cryptographic stream. No two
-    draw the same: its copies, and those of a process that forks, have states of their own.
+    Within `system_draws`, it is only a key: draws come from a cryptographic stream. No two such
+    generators draw the same numbers. Copies get new states, also in a forked process.
     """
 
     _all: ClassVar[WeakSet[SystemGenerator]] = WeakSet()
@@ -47,7 +47,7 @@ class SystemGenerator(Generator):
         return own
 
     def clone_state(self) -> SystemGenerator:
-        """Return another generator: the same draws twice would give each other away."""
+        """Return a new generator. Repeated draws would reveal each other."""
         return SystemGenerator()
 
     def __copy__(self) -> SystemGenerator:
@@ -61,7 +61,7 @@ class SystemGenerator(Generator):
 
     @classmethod
     def reseed_all(cls) -> None:
-        """Give all generators other states, as a process must that was forked."""
+        """Give all generators new states, which a forked process must do."""
         for one in cls._all:
             reseed(one)
 
@@ -70,12 +70,12 @@ os.register_at_fork(after_in_child=SystemGenerator.reseed_all)
 
 
 def reseed(rng: Generator) -> None:
-    """Give a generator another state, from the operating system."""
+    """Give a generator a new state from the operating system."""
     _set_state(rng, os.urandom(32))
 
 
 def generator(*parts: object) -> Generator:
-    """Return a generator whose state is a hash of what its draws are for."""
+    """Return a generator whose state is a hash of the purpose of its draws."""
     text = json.dumps(parts, sort_keys=True, default=str)
     rng = Generator()
     _set_state(rng, hashlib.sha256(text.encode()).digest())
@@ -83,9 +83,9 @@ def generator(*parts: object) -> Generator:
 
 
 def fork(rng: Generator) -> Generator:
-    """Return a new generator on the same device, from the state of `rng`, which moves on.
+    """Return a new generator on the same device, from the state of `rng`, which advances.
 
-    Nothing is drawn, as a draw inside `torch.func.vmap` is no single number.
+    Nothing is drawn, because a draw inside `torch.func.vmap` is not a single number.
     """
     if isinstance(rng, SystemGenerator):
         return SystemGenerator()
@@ -97,9 +97,9 @@ def fork(rng: Generator) -> Generator:
 
 
 def copied(rng: Generator) -> Generator:
-    """Return a generator that draws what `rng` would, which stays as it is."""
+    """Return a generator that draws what `rng` would draw, without advancing `rng`."""
     if isinstance(rng, SystemGenerator):
-        raise ValueError("what the operating system seeds cannot be drawn twice")
+        raise ValueError("a generator seeded by the operating system cannot be copied")
     same = Generator(rng.device)
     same.set_state(rng.get_state())
     return same
@@ -107,22 +107,22 @@ def copied(rng: Generator) -> Generator:
 
 @contextmanager
 def global_draws(rng: Generator) -> Iterator[None]:
-    """Seed torch's global generators (used by dropout) from `rng`, which stays as it is."""
+    """Seed torch's global generators (used by dropout) from `rng` without advancing it."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         seed_globally(rng)
         yield
 
 
 def seed_globally(rng: Generator) -> None:
-    """Seed torch's global generators from `rng`, which stays as it is."""
+    """Seed torch's global generators from `rng` without advancing it."""
     digest = hashlib.sha256(b"global" + rng.get_state().numpy().tobytes()).digest()
-    torch.manual_seed(_seed(digest))  # for all devices
+    torch.manual_seed(_seed(digest))  # seeds all devices
     _set_state(torch.default_generator, digest)
 
 
 @contextmanager
 def narrow_seeds() -> Iterator[None]:
-    """Draw as versions did that seeded generators with 32 bits, to make their rows again."""
+    """Draw like older versions, which seeded generators with 32 bits, to reproduce their rows."""
     token = _NARROW.set(True)
     try:
         yield
@@ -131,7 +131,7 @@ def narrow_seeds() -> Iterator[None]:
 
 
 def _set_state(rng: Generator, digest: bytes) -> None:
-    """Set the whole state of a generator; those of other devices take no more than 63 bits."""
+    """Set the whole state of a generator. On other devices, only 63 bits are possible."""
     rng.manual_seed(_seed(digest))
     if rng.device.type != "cpu" or _NARROW.get():
         return

@@ -1,7 +1,7 @@
 """Intervals, paired differences and frontiers, from the rows of an evaluation.
 
-The independent unit is the observation (one upload), not the victim: the examples of a batch
-share noise, masks and matching. Resampling therefore draws whole observations.
+The independent unit is the observation (one upload), not the victim, because the examples of a
+batch share noise, masks and matching. Hence resampling draws whole observations.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 DRAWS = 2_000
-"""Bootstrap resamples behind every interval."""
+"""Number of bootstrap resamples for every interval."""
 
 SIGNIFICANCE = 0.05
-"""p-value below which a difference is called significant."""
+"""A difference is significant if its p-value is smaller."""
 
 LEAST_SEEDS = 5
-"""Seeds below which no interval over seeds is claimed."""
+"""Minimum number of seeds for an interval over seeds."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Interval:
 
 @lru_cache(maxsize=4096)
 def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interval:
-    """Return a proportion with its exact interval, which covers at least as often as it claims.
+    """Return a proportion with its exact interval, whose coverage is at least the nominal one.
 
     References:
         Clopper, Pearson, "The Use of Confidence or Fiducial Limits Illustrated in the Case of
@@ -74,7 +74,7 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interva
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
-    """Return a proportion with its score interval: right on average, narrower than the exact one.
+    """Return a proportion with its score interval, which is narrower than the exact one.
 
     References:
         Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", Journal
@@ -94,13 +94,14 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
 def rate(
     successes: ArrayLike, observation: ArrayLike, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Return the share of victims that an attack succeeds on.
+    """Return the share of victims on which an attack succeeds.
 
-    Clopper-Pearson where every observation has one victim; otherwise a percentile bootstrap over
-    observations. A bootstrap cannot draw what it has not seen and would turn zero successes into
-    [0, 0]; hence the interval always contains what the rate would be if the largest share of
-    unseen observations that the sample is consistent with succeeded, or failed, throughout. With
-    no successes, or nothing else, that is Clopper-Pearson on the number of observations.
+    The interval is Clopper-Pearson if every observation has one victim. Otherwise it is a
+    percentile bootstrap over observations. A bootstrap cannot draw unseen observations: zero
+    successes would give [0, 0]. Hence the interval is extended. The largest share of unseen
+    observations that the sample allows is assumed to succeed, or to fail. The interval contains
+    the rate in both cases. If all outcomes are equal, this is Clopper-Pearson on the number of
+    observations.
 
     Args:
         successes: 0 or 1 per victim.
@@ -120,7 +121,7 @@ def mean_interval(
 ) -> Interval:
     """Return a mean with its percentile bootstrap interval over clusters.
 
-    One cluster says nothing of the spread between clusters: its interval is unbounded.
+    One cluster does not show the spread between clusters, so its interval is unbounded.
 
     Args:
         values: Any score, one per victim.
@@ -141,10 +142,10 @@ def accuracy_interval(
 ) -> Interval:
     """Return the mean test accuracy over seeds, with a cautious interval.
 
-    It contains the Wilson interval of the mean on one test set, which all seeds share (which
-    test examples were drawn), and the spread of the seeds (which model was trained): from five
-    seeds on, the t-interval of their mean; with fewer, no seed-level interval is claimed and the
-    spread is their minimum and maximum.
+    The interval covers two sources of variation. The choice of test examples enters by the Wilson
+    interval of the mean on one test set, which all seeds share. The choice of the model enters by
+    the spread of the seeds. From five seeds on, this is the t-interval of their mean. With fewer
+    seeds, it is their minimum and maximum, and no interval over seeds is claimed.
 
     Args:
         correct: Correctly classified test examples, per seed.
@@ -163,14 +164,14 @@ def accuracy_difference(
 ) -> Interval:
     """Return the mean test accuracy of `first` minus that of `second`, paired by seed.
 
-    As in `accuracy_interval`, it contains the spread of the seeds, here of their differences, and
-    which test examples were drawn, by Newcombe's interval for two samples. Two models mostly err
-    on the same examples of one test set, so that this is wider than need be; which these are is
-    not recorded.
+    As in `accuracy_interval`, the interval covers the spread of the seeds, here of their
+    differences. It also covers the choice of test examples, by Newcombe's interval for two samples.
+    Two models mostly err on the same examples of one test set, so this interval is wider than
+    necessary. The rows do not record which examples these are.
 
     Args:
         first: Correctly classified test examples, per seed.
-        second: The same of another defense, for the same seeds.
+        second: The same for another defense, for the same seeds.
         total: Test examples, per seed.
         confidence: Confidence level.
 
@@ -191,10 +192,10 @@ def accuracy_difference(
 def paired_difference(
     a: ArrayLike, b: ArrayLike, cluster: ArrayLike, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Return the rate of `a` minus that of `b` on the same victims, outcomes being 0 or 1.
+    """Return the rate of `a` minus that of `b` on the same victims. Outcomes are 0 or 1.
 
-    The interval is made like that of `rate`, so that equal outcomes do not give [0, 0]. It is
-    beside zero only if the exact `sign_test` says so, too.
+    The interval is computed as in `rate`, so equal outcomes do not give [0, 0]. It excludes zero
+    only if the exact `sign_test` is significant too.
     """
     first, second = _pair(a, b)
     member, n = _clusters(cluster, len(first))
@@ -206,10 +207,10 @@ def paired_difference(
 
 
 def sign_test(a: ArrayLike, b: ArrayLike, cluster: ArrayLike) -> float:
-    """Return the exact p-value of as many observations favouring `a` as `b`, outcomes being 0 or 1.
+    """Return the exact p-value of equally many observations favouring `a` and `b`.
 
-    An observation favours the one that succeeds on more of its victims. With one victim each this
-    is McNemar's test in its exact form.
+    Outcomes are 0 or 1. An observation favours the one that succeeds on more of its victims. With
+    one victim per observation, this is the exact form of McNemar's test.
 
     References:
         McNemar, "Note on the Sampling Error of the Difference Between Correlated Proportions or
@@ -223,7 +224,7 @@ def sign_test(a: ArrayLike, b: ArrayLike, cluster: ArrayLike) -> float:
 
 
 def holm(pvalues: ArrayLike) -> Floats:
-    """Return p-values adjusted for their number; below alpha, the family-wise error is below it.
+    """Return p-values adjusted for their number, so that alpha bounds the family-wise error.
 
     References:
         Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of
@@ -239,15 +240,15 @@ def holm(pvalues: ArrayLike) -> Floats:
 
 
 def advantage(success: float, prior: float) -> float:
-    """Return the success beyond a prior-only guess, as a share of what was left to gain."""
+    """Return the success beyond a prior-only guess, as a share of the possible gain."""
     return nan if prior == 1 else (success - prior) / (1 - prior)
 
 
 def pareto_mask(utility: ArrayLike, success: ArrayLike) -> Flags:
-    """Return which configurations no other one dominates.
+    """Return which configurations are not dominated by any other.
 
-    One dominates another if it is at least as good in both, utility (higher is better) and
-    attack success (lower is better), and better in one; duplicates do not dominate each other.
+    One dominates another if it is at least as good in utility (higher is better) and in attack
+    success (lower is better), and better in one of them. Duplicates do not dominate each other.
     """
     optimal: Flags = pareto_probability(_vector(utility)[None], _vector(success)[None]) == 1
     return optimal
@@ -264,7 +265,7 @@ def pareto_probability(utility_draws: ArrayLike, success_draws: ArrayLike) -> Fl
 
 
 def hypervolume(utility: ArrayLike, privacy: ArrayLike) -> float:
-    """Return the area that a set of configurations dominates, from (0, 0); 1 is the ideal point.
+    """Return the area from (0, 0) that a set of configurations dominates; 1 is the ideal point.
 
     Utility and privacy are clipped to [0, 1]; higher is better for both.
     """
@@ -284,10 +285,10 @@ def hypervolumes(utility_draws: ArrayLike, privacy_draws: ArrayLike) -> Floats:
 def monotone_violation(
     strength: ArrayLike, rate: ArrayLike, low: ArrayLike, high: ArrayLike
 ) -> list[tuple[int, int]]:
-    """Return pairs (weaker, stronger) where the stronger defense significantly leaks more.
+    """Return pairs (weaker, stronger) in which the stronger defense leaks significantly more.
 
-    Significant means that the intervals do not overlap. Pairs are positions in the arguments,
-    the largest rise of the rate first.
+    Significant means that the intervals do not overlap. Pairs are positions in the arguments. The
+    pair with the largest rise of the rate comes first.
 
     Args:
         strength: Strength of each configuration of one defense.
@@ -317,7 +318,7 @@ def _shares(correct: Sequence[int], total: Sequence[int]) -> Floats:
 
 
 def _spread(seeds: Floats, confidence: float) -> tuple[float, float]:
-    """Return the t-interval of the mean over seeds; of few, the least and the largest."""
+    """Return the t-interval of the mean over seeds; minimum and maximum if there are few."""
     n = len(seeds)
     if n < LEAST_SEEDS:
         return float(seeds.min()), float(seeds.max())
@@ -328,7 +329,7 @@ def _spread(seeds: Floats, confidence: float) -> tuple[float, float]:
 def _bounded_mean(
     values: Floats, member: NDArray[np.intp], n: int, least: float, confidence: float, seed: int
 ) -> Interval:
-    """Return the mean of values in [least, 1] with its bootstrap interval, as `rate` explains."""
+    """Return the mean of values in [least, 1] with its bootstrap interval, as in `rate`."""
     if n == 0:
         return Interval(nan, least, 1.0, 0)
     mean = float(values.mean())
@@ -392,7 +393,7 @@ def _binary(outcomes: ArrayLike) -> Flags:
     if array.ndim != 1:
         raise ValueError(f"outcomes must have one dimension, got shape {array.shape}")
     if not np.isin(array, (0, 1)).all():
-        raise ValueError("outcomes must be 0 or 1; leave out what was not measured")
+        raise ValueError("outcomes must be 0 or 1; leave out outcomes that were not measured")
     return array.astype(bool)
 
 
@@ -422,12 +423,12 @@ def _draws(utility: ArrayLike, success: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def rounded_up(value: float, digits: int) -> float:
-    """Return the least number of some digits that is not below a value."""
+    """Return a value rounded up to some significant digits."""
     if not 0 < value < inf:
         return value
     return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return a value as JSON can hold it: what is infinite is null."""
+    """Return a value for JSON: infinite and NaN values become null."""
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,13 +1,13 @@
-"""Noise that nobody can predict: draws from a cryptographic stream.
+"""Unpredictable noise: draws from a cryptographic stream.
 
-Torch's Mersenne Twister is linear: about 20,000 known bits of its output give its state
-away. Where an entry of a clipped gradient is known to be zero, such as at dark pixels, the upload
-shows the noise alone. So noise that leaves a simulation is not drawn from it.
+Torch's Mersenne Twister is linear: about 20,000 known bits of its output reveal its state. Some
+entries of a clipped gradient are known to be zero, e.g. at dark pixels. There, the upload shows
+the noise alone. So noise that leaves a simulation is not drawn from the Mersenne Twister.
 
-What is not promised: samples are floating-point numbers, of which some values are impossible for
-one input and possible for another (Mironov, "On Significance of the Least Significant Bits for
-Differential Privacy", CCS 2012). `Noise(discrete=True)` and `ClientDP(discrete=True)` draw from a
-discrete Gaussian instead.
+Samples are still floating-point numbers. Some values are possible for one input and impossible for
+another (Mironov, "On Significance of the Least Significant Bits for Differential Privacy",
+CCS 2012). `Noise(discrete=True)` and `ClientDP(discrete=True)` avoid this: they draw from a
+discrete Gaussian.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .seeds import SystemGenerator
 
 @contextmanager
 def system_draws() -> Iterator[SystemGenerator]:
-    """Give a generator whose draws are cryptographically strong for as long as this is entered.
+    """Yield a generator whose draws are cryptographically strong within this context.
 
     Example:
         with system_draws() as rng:
@@ -40,7 +40,7 @@ def system_draws() -> Iterator[SystemGenerator]:
 
 
 class _Stream:
-    """AES in counter mode, under a key from the operating system, of each process its own."""
+    """AES in counter mode. Each process has its own key from the operating system."""
 
     def __init__(self) -> None:
         self._process = 0
@@ -60,7 +60,7 @@ class _Stream:
         return ((self.words(shape) >> 11).double() + 0.5) * 2.0**-52
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Return numbers in [0, 1) that the type of a tensor holds: rounding would give 1."""
+        """Return numbers in [0, 1) that the tensor's type represents; rounding could give 1."""
         bits = 1 - round(math.log2(torch.finfo(like.dtype).eps))
         return (self.words(like.shape) >> (63 - bits)).double() * 2.0**-bits
 
@@ -70,7 +70,7 @@ class _Stream:
         return radius * (2 * math.pi * self.open_uniform(shape)).cos()
 
     def integers(self, shape: Sequence[int], count: int) -> Tensor:
-        """Return integers below `count`, none more probable than another."""
+        """Return integers below `count`, all equally probable."""
         drawn, most = self.words(shape), 2**63 - 2**63 % count
         while most < 2**63 and bool((again := drawn >= most).any()):
             drawn = torch.where(again, self.words(shape), drawn)
@@ -78,10 +78,10 @@ class _Stream:
 
 
 class SystemDraws(TorchFunctionMode):
-    """Takes what torch draws from a `SystemGenerator` out of a cryptographic stream instead.
+    """Replaces torch's draws from a `SystemGenerator` by draws from a cryptographic stream.
 
-    Draws that are not known exactly are refused, and so are those within `torch.func.vmap`: draw
-    before it, for all examples at once.
+    It refuses functions whose draws it does not know exactly, and draws within `torch.func.vmap`.
+    Draw before `vmap`, for all examples at once.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class SystemDraws(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Return a draw from the stream; anything else as it is."""
+        """Return a draw from the stream; pass other calls through."""
         options = dict(kwargs or {})
         if not isinstance(options.get("generator"), SystemGenerator):
             return function(*args, **options)
@@ -105,7 +105,7 @@ class SystemDraws(TorchFunctionMode):
             raise ValueError(f"{name} cannot draw from the operating system: use one of {known}")
         if any(one.key() == TransformType.Vmap for one in get_interpreter_stack() or ()):
             raise ValueError(f"{name} draws inside vmap: draw before it, for all examples at once")
-        drawn = function(*args, **options)  # for its shape and type: the values are replaced
+        drawn = function(*args, **options)  # gives shape and type; the values are replaced
         if drawn.is_complex():
             raise ValueError(f"{name} cannot draw complex numbers from the operating system")
         parameters = {key: one for key, one in options.items() if key not in _NOT_DRAWN}
@@ -115,7 +115,7 @@ class SystemDraws(TorchFunctionMode):
 _NOT_DRAWN = ("generator", "dtype", "device", "layout", "out", "requires_grad", "pin_memory")
 
 
-# Each has torch's own signature, after the stream and what torch has drawn.
+# Each function has torch's own signature, after the stream and the tensor that torch drew.
 
 
 def _rand(stream: _Stream, drawn: Tensor, *_: object, size: object = None) -> Tensor:

@@ -1,7 +1,7 @@
-"""The terminal, which shows what strings hold and never does what they say.
+"""A terminal that shows control characters instead of obeying them.
 
 Names and messages may come from files of others. Control characters in them could move the cursor,
-rewrite what was printed or hide it; they are shown as escapes.
+or rewrite or hide printed text. The terminal shows them as escapes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HIDING = ("Cc", "Cf", "Zl", "Zp", "Cs")
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters: these are escaped."""
+    """Return a text with control characters escaped."""
     if text.isprintable():
         return text
     return "".join(one if _is_harmless(one) else _escaped(one) for one in text)
@@ -39,14 +39,14 @@ def terminal(**options: Any) -> Console:  # noqa: ANN401 - those of Console
 
 
 class _Cleaning(RenderHook):
-    """Lets a console print all that it is given without control characters."""
+    """Removes control characters from everything that a console prints."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Clean(one) for one in renderables]
 
 
 class _Clean:
-    """Something to print; the styles are rich's own, and no part of its text."""
+    """Something to print. The styles are rich's own and not part of its text."""
 
     def __init__(self, inner: RenderableType) -> None:
         self._inner = inner

@@ -1,1 +1,1 @@
-"""What differs between images, sound and text."""
+"""The code that differs between images, sound and text."""

@@ -1,8 +1,8 @@
 """Scores per victim, and the matching of guesses to truths, stacked along the first axis.
 
-Images and sound are on the scale of the data, where values lie in [0, 1]. Scores clamp both
-sides to that range, read NaN as 0, and are computed in double precision: a broken guess gets the
-score of what it would look like, never NaN.
+Images and sound are on the scale of the data, where values lie in [0, 1]. Scores clamp both sides
+to that range, read NaN as 0, and use double precision. So a broken guess gets the score of what it
+would look like, never NaN.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ TIERS: dict[str, tuple[float, float]] = {
     "recognisable": (20.0, 0.7),
     "near-copy": (30.0, 0.9),
 }
-"""Least PSNR (dB) and SSIM of each tier of success, weakest first.
+"""Minimum PSNR (dB) and SSIM of each tier of success, weakest first.
 
-Both must be reached, because single hand-crafted metrics contradict each other and human
-judgement (Sun et al., "Privacy Assessment on Reconstructed Images", NeurIPS 2023). The
-thresholds are a convention of this toolkit; reports print them.
+Both must be reached. Single hand-crafted metrics contradict each other and human judgement (Sun et
+al., "Privacy Assessment on Reconstructed Images", NeurIPS 2023). The thresholds are a convention of
+this toolkit. Reports print them.
 """
 
 LEAST_ERROR = 1e-20
-"""Floor of the mean squared error, hence a ceiling of 200 dB on PSNR: exact is exact."""
+"""Floor of the mean squared error. It limits PSNR to 200 dB, which means exact."""
 
 DUPLICATE_ERROR = 1e-6
-"""Mean squared distance up to which two examples count as the same one."""
+"""Two examples with at most this mean squared distance count as the same one."""
 
 TIE = 1e-6
-"""Root-mean-square distance within which two candidates are equally near: float32 rounding."""
+"""Two candidates within this root-mean-square distance are equally near (float32 rounding)."""
 
 
 def psnr(guess: Tensor, truth: Tensor) -> Tensor:
     """Return the peak signal-to-noise ratio of each guess in dB, for a data range of 1.
 
-    Values beyond about 100 dB say "exact up to rounding": the mean squared error is floored at
+    Values beyond about 100 dB mean "exact up to rounding". The mean squared error is floored at
     `LEAST_ERROR`, which caps the ratio at 200 dB.
     """
     _check_same_shape(guess, truth)
@@ -48,7 +48,7 @@ def psnr(guess: Tensor, truth: Tensor) -> Tensor:
 
 
 def snr(guess: Tensor, truth: Tensor) -> Tensor:
-    """Return the signal-to-noise ratio of each guess in dB; NaN for a truth of nothing but zeros.
+    """Return the signal-to-noise ratio of each guess in dB; NaN if the truth is all zeros.
 
     Signals are amplitudes in [-1, 1], and clamped to that range. The squared error is floored as
     in `psnr`.
@@ -63,8 +63,9 @@ def snr(guess: Tensor, truth: Tensor) -> Tensor:
 def ssim(guess: Tensor, truth: Tensor) -> Tensor:
     """Return the structural similarity of each guess, averaged over channels.
 
-    Gaussian window with sigma 1.5 over the region where it fits: 11x11 as published if the short
-    side has at least 64 pixels, otherwise 7x7. NaN for what is not an NCHW image of at least 7x7.
+    The Gaussian window has sigma 1.5 and covers the region where it fits. It is 11x11 as published
+    if the short side has at least 64 pixels, otherwise 7x7. The result is NaN if the input is not
+    an NCHW image of at least 7x7.
 
     References:
         Wang, Bovik, Sheikh, Simoncelli, "Image Quality Assessment: From Error Visibility to
@@ -92,9 +93,9 @@ def ssim(guess: Tensor, truth: Tensor) -> Tensor:
 
 
 def token_accuracy(guess: Tensor, truth: Tensor, padding: int | None = None) -> Tensor:
-    """Return the share of each truth's tokens that are guessed at their places.
+    """Return the share of each truth's tokens that are guessed at their positions.
 
-    Places where the truth is padding do not count; NaN for a truth of nothing else.
+    Positions where the truth is padding do not count. The result is NaN if all are padding.
     """
     _check_same_shape(guess, truth)
     counts = real_tokens(truth, padding)
@@ -102,7 +103,7 @@ def token_accuracy(guess: Tensor, truth: Tensor, padding: int | None = None) -> 
 
 
 def exact_match(guess: Tensor, truth: Tensor) -> Tensor:
-    """Return 1 for each guess that is the truth, padding included, or else 0."""
+    """Return 1 for each guess that equals the truth, including padding, and 0 for others."""
     _check_same_shape(guess, truth)
     return (guess == truth).all(dim=1).double()
 
@@ -114,30 +115,31 @@ def match(guess: Tensor, truth: Tensor) -> Tensor:
     flatters the attack, so baselines have to be matched in the same way.
 
     Args:
-        guess: Guesses, in no particular order; there may be fewer or more than truths.
+        guess: Guesses in any order. Their number may differ from that of the truths.
         truth: Private examples.
     """
     _check_same_example_shape(guess, truth)
     distance = torch.cdist(
         _pixels(guess).flatten(1),
         _pixels(truth).flatten(1),
-        compute_mode="donot_use_mm_for_euclid_dist",  # the faster way cancels for near-copies
+        compute_mode="donot_use_mm_for_euclid_dist",  # the faster mode is imprecise for near-copies
     )
     return assign(distance.square())
 
 
 def match_tokens(guess: Tensor, truth: Tensor, padding: int | None = None) -> Tensor:
-    """Return, as `match`, the assignment with the least total `token_distance`."""
+    """Return the assignment with the smallest total `token_distance`, in the form of `match`."""
     _check_same_example_shape(guess, truth)
     return assign(token_distance(guess, truth.expand(len(guess), *truth.shape), padding))
 
 
 def token_distance(guess: Tensor, others: Tensor, padding: int | None = None) -> Tensor:
-    """Return how far sequences (n, length) are from others (n, m, length) each, in [0, 1].
+    """Return the distance of sequences (n, length) from others (n, m, length), in [0, 1].
 
-    One minus the mean of two shares: of tokens that both have, wherever they stand (F1 of the
-    multisets), and of places where both have the same (of the longer one's). The first sees what
-    an attack finds without its order, the second the order.
+    The distance is one minus the mean of two shares. The first is the share of common tokens,
+    regardless of position (F1 of the multisets). The second is the share of positions with the same
+    token, out of the longer sequence. The first credits tokens found without their order, the
+    second credits the order.
     """
     real, their_real = real_tokens(guess, padding), real_tokens(others, padding)
     size, their_size = real.sum(-1)[:, None], their_real.sum(-1)
@@ -151,7 +153,7 @@ def token_distance(guess: Tensor, others: Tensor, padding: int | None = None) ->
 
 
 def assign(costs: Tensor) -> Tensor:
-    """Return, for each column, the row assigned to it at the least total cost, or -1."""
+    """Return the row assigned to each column at the smallest total cost, or -1."""
     rows, columns = linear_sum_assignment(costs.cpu().numpy())
     assigned = torch.full((costs.shape[1],), -1)
     assigned[torch.from_numpy(columns)] = torch.from_numpy(rows)
@@ -161,8 +163,8 @@ def assign(costs: Tensor) -> Tensor:
 def identified(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
     """Return whether each guess is nearer to its truth than to every distractor, by pixel L2.
 
-    With N - 1 distractors, a guess that does not depend on the victim succeeds with probability
-    1/N when victim and distractors are exchangeable. Ties, up to `TIE`, are failures.
+    With N - 1 distractors, a guess that does not depend on the victim succeeds with probability 1/N
+    if victim and distractors are exchangeable. Ties, up to `TIE`, are failures.
 
     Args:
         guess: Guesses, (B, *shape).
@@ -176,7 +178,7 @@ def identified(guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
     _check_same_shape(guess, truth)
     _check_pool(pool, truth)
     own = _distance(guess, truth)
-    # One victim at a time: the pools together may not fit into memory in double precision.
+    # One victim at a time: all pools together may not fit into memory in double precision.
     pairs = zip(guess, pool, strict=True)
     nearest = [_distance(one[None], candidates).amin() for one, candidates in pairs]
     return own + TIE < torch.stack(nearest) if nearest else own < 0
@@ -187,7 +189,7 @@ def identified_tokens(
 ) -> Tensor:
     """Return whether each guess is nearer to its truth than to all distractors.
 
-    Nearer is by `token_distance`. Chance is as in `identified`, and ties are failures: with ties,
+    The measure is `token_distance`. Chance is as in `identified`, and ties are failures. With ties,
     a blind guess succeeds less often than 1/N.
     """
     _check_same_shape(guess, truth)
@@ -197,9 +199,9 @@ def identified_tokens(
 
 
 def _numbered(tokens: Tensor, real: Tensor) -> Tensor:
-    """Return the tokens of sequences, sorted, each with how many of its kind are before it.
+    """Return the sorted tokens of sequences, each combined with its count among equal ones.
 
-    What two sequences have in common, as multisets, are then equal numbers; -1 is no token.
+    The common tokens of two sequences, as multisets, are then equal numbers. -1 is not a token.
     """
     length = tokens.shape[-1]
     ordered = torch.where(real & (tokens >= 0), tokens, -1).sort(dim=-1).values

@@ -1,6 +1,6 @@
-"""What differs between kinds of data: how guesses are matched, scored and shown, and utility.
+"""What differs between kinds of data: matching, scoring and showing guesses, and utility.
 
-Everything else is the same code for images, sound and text.
+All other code is the same for images, sound and text.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from . import metrics
 from .rendering import image_png, joined, token_texts, wave_file
 from .rouge import rouge
 
-_LOGITS = 2**24  # that are computed at once
+_LOGITS = 2**24  # number of logits that are computed at once
 
 
 @dataclass(frozen=True)
 class NextTokenLoss:
     """Mean over examples of the mean cross-entropy of an example's tokens after its first.
 
-    Every example has the same weight, however long it is, so that the gradient of a batch is the
-    mean of its examples' gradients; padding has none.
+    Every example has the same weight, however long it is. So the gradient of a batch is the mean of
+    its examples' gradients. Padding has no weight.
 
     Attributes:
         padding: See `TokenSpace`.
@@ -45,14 +45,14 @@ class NextTokenLoss:
         return (losses.sum(1) / counted.sum(1).clamp(min=1)).mean()
 
     def by_token(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each token after the first, and which of them are no padding."""
+        """Return the loss of each token after the first, and which of them are not padding."""
         counted = real_tokens(targets, self.padding)[:, 1:]
         losses = cross_entropy(outputs[:, :-1].transpose(1, 2), targets[:, 1:], reduction="none")
         return losses * counted, counted
 
 
 class Utility(NamedTuple):
-    """Test performance: correct predictions of all, and the mean loss."""
+    """Test performance: correct predictions, all predictions, and the mean loss."""
 
     correct: int
     total: int
@@ -66,8 +66,8 @@ class Modality(ABC):
     Examples are compared on the scale of the data (`values`), stacked along the first axis.
 
     Attributes:
-        space: What is publicly known of the inputs.
-        media: As what an example is shown.
+        space: The public knowledge about the inputs.
+        media: The format in which an example is shown.
     """
 
     media: ClassVar[Media]
@@ -76,7 +76,7 @@ class Modality(ABC):
 
     @property
     def loss(self) -> Loss:
-        """Return the mean loss that models are trained by."""
+        """Return the mean loss that training minimises."""
         return cross_entropy
 
     @abstractmethod
@@ -89,15 +89,15 @@ class Modality(ABC):
 
     @abstractmethod
     def nothing(self, like: Tensor) -> Tensor:
-        """Return what stands for a guess that was not made: one example's values."""
+        """Return the values of one example that stands for a missing guess."""
 
     @abstractmethod
     def match(self, guess: Tensor, truth: Tensor) -> Tensor:
-        """Return, for each truth, the index of the guess assigned to it, or -1 if none is left."""
+        """Return the index of the guess assigned to each truth, or -1 if none is left."""
 
     @abstractmethod
     def scores(self, guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
-        """Return every metric of each guess; NaN where it cannot be computed."""
+        """Return every metric of each guess; NaN if it cannot be computed."""
 
     @abstractmethod
     def identified(self, guess: Tensor, truth: Tensor, pool: Tensor) -> Tensor:
@@ -105,24 +105,24 @@ class Modality(ABC):
 
     @abstractmethod
     def differ(self, example: Tensor, others: Tensor) -> Tensor:
-        """Return which of some examples are no near-duplicates of one."""
+        """Return which of some examples are not near-duplicates of one."""
 
     @abstractmethod
     def render(self, values: Tensor) -> bytes:
         """Return one example as a file of its media."""
 
     def groups(self, targets: Tensor) -> Tensor:
-        """Return the group that each example's look-alikes are of: its label, if it has one."""
+        """Return the group of each example, from which its look-alikes come: its label, if any."""
         return targets
 
     def look_alikes(
         self, index: int, data: Batch, exclude: Tensor, count: int, rng: Generator
     ) -> Tensor:
-        """Return the indices of look-alikes that an example has to be told apart from.
+        """Return the indices of look-alikes from which a guess must distinguish an example.
 
-        They are drawn without replacement from the examples of the same label, as like as
-        `alike` has it, without those to be excluded and without near-duplicates of the example
-        itself, which no guess could tell apart.
+        They are drawn without replacement from the examples of the same label that `alike` selects.
+        Excluded examples are never drawn. Neither are near-duplicates of the example itself,
+        because no guess could distinguish them.
 
         Args:
             index: The example.
@@ -151,12 +151,12 @@ class Modality(ABC):
         return candidates[order.to(candidates.device)]
 
     def alike(self, index: int, data: Batch, among: Tensor, count: int) -> Tensor:
-        """Return those of some examples that are like one of them; at least `count` more."""
+        """Return those of some examples that are similar to one of them; at least `count` more."""
         return among
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, test: Batch) -> Utility:
-        """Return how good a model is on test data."""
+        """Return the performance of a model on test data."""
         with in_evaluation(model):
             outputs: Tensor = torch.cat([model(part) for part in test.inputs.split(500)])
         correct = (outputs.argmax(dim=1) == test.targets).sum()
@@ -225,7 +225,7 @@ class Waves(_Continuous):
     def differ(self, example: Tensor, others: Tensor) -> Tensor:
         """Return which differ by more than a thousandth of its loudness, and by a 16-bit step.
 
-        Unlike that of images, the scale of sound says little: whole datasets are quiet.
+        The scale of sound, unlike that of images, says little: whole datasets are quiet.
         """
         loudness = (example - 0.5).square().mean()
         error = (others - example).flatten(1).square().mean(1)
@@ -243,7 +243,7 @@ class Text(Modality):
     Sequences are compared by `metrics.token_distance`.
 
     Attributes:
-        space: What is publicly known of the inputs.
+        space: The public knowledge about the inputs.
         vocabulary: The text of every token.
     """
 
@@ -268,11 +268,11 @@ class Text(Modality):
         return values
 
     def nothing(self, like: Tensor) -> Tensor:
-        """Return a token that there is not."""
+        """Return a token that does not exist."""
         return like.new_full((1, *like.shape[1:]), -1)
 
     def match(self, guess: Tensor, truth: Tensor) -> Tensor:
-        """Assign guesses to what they are nearest to, at the least total distance."""
+        """Assign guesses to truths at the smallest total distance."""
         return metrics.match_tokens(guess, truth, self.space.padding)
 
     def scores(self, guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
@@ -294,10 +294,11 @@ class Text(Modality):
         return targets if targets.dim() == 1 else targets.new_zeros(len(targets))
 
     def alike(self, index: int, data: Batch, among: Tensor, count: int) -> Tensor:
-        """Return the examples of like length.
+        """Return the examples of similar length.
 
-        Sorted by length they are cut into as many parts of equal size as leave each at least
-        twice `count`: which part an example is in does not tell it from others of its part.
+        The examples are sorted by length and cut into parts of equal size. There are as many parts
+        as leave each at least twice `count`. So an example's part does not distinguish it from the
+        others of that part.
         """
         lengths = self.space.real(data.inputs[among]).sum(1)
         ordered = among[lengths.argsort(stable=True)]
@@ -306,10 +307,10 @@ class Text(Modality):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, test: Batch) -> Utility:
-        """Return accuracy and the mean loss, for next tokens per token: perplexity is its exp.
+        """Return accuracy and mean loss. For next tokens, the loss is per token (log perplexity).
 
-        The accuracy of next tokens is the mean over texts of the share that is predicted: texts
-        are independent, tokens of one are not.
+        The accuracy of next tokens is the mean over texts of the share of predicted tokens. Texts
+        are independent, but tokens of one text are not.
         """
         if self.space.task == "classification":
             return super().evaluate(model, test)
@@ -326,15 +327,15 @@ class Text(Modality):
         return Utility(round(right), len(test.inputs), total / max(1, tokens))
 
     def differ(self, example: Tensor, others: Tensor) -> Tensor:
-        """Return which are not the same sequence."""
+        """Return which are different sequences."""
         return (others != example).any(dim=1)
 
     def render(self, values: Tensor) -> bytes:
-        """Return the tokens' texts, place by place, without the padding at the end."""
+        """Return the tokens' texts, in order, without the padding at the end."""
         return token_texts([self._text(int(token)) for token in self._real(values)])
 
     def text(self, tokens: Tensor) -> str:
-        """Return a sequence as text, without what stands for none."""
+        """Return a sequence as text, without special tokens."""
         ids = (int(token) for token in self._real(tokens))
         return joined([self._text(token) for token in ids if token not in self.space.special])
 

@@ -27,7 +27,7 @@ def png(pixels: bytes, shape: Sequence[int]) -> bytes:
 
 
 def image_png(pixels: Tensor) -> bytes:
-    """Return an image with values in [0, 1] as a PNG; what is no image in colours, as grey."""
+    """Return an image with values in [0, 1] as a PNG; data of other shapes as grey."""
     values = pixels.detach().cpu().clamp(0, 1).mul(255).round().to(uint8)
     if values.dim() != 3 or values.shape[0] not in (1, 3):
         values = values.reshape(1, -1, values.shape[-1])
@@ -49,7 +49,7 @@ def wave_file(amplitudes: Tensor, rate: int) -> bytes:
 def token_texts(texts: Sequence[str]) -> bytes:
     """Return the texts of a sequence's tokens, one for each, in whole characters.
 
-    A character that several tokens make up, such as an emoji, is the first one's.
+    If several tokens form one character, such as an emoji, it belongs to the first of them.
     """
     whole = [""] * len(texts)
     place = 0
@@ -61,12 +61,12 @@ def token_texts(texts: Sequence[str]) -> bytes:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Return the text that tokens make up, whose texts may be parts of characters."""
+    """Return the text of tokens, whose own texts may be parts of characters."""
     return b"".join(map(_encoded, texts)).decode(errors="replace")
 
 
 def _characters(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield every character, with the place of the token that it begins in."""
+    """Yield every character, with the position of the token in which it begins."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     start = 0
     for place, text in enumerate(texts):
@@ -75,7 +75,7 @@ def _characters(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
             start = start if begun else place
             for number, character in enumerate(decoder.decode(bytes([value]))):
                 yield (start if number == 0 else place), character
-            if begun and decoder.getstate() == (bytes([value]), 0):  # the last one was broken off
+            if begun and decoder.getstate() == (bytes([value]), 0):  # the last one is incomplete
                 start = place
     yield from ((start, character) for character in decoder.decode(b"", final=True))
 
@@ -83,12 +83,12 @@ def _characters(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
 def _encoded(text: str) -> bytes:
     try:
         return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # surrogates that stand for no byte
+    except UnicodeEncodeError:  # surrogates that do not stand for a byte
         return text.encode(errors="replace")
 
 
 def _continues(before: str, character: str) -> bool:
-    """Return whether a character is drawn as one with those before it."""
+    """Return whether a character is drawn together with those before it."""
     return (
         before[-1] == "\N{ZERO WIDTH JOINER}"
         or character in _JOINERS

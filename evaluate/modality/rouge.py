@@ -17,15 +17,15 @@ _UNSPACED = (
     *(range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xF900, 0xFB00)),  # Han
     *(range(0xFF66, 0xFFA0), range(0x20000, 0x40000)),
 )
-"""Characters of scripts that put no spaces between words."""
+"""Characters of scripts that have no spaces between words."""
 
 
 @dataclass(frozen=True)
 class _Words:
-    """The words of texts; rouge-score's own if these are ASCII.
+    """Splits texts into words. For ASCII, these are rouge-score's own words.
 
     Attributes:
-        symbols: Whether every other visible character is a word, too.
+        symbols: Whether every other visible character is a word too.
     """
 
     symbols: bool = False
@@ -33,8 +33,8 @@ class _Words:
     def tokenize(self, text: str) -> list[str]:
         """Return the words of a text in lower case.
 
-        A word is a run of letters, digits and their marks. Where a script has no spaces, it is
-        one character.
+        A word is a run of letters, digits and their marks. If a script has no spaces, a word is one
+        character.
         """
         words: list[str] = []
         open_word = False
@@ -49,7 +49,7 @@ class _Words:
                 open_word = not alone
             elif kind[0] == "M" and words:
                 words[-1] += character
-            elif kind != "Cf":  # which joins letters
+            elif kind != "Cf":  # format characters join letters
                 open_word = False
                 if self.symbols and kind[0] in "PS":
                     words.append(character)
@@ -59,9 +59,10 @@ class _Words:
 def rouge(guesses: Sequence[str], truths: Sequence[str]) -> dict[str, Tensor]:
     """Return the F-measures of ROUGE-1, ROUGE-2 and ROUGE-L of each guess, in [0, 1].
 
-    As published: lower case, words of letters and digits, no stemming; but of any script. For a
-    truth without words, such as one of emoji, its visible characters are the words. NaN for a
-    truth that has none of these either, or only one for ROUGE-2.
+    As published, it uses lower case, words of letters and digits, and no stemming. Unlike the
+    original, it supports any script. If a truth has no words, e.g. only emoji, its visible
+    characters are the words. The result is NaN for a truth without visible characters, and for
+    ROUGE-2 also for a truth with only one word.
 
     References:
         Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004,

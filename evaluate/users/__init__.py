@@ -1,1 +1,1 @@
-"""What users give us: configurations, names, classes."""
+"""What users provide: configurations, names and classes."""

@@ -1,6 +1,6 @@
-"""What users' classes must keep to: hooks that are called as ours are, and well-formed values.
+"""Checks of users' classes: hooks with our signatures, and well-formed values.
 
-Hooks of a defense are looked at whenever they are called; a class and what it claims, once.
+The hooks of a defense are checked at every call. A class and its claims are checked once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .copies import CLIENTS
 
 @dataclass
 class Checked(Defense):
-    """A defense whose hooks are checked at every call, so that a mistake is named where it is.
+    """A defense whose hooks are checked at every call, so that an error names the faulty hook.
 
     Attributes:
         inner: The defense that does the work.
-        trained_on: If given, the client's examples; each is replaced by what a local step last
-            saw of it.
+        trained_on: The client's examples, or None. Each example is replaced by what a local step
+            last saw of it.
     """
 
     inner: Defense
@@ -36,9 +36,9 @@ class Checked(Defense):
     _seen: int = field(default=0, init=False, repr=False, compare=False)
 
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
-        """Check that the client trains on a model, and left the one that it was sent alone.
+        """Check that the hook returns a model and did not change the received one.
 
-        The client is sent copies: what it does to them later has no effect on the server.
+        The client gets copies. Later changes to them have no effect on the server.
         """
         model, agreed = CLIENTS.of(model), CLIENTS.of(agreed)
         before = [value.clone() for value in model.state_dict().values()]
@@ -53,7 +53,7 @@ class Checked(Defense):
     def batches(
         self, examples: int, batch_size: int, epochs: int, rng: Generator
     ) -> Iterator[Tensor]:
-        """Draw as the defense does, remembering which examples are next."""
+        """Yield the defense's batches, and remember which examples are next."""
         for rows in self.inner.batches(examples, batch_size, epochs, rng):
             if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.dim() != 1:
                 raise ValueError(
@@ -64,13 +64,13 @@ class Checked(Defense):
             yield rows
 
     def expect(self, batch_size: int) -> None:
-        """Tell the defense; examples come in order."""
+        """Pass the nominal batch size to the defense. Examples come in order."""
         self._rows = None
         self._seen = 0
         self.inner.expect(batch_size)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
-        """Check the private batch and what the defense makes of it."""
+        """Check the private batch and the defense's batch."""
         check_batch(batch, "the private batch")
         before = [tensor.clone() for tensor in batch]
         result = self.inner.on_batch(batch, rng)
@@ -109,7 +109,7 @@ class Checked(Defense):
         return result
 
     def on_cohort(self, models: Sequence[nn.Module]) -> None:
-        """Tell the defense."""
+        """Pass the models to the defense."""
         self.inner.on_cohort(models)
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
@@ -135,7 +135,7 @@ class Checked(Defense):
         if self.trained_on is None or result.inputs.shape != batch.inputs.shape:
             return
         rows = self._rows
-        if rows is None:  # in order, epoch after epoch
+        if rows is None:  # in order, one epoch after another
             rows = torch.arange(self._seen, self._seen + len(batch.inputs))
             rows = rows % len(self.trained_on.inputs)
             self._seen += len(batch.inputs)
@@ -181,7 +181,7 @@ class Checked(Defense):
 
 
 def check_batch(batch: Batch, what: str) -> None:
-    """Raise if a batch is not paired with targets, or has values that are not finite."""
+    """Raise if inputs and targets differ in number, or if values are not finite."""
     if len(batch.inputs) != len(batch.targets):
         raise ValueError(f"{what} has {len(batch.inputs)} inputs but {len(batch.targets)} targets")
     if not _is_finite(batch.inputs):
@@ -189,7 +189,7 @@ def check_batch(batch: Batch, what: str) -> None:
 
 
 def _equal(old: Tensor, new: Tensor) -> bool:
-    """Return whether nothing has changed; what was NaN may stay NaN."""
+    """Return whether nothing has changed. NaN counts as equal to NaN."""
     if torch.equal(old, new):
         return True
     return old.shape == new.shape and bool(((old == new) | (old.isnan() & new.isnan())).all())
@@ -206,13 +206,13 @@ def _described(value: object) -> str:
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Return whether all values are finite; their sum tells at a fraction of the cost."""
+    """Return whether all values are finite. Testing their sum is much faster."""
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())
 
 
 @cache
 def check_class(cls: type, base: type) -> None:
-    """Raise if a class would not do what its author thinks: by its fields, or its hooks' names.
+    """Raise if the fields or hook names of a class show a mistake of its author.
 
     Args:
         cls: A subclass.
@@ -222,7 +222,7 @@ def check_class(cls: type, base: type) -> None:
     known = {one.name for one in fields(cls)}
     for owner in cls.__mro__[: cls.__mro__.index(base)]:
         if owner.__module__.partition(".")[0] == __name__.partition(".")[0]:
-            continue  # one of ours
+            continue  # a class of ours
         _check_dataclass(owner, base)
         for name, value in vars(owner).items():
             if name in hooks:
@@ -232,7 +232,7 @@ def check_class(cls: type, base: type) -> None:
                 if close and close[0] not in vars(owner):
                     raise ValueError(
                         f"{owner.__name__}.{name} is never called: did you mean {close[0]}? "
-                        "A method of your own may begin with an underscore"
+                        "If it is your own method, let its name begin with an underscore"
                     )
 
 
@@ -241,23 +241,24 @@ def _is_hook(value: object) -> bool:
 
 
 def _check_dataclass(cls: type, base: type) -> None:
-    """Raise if annotations are no fields, because the decorator is missing."""
+    """Raise if annotations are not fields because the decorator is missing."""
     known = {one.name for one in fields(cls)} if is_dataclass(cls) else set()
     for name, annotation in inspect.get_annotations(cls).items():
         if name not in known and "ClassVar" not in str(annotation):
             frozen = "(frozen=True)" if base is not Defense else ""
             raise ValueError(
-                f"{cls.__name__}.{name} is no option, for {cls.__name__} is no dataclass: write\n"
+                f"{cls.__name__}.{name} is not an option because {cls.__name__} is not a "
+                "dataclass. Write:\n"
                 f"    @dataclass{frozen}\n    class {cls.__name__}({cls.__bases__[0].__name__}):"
             )
 
 
 def _check_signature(cls: type, name: str, value: object, hook: object) -> None:
-    """Raise if a hook cannot be called as the harness calls it."""
+    """Raise if a hook's signature does not match the harness's call."""
     if not inspect.isfunction(hook):
         if inspect.isfunction(value):
             raise ValueError(
-                f"{cls.__name__}.{name} is called without brackets: put @property above it"
+                f"{cls.__name__}.{name} is used as an attribute: put @property above it"
             )
         return
     if not inspect.isfunction(value):
@@ -275,11 +276,11 @@ def _check_signature(cls: type, name: str, value: object, hook: object) -> None:
 
 
 def check_guarantee(name: str, claim: object) -> None:
-    """Raise if a claim is none that could be true.
+    """Raise if a claim cannot be true.
 
     Args:
-        name: Who makes it.
-        claim: What `guarantee` returned.
+        name: The name of the defense.
+        claim: The value that `guarantee` returned.
     """
     if claim is None:
         return

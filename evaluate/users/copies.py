@@ -1,7 +1,7 @@
-"""Copies of models for code that is not ours: whatever it does to them, the originals stay.
+"""Copies of models for users' code, so that the originals never change.
 
-A defense is given models by its hooks, and may keep or alter them. The server's own model, which is
-trained and evaluated, and the one that adversaries know, are never among these.
+Hooks pass models to a defense, which may keep or alter them. Two models are never passed: the
+server's own model, which is trained and evaluated, and the model that adversaries know.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch import Tensor, nn
 
 
 class _Copy:
-    """A copy, and what it was like when it was made."""
+    """A copy, and its state when it was made."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self._parts = model, _parts(model)
 
     def equals(self, original: nn.Module) -> bool:
-        """Return whether nobody has altered it, and it has the values of its original."""
+        """Return whether the copy is unaltered and has the values of its original."""
         return self._parts == _parts(self.model) and _alike(self.model, original)
 
 
 class Copies:
-    """A copy of each model, which is handed out again for as long as it equals the original."""
+    """A copy of each model. It is reused as long as it equals the original."""
 
     _given: ClassVar[WeakSet[nn.Module]] = WeakSet()
 
@@ -38,7 +38,7 @@ class Copies:
         self._copies: WeakKeyDictionary[nn.Module, _Copy] = WeakKeyDictionary()
 
     def of(self, model: nn.Module) -> nn.Module:
-        """Return a copy of a model; the model itself if it was given away before."""
+        """Return a copy of a model; the model itself if it was handed out before."""
         if model in self._given:
             return model
         known = self._copies.get(model)
@@ -49,32 +49,31 @@ class Copies:
         return known.model
 
     def is_copy(self, model: nn.Module, original: nn.Module) -> bool:
-        """Return whether a model is the copy of another that was last handed out, unaltered."""
+        """Return whether a model is the unaltered copy of another that was handed out last."""
         known = self._copies.get(original)
         return known is not None and known.model is model and known.equals(original)
 
     def give(self, model: nn.Module) -> nn.Module:
-        """Return a model that belongs to code that is not ours, such as one that it has made."""
+        """Mark a model as belonging to users' code (e.g. one that it made), and return it."""
         self._given.add(model)
         return model
 
 
 CLIENTS = Copies()
-"""What clients are sent."""
+"""Copies of the models that clients receive."""
 
 SIMULATED = Copies()
-"""What adversaries let the code of a defense run on: the clients' own copies may be altered."""
+"""Copies on which adversaries run a defense's code. The clients' own copies may be altered."""
 
 
 def copied(model: nn.Module) -> nn.Module:
     """Return a copy of a model that shares nothing with it.
 
-    Tensors that a module has computed, as of `weight_norm`, are computed anew by its next call.
-    Functions that a module keeps are made anew where they refer to a part of the model, which
-    `deepcopy` leaves as they are.
+    The next call of a module recomputes tensors that it derives, as `weight_norm` does. Functions
+    that refer to a part of the model are rebuilt, because `deepcopy` does not copy them.
 
     Raises:
-        ValueError: If the copy still leads to the model.
+        ValueError: If the copy still refers to the model.
     """
     computed = (v for module in model.modules() for v in vars(module).values())
     memo: dict[int, Any] = {
@@ -91,13 +90,13 @@ def copied(model: nn.Module) -> nn.Module:
             if (function := _leading(vars(module)[name], twins)) is not None:
                 raise ValueError(
                     f"{type(module).__name__}.{name} holds the function {function}, which refers "
-                    "to the model itself, so that the model cannot be copied: make it a method"
+                    "to the model itself. The model cannot be copied: make the function a method"
                 )
     return own
 
 
 def _rebound(value: Any, twins: Mapping[int, Any]) -> Any:  # noqa: ANN401 - any attribute
-    """Return an attribute whose functions refer to a copy, and not to its original."""
+    """Return an attribute whose functions refer to the copy instead of the original."""
     if isinstance(value, dict):
         for key, part in value.items():
             value[key] = _rebound(part, twins)
@@ -117,7 +116,7 @@ def _rebound(value: Any, twins: Mapping[int, Any]) -> Any:  # noqa: ANN401 - any
 def _leading(
     value: object, twins: Mapping[int, Any], within: frozenset[int] = frozenset()
 ) -> str | None:
-    """Return the name of a function within a value that refers to an original, if one does."""
+    """Return the name of a function within a value that refers to an original; None if none."""
     if id(value) in within:  # a function may refer to itself
         return None
     within |= {id(value)}
@@ -141,7 +140,7 @@ def _leading(
 
 
 def _closed(function: FunctionType) -> list[object]:
-    """Return what a function has closed over, as far as it is there yet."""
+    """Return the values in a function's closure that are assigned already."""
     found = []
     for cell in function.__closure__ or ():
         try:
@@ -152,7 +151,7 @@ def _closed(function: FunctionType) -> list[object]:
 
 
 def _parts(model: nn.Module) -> list[object]:
-    """Return what a model is made of besides values: modules, modes, hooks and attributes."""
+    """Return the parts of a model besides values: modules, modes, hooks and attributes."""
     found: list[object] = []
     for module in model.modules():
         found += [id(module), type(module)]
@@ -167,12 +166,12 @@ def _parts(model: nn.Module) -> list[object]:
 
 
 def _known(value: object) -> object:
-    """Return what tells a value from others: itself if it is simple, else which object it is."""
+    """Return a key of a value: the value if it is simple, otherwise its identity."""
     return value if isinstance(value, bool | int | float | str | None) else id(value)
 
 
 def _alike(one: nn.Module, other: nn.Module) -> bool:
-    """Return whether two models have the same modes, parameters and buffers; NaN equals nothing."""
+    """Return whether two models have equal modes, parameters and buffers. NaN equals nothing."""
     if [part.training for part in one.modules()] != [part.training for part in other.modules()]:
         return False
     left, right = (
@@ -187,9 +186,9 @@ def _alike(one: nn.Module, other: nn.Module) -> bool:
 
 
 def in_precision_of(copy: nn.Module, model: nn.Module) -> nn.Module:
-    """Return a copy that computes as its original does now: attacks change the precision of theirs.
+    """Return a copy in its original's present precision, because attacks change it.
 
-    From single to double precision and back nothing is rounded.
+    Conversion from single to double precision and back rounds nothing.
     """
     precision = _precision(model)
     return copy if _precision(copy) == precision else copy.to(precision)

@@ -1,4 +1,4 @@
-"""From names and options, as in a configuration file, to defenses, adversaries and protocols."""
+"""Build defenses, adversaries and protocols from names and options of a configuration file."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ PROTOCOLS: dict[str, type[Protocol]] = {cls.__name__: cls for cls in (FedSGD, Fe
 _NUMBERS = (int, float, *(kind + more for kind in ("int", "float") for more in ("", " | None")))
 
 Whole = Annotated[int, Field(strict=True)]
-"""A whole number in a configuration; `true` is none."""
+"""A whole number in a configuration. `true` is not accepted."""
 
 Number = Annotated[float, Field(strict=True)]
-"""A number in a configuration; `true` is none."""
+"""A number in a configuration. `true` is not accepted."""
 
 MOST = 2**20
-"""The largest number of examples, clients, rounds and passes that a file may name."""
+"""The maximum number of examples, clients, rounds and passes in a file."""
 
 MOST_STEPS = 100_000
-"""How many local steps may be behind one upload."""
+"""The maximum number of local steps behind one upload."""
 
 MOST_COMBINATIONS = 10_000
-"""How many methods lists of values may stand for."""
+"""The maximum number of methods that lists of values may produce."""
 
 _SEQUENCE = re.compile(r"\b([tT]uple|[lL]ist|Sequence)\b")
 
 LOADING = 60.0
-"""Seconds that a user's file may take to be loaded."""
+"""Maximum seconds for loading a user's file."""
 
 
 def folder_of(info: ValidationInfo) -> Path:
@@ -70,18 +70,18 @@ def folder_of(info: ValidationInfo) -> Path:
 
 
 def placed(path: str, folder: Path) -> str:
-    """Return a path that is relative to a folder, as it is found from the current one."""
+    """Return a path relative to the current folder, given a path relative to `folder`."""
     return os.path.normpath(folder / Path(path).expanduser())
 
 
 def placed_name(name: str, folder: Path) -> str:
-    """Return a method's name; the path of a user's file is relative to a folder."""
+    """Return a method's name. The path of a user's file is relative to `folder`."""
     source, _, attribute = name.rpartition(":")
     return f"{placed(source, folder)}:{attribute}" if source.endswith(".py") else name
 
 
 class Strict(BaseModel):
-    """A part of a configuration; an unknown key is an error that names the known ones."""
+    """A part of a configuration. An unknown key is an error that lists the known keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -102,8 +102,8 @@ class Method(Strict, Traveller):
 
     Attributes:
         name: A registered name, or `file.py:Name` or `package.module:Name`.
-        options: Keyword arguments; the defaults hold for the others.
-        links: The defenses of a `Chain`, first applied first.
+        options: Keyword arguments. The other options have their defaults.
+        links: The defenses of a `Chain`, in the order in which they are applied.
     """
 
     name: str
@@ -130,10 +130,10 @@ class Method(Strict, Traveller):
     def grid(self, class_of: Callable[[Method], type]) -> list[Method]:
         """Return one method per combination of the options that are lists.
 
-        An option that is a list itself is one per combination only if it holds lists.
+        If the type of an option is a list, it must hold lists to give several combinations.
 
         Args:
-            class_of: Returns the class of a method, which knows its options.
+            class_of: Function that returns the class of a method, which declares its options.
         """
         sequences = () if self.links else _sequences(class_of(self))
         values = [
@@ -159,18 +159,18 @@ class Method(Strict, Traveller):
         return own * math.prod(link._combinations() for link in self.links)
 
     def config(self) -> dict[str, Any]:
-        """Return all that the method depends on; of a user's file, its content and no folder."""
+        """Return everything that the method depends on: of a user's file, only its content."""
         label = self.name.rpartition(":")[2]
         config: dict[str, Any] = {"name": self.name, "options": self.options}
         file = file_of(self.name)
-        if file is not None and file.is_file():  # wherever it is
+        if file is not None and file.is_file():  # its folder does not matter
             config |= {"name": f"{file.name}:{label}", "source": digest_with_imports(file)}
         if self.links:
             config["links"] = [link.config() for link in self.links]
         return config
 
     def files(self) -> Files:
-        """Yield the user's file, with those of its folder that it imports."""
+        """Yield the user's file and the files of its folder that it imports."""
         file = file_of(self.name)
         if file is not None and file.is_file():
             found = {str(one.relative_to(file.parent)): one for one in local_files(file)}
@@ -178,7 +178,7 @@ class Method(Strict, Traveller):
             yield self.name.rpartition(":")[0], (bundle, file.name)
 
     def code(self) -> list[str]:
-        """Return the method's name if it is the user's own."""
+        """Return the method's name if it is the user's own code."""
         return [self.name] if ":" in self.name else []
 
 
@@ -190,7 +190,7 @@ def _is_choice(value: JsonValue, is_sequence: bool) -> TypeGuard[list[JsonValue]
 
 
 def own_code(method: Method) -> list[str]:
-    """Return the names of what is the user's own: of the method, and of a chain's links."""
+    """Return the names of the user's own code: the method, and the links of a chain."""
     return method.code() + [name for link in method.links for name in own_code(link)]
 
 
@@ -198,11 +198,11 @@ def check_loading(specs: Iterable[str], time_limit: float) -> None:
     """Load users' code in a worker first, where it can hang or crash without harm.
 
     Args:
-        specs: What `load_attribute` takes.
+        specs: Names as `load_attribute` takes them.
         time_limit: Seconds that each may take.
 
     Raises:
-        UserError: If it does not come back. Other mistakes are for `load_attribute` to name.
+        UserError: If loading does not finish. `load_attribute` reports other mistakes.
     """
     unknown = [spec for spec in dict.fromkeys(specs) if not is_loaded(spec)]
     limit = min(time_limit, LOADING)
@@ -239,7 +239,7 @@ def build_adversary(method: Method) -> Adversary:
 
 
 def adversary_grid(methods: Iterable[Method]) -> list[Method]:
-    """Return one adversary per combination of the options that are lists; each can be built."""
+    """Return one adversary per combination of the options that are lists, and check each."""
     found = [one for method in methods for one in method.grid(_adversary_class)]
     for method in found:
         build_adversary(method)
@@ -247,7 +247,7 @@ def adversary_grid(methods: Iterable[Method]) -> list[Method]:
 
 
 def defense_grid(methods: Iterable[Method]) -> list[Method]:
-    """Return one defense per combination of the options that are lists; each can be built."""
+    """Return one defense per combination of the options that are lists, and check each."""
     found = [one for method in methods for one in method.grid(defense_class)]
     for method in found:
         build_defense(method)
@@ -255,7 +255,7 @@ def defense_grid(methods: Iterable[Method]) -> list[Method]:
 
 
 def build_protocol(method: Method) -> Protocol:
-    """Return the protocol that a configuration names; none has more than `MOST` of anything."""
+    """Return the protocol that a configuration names; raise if a number exceeds `MOST`."""
     cls = _class_of(method, PROTOCOLS, Protocol, "protocol")
     protocol: Protocol = _build(method, cls, "protocol")
     for field in fields(protocol):
@@ -279,7 +279,7 @@ def check_steps(method: Method, examples: int) -> None:
     if steps > MOST_STEPS:
         raise ValueError(
             f"{method.name}: {examples:,} examples make {steps:,} local steps behind one upload, "
-            f"at most {MOST_STEPS:,} are allowed: lower epochs, steps or clients"
+            f"but at most {MOST_STEPS:,} are allowed: lower epochs, steps or clients"
         )
 
 
@@ -315,10 +315,10 @@ def _adversary_class(method: Method) -> type[Adversary]:
 
 
 def _sequences(cls: type) -> list[str]:
-    """Return the options of a class that are lists themselves."""
+    """Return the options of a class whose types are lists."""
     try:
         types = get_type_hints(cls)
-    except Exception:  # names that are only there for type checkers
+    except Exception:  # names that exist only for type checkers
         types = {}
     own = fields(cls) if is_dataclass(cls) else ()
     return [one.name for one in own if _SEQUENCE.search(str(types.get(one.name, one.type)))]
@@ -326,7 +326,7 @@ def _sequences(cls: type) -> list[str]:
 
 def _build(method: Method, cls: Any, kind: str) -> Any:  # noqa: ANN401 - a dataclass
     if ":" in method.name and isinstance(given := load_attribute(method.name), cls):
-        _check_options(method, (), kind)  # the object says them
+        _check_options(method, (), kind)  # the object already holds its options
         return copy.deepcopy(given)
     options = [field.name for field in fields(cls) if field.init]
     _check_options(method, options, kind)
@@ -341,12 +341,12 @@ def _build(method: Method, cls: Any, kind: str) -> Any:  # noqa: ANN401 - a data
             f"{kind} {method.name}: cannot be built with {method.options or 'no options'}: "
             f"{reason}; its options are {', '.join(options) or 'none'}"
         ) from error
-    except Exception as error:  # a mistake in someone's own class
+    except Exception as error:  # a mistake in the user's class
         raise ValueError(f"{kind} {method.name}: {type(error).__name__}: {error}") from error
 
 
 def _check_numbers(method: Method, cls: type, kind: str) -> None:
-    """Refuse `true` where a number is wanted, which Python takes for 1."""
+    """Raise if an option is `true` but must be a number. Python treats `true` as 1."""
     for field in fields(cls):
         value = method.options.get(field.name)
         if isinstance(value, bool) and field.type in _NUMBERS:

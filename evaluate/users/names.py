@@ -1,4 +1,4 @@
-"""What reports call defenses and adversaries: by their names and options."""
+"""Names of defenses and adversaries in reports, built from their names and options."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def label(method: Method) -> str:
 
 
 def family(defense: Method) -> str:
-    """Return what configurations of a defense have in common: its name, or its links' names."""
+    """Return the common name of a defense's configurations: its name, or its links' names."""
     if defense.links:
         return " then ".join(family(link) for link in defense.links)
     return label(Method(name=defense.name))
 
 
 def options(method: Method) -> dict[str, Any]:
-    """Return a method's options as data; those of a chain's links by their place and name."""
+    """Return a method's options as data. Those of a chain's links have their place and name."""
     if not method.links:
         return dict(method.options)
     return {

@@ -1,4 +1,4 @@
-"""From objects of a notebook or a script to what a configuration names."""
+"""Convert objects of a notebook or a script to the form of a configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REGISTERED: dict[type, str] = {
 
 
 def methods_of(values: Iterable[object]) -> tuple[Method, ...]:
-    """Return defenses, adversaries or protocols of the user's own as a configuration holds them.
+    """Return the user's defenses, adversaries or protocols in the form of a configuration.
 
     Args:
         values: Objects, classes, names, or mappings as in a file.
@@ -40,11 +40,11 @@ def methods_of(values: Iterable[object]) -> tuple[Method, ...]:
 
 
 def given_model(value: object) -> Method:
-    """Return a model of the user's own as a configuration holds it.
+    """Return the user's model in the form of a configuration.
 
     Args:
-        value: A model, a class of models, a function that takes the input space and returns one,
-            a name, or a mapping as in a file.
+        value: A model, a class of models, a function from the input space to a model, a name, or a
+            mapping as in a file.
     """
     model = Method.model_validate(_model_of(value))
     users_own(model)
@@ -52,14 +52,14 @@ def given_model(value: object) -> Method:
 
 
 def users_own(*methods: Method) -> None:
-    """Trust the code that the user names, and see that it can be loaded."""
+    """Trust the code that the user names, and check that it can be loaded."""
     code = [name for method in methods for name in own_code(method)]
     trust(code)
     check_loading(code, LOADING)
 
 
 def in_configuration(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration, or a scenario of one, whose objects are as a file names them."""
+    """Return a configuration or a scenario with its objects in the form of a file."""
     found = dict(content)
     for key in ("defenses", "adversaries"):
         if isinstance(found.get(key), list | tuple):
@@ -115,7 +115,7 @@ def _model_of(value: object) -> object:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Makes copies of a model that the user has in hand: every seed begins with its weights."""
+    """Makes copies of the user's model. Every seed begins with its weights."""
 
     model: nn.Module
 
@@ -143,7 +143,7 @@ def _takes_argument(cls: type) -> bool:
 
 
 def _name_of(value: Any) -> str:  # noqa: ANN401 - a class or a function
-    """Return the name that workers load a class or function by."""
+    """Return the name by which workers load a class or function."""
     if value in _REGISTERED:
         return _REGISTERED[value]
     if value.__module__.startswith(PLUGIN) and "." not in value.__module__:
@@ -157,13 +157,13 @@ def _name_of(value: Any) -> str:  # noqa: ANN401 - a class or a function
 
 
 def _options(method: Any) -> dict[str, Any] | None:  # noqa: ANN401 - a dataclass
-    """Return the options that make an equal object; None if options do not say all of it."""
+    """Return the options that make an equal object; None if options are not enough."""
     try:
         given = [one for one in fields(method) if one.init and not _is_default(one, method)]
         options = {one.name: getattr(method, one.name) for one in given}
         same = type(method)(**json.loads(json.dumps(options, allow_nan=False)))
         return options if vars(same) == vars(method) else None
-    except Exception:  # no JSON, or parts that cannot be compared
+    except Exception:  # not JSON, or parts that cannot be compared
         return None
 
 

@@ -1,4 +1,4 @@
-"""YAML as users mean it: no key twice, and 1e-3 is a number."""
+"""Strict YAML: repeated keys are errors, and 1e-3 is a number."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import yaml
 from ..foundations.foreign import check_bounds
 
 MOST_VALUES = 100_000
-"""How many values a document may have, where every alias is written out."""
+"""Maximum number of values in a document, with every alias expanded."""
 
 
 def load_yaml(text: str) -> Any:  # noqa: ANN401 - whatever the text holds
-    """Return what a YAML document holds.
+    """Return the value of a YAML document.
 
     Raises:
-        ValueError: If it is not valid; the message names line and column.
+        ValueError: If it is not valid. The message names line and column.
     """
     try:
         content = yaml.load(text, Loader=_Loader)
@@ -30,10 +30,10 @@ def load_yaml(text: str) -> Any:  # noqa: ANN401 - whatever the text holds
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only; YAML would let the last of equal keys win.
+    """Loads plain values only, and rejects repeated keys. YAML itself would keep the last one.
 
-    An alias counts for all that it stands for: a few lines of aliases of aliases would otherwise
-    become more values than there is memory.
+    An alias counts as many values as it stands for. Otherwise, a few lines of nested aliases could
+    expand to more values than fit in memory.
     """
 
     def __init__(self, stream: str) -> None:
@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
         elif id(node) in self._sizes:
             self._values += self._sizes[id(node)]
         else:
-            raise yaml.MarkedYAMLError(f"the alias {event.anchor!r} stands for what it is in", mark)
+            raise yaml.MarkedYAMLError(f"the alias {event.anchor!r} refers to its own value", mark)
         if self._values > MOST_VALUES:
             raise yaml.MarkedYAMLError(
                 f"it has more than {MOST_VALUES:,} values", problem_mark=mark

@@ -1,1 +1,1 @@
-"""What is attacked: scenarios and victims."""
+"""Scenarios and victims: what is attacked."""

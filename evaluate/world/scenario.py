@@ -1,4 +1,4 @@
-"""What is attacked: a dataset, a model, a protocol and a threat model, by name."""
+"""Scenarios: a dataset, a model, a protocol and a threat model, by name."""
 
 from __future__ import annotations
 
@@ -50,28 +50,29 @@ from ..users.names import family, label
 
 
 class Training(Strict):
-    """How the model is trained under each defense, to see what the defense costs."""
+    """Training under each defense, which measures what the defense costs."""
 
     rounds: Whole = Field(default=150, ge=1, le=MOST)
     """Rounds of federated training."""
     clients: Whole = Field(default=20, ge=1, le=MOST)
     """Clients that share the training data."""
     clients_per_round: Whole = Field(default=16, ge=1)
-    """Clients sampled in each round; by default all, if there are fewer."""
+    """Clients sampled in each round. If there are fewer clients than the default, all of them."""
     batch_size: Whole | None = Field(default=None, ge=1, le=MOST)
-    """Examples per client and round under FedSGD, by default as many as are attacked; FedAvg uses
-    all of a client's."""
+    """Examples per client and round under FedSGD. FedAvg uses all examples of a client. Default:
+    the scenario's batch_size."""
     server: Literal["sgd", "adam"] = "adam"
     """The server's optimizer: `sgd` or `adam`."""
     lr: Number = Field(default=0.005, gt=0, allow_inf_nan=False)
     """The server's learning rate."""
     defense_lr: dict[str, Annotated[Number, Field(gt=0, allow_inf_nan=False)]] = Field(default={})
-    """The same under single families of defenses, by name, or under single defenses, by the name in
-    reports, where these need another."""
+    """Other learning rates for some defenses: by family, e.g. `DPSGD`, or by a defense's name in
+    reports."""
     partition: Literal["iid", "label-skew", "feature-skew"] = "iid"
-    """How the data is spread over clients: `iid`, `label-skew` or `feature-skew`."""
+    """How the data is distributed over clients: `iid`, `label-skew` or `feature-skew`."""
     alpha: Number = Field(default=0.5, gt=0, allow_inf_nan=False)
-    """Concentration of the Dirichlet distribution of `label-skew`: near 0, one class each."""
+    """Concentration of the Dirichlet distribution of `label-skew`. Near 0, each client has one
+    class."""
 
     def lr_under(self, defense: Method) -> float:
         """Return the server's learning rate under a defense."""
@@ -99,58 +100,58 @@ class Training(Strict):
 
 
 class Scenario(Strict, Traveller):
-    """Everything about an evaluation but the defense and the adversary."""
+    """Everything about an evaluation except the defense and the adversary."""
 
     download: ClassVar[tuple[str, str]] = ("data_folder", "dataset")
 
     title: str | None = None
-    """How reports call it; by default the dataset, the model and what is not default."""
+    """Name in reports. Default: the dataset, the model and all settings that are not defaults."""
     dataset: str = "fashion-mini"
     """A dataset by name, a path (a folder of images or sounds, or a JSONL file), or `hub:` and the
     id of texts on the Hugging Face hub."""
     data_folder: Path | None = None
-    """Where downloads are kept; ~/.cache/leakfrontier by default."""
+    """Folder of downloads. Default: ~/.cache/leakfrontier."""
     model: Method = Method(name="mlp")
     """A model by name, or your own file.py:factory, and its options."""
     task: Task = "classification"
-    """What is learned: `classification`, or of texts each token from those before it:
-    `next-token`."""
+    """What the model learns: `classification`, or `next-token` (each token of a text from the
+    tokens before it)."""
     tokenizer: str | None = None
-    """How texts become tokens: `characters`, `words`, `bytes`, or a model whose tokenizer to take;
-    by default the model's own, words for `gpt2`, and characters for others."""
+    """How texts become tokens: `characters`, `words`, `bytes`, or a model whose tokenizer to use.
+    Default: the model's own, words for `gpt2`, and characters for others."""
     length: Whole | None = Field(default=None, ge=2, le=MOST)
-    """Tokens of a text: longer ones are cut; by default as many as nine of ten have, at most
-    128."""
+    """Tokens of a text. Longer texts are cut. Default: the length that nine of ten texts do not
+    exceed, at most 128."""
     replace_batch_norm: bool = False
-    """Whether a model's BatchNorm becomes GroupNorm, under every defense."""
+    """Whether to replace a model's BatchNorm by GroupNorm, under every defense."""
     mode: Mode = "eval"
-    """In which mode clients train: `eval` without dropout and other randomness of training, `train`
-    with it. An adversary's replay draws masks of its own."""
+    """Mode in which clients train: `eval` is without dropout and other randomness of training,
+    `train` is with it. An adversary's replay draws its own masks."""
     protocol: Method = Method(name="FedSGD")
     """`FedSGD`, `FedAvg` or `FedBuff`, and its options."""
     batch_size: Whole = Field(default=1, ge=1, le=MOST)
-    """Private examples behind one attacked upload. The smaller, the easier the attack: 1 is the
+    """Private examples behind one attacked upload. Smaller batches are easier to attack. 1 is the
     worst case."""
     checkpoints: tuple[Whole, ...] = (0,)
-    """Training rounds whose models are attacked; 0 is the untrained one."""
+    """Training rounds whose models are attacked. 0 is the untrained model."""
     knows_targets: bool = False
     """Whether adversaries are told the labels."""
     public_data: bool = True
     """Whether adversaries have auxiliary data: the test split."""
     threat: Threat = Threat.ARCHITECTURE
-    """What a server may do at most: read uploads, send crafted parameters, or a crafted
+    """The most that a server may do: read uploads, send crafted parameters, or send a crafted
     architecture. An attack that does more is not applicable."""
     candidates: Whole = Field(default=100, ge=2, le=MOST)
-    """Look-alikes of the same class among which a victim must be identified, the victim
-    included."""
+    """Number of look-alikes of the same class, including the victim, among which an attack must
+    identify the victim."""
     defenses: tuple[Method, ...] = ()
-    """Defenses that are evaluated here alone, beside those of the run."""
+    """Defenses to evaluate only in this scenario, in addition to those of the run."""
     device: Device = "cpu"
-    """Where cells run: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. What is drawn
-    is the same everywhere, and results differ by rounding: the folder of a run does not tell
-    devices apart."""
+    """Where cells run: `cpu`, `cuda`, `mps`, or `auto` for the best available device. Random draws
+    are the same on all devices. Results differ by rounding. The folder of a run does not
+    distinguish devices."""
     training: Training = Training()
-    """How utility is measured: see its keys."""
+    """How utility is measured. See the keys of training."""
 
     @field_validator("dataset")
     @classmethod
@@ -217,7 +218,7 @@ class Scenario(Strict, Traveller):
 
     @property
     def name(self) -> str:
-        """Return what reports call it."""
+        """Return the name in reports."""
         return self.description if self.title is None else self.title
 
     @property
@@ -238,12 +239,12 @@ class Scenario(Strict, Traveller):
 
     @property
     def data_name(self) -> str:
-        """Return what the dataset is called, wherever it is."""
+        """Return the name of the dataset, without its folder."""
         return self.dataset if is_named(self.dataset) else Path(self.dataset).name
 
     @property
     def client_batch(self) -> int:
-        """Return how many examples a client draws in a round of training under FedSGD."""
+        """Return the number of examples that a client draws per training round under FedSGD."""
         return self.training.batch_size or self.batch_size
 
     def files(self) -> Files:
@@ -252,12 +253,12 @@ class Scenario(Strict, Traveller):
         yield from model_files(self.model.name, self.model.options)
 
     def config(self) -> dict[str, Any]:
-        """Return all that a result depends on, as plain JSON values."""
+        """Return everything that a result depends on, as plain JSON values."""
         shown = {"title", "device", "defenses"}
         config = self.model_dump(mode="json", exclude=shown) | {"data_folder": None}
         for key in ("threat", "task", "tokenizer", "length", "mode"):
             if getattr(self, key) == type(self).model_fields[key].default:
-                del config[key]  # cells are those of before there was such a key
+                del config[key]  # keeps the keys of cells from before this option existed
         if not self.training.defense_lr:
             del config["training"]["defense_lr"]
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
@@ -265,7 +266,7 @@ class Scenario(Strict, Traveller):
         return {**config, "model": self.model_identity()}
 
     def model_identity(self) -> dict[str, Any]:
-        """Return the model; of one that is read from files, their content and no folder."""
+        """Return the model. If it is read from files, their content replaces the folder."""
         config, source = self.model.config(), pretrained_of(self.model)
         content = model_digest(source) if source else ""
         if content and "id" in self.model.options:
@@ -274,7 +275,7 @@ class Scenario(Strict, Traveller):
 
     @property
     def model_label(self) -> str:
-        """Return what reports call the model; one that is read from a folder, by its name."""
+        """Return the model's name in reports. A model from a folder has the folder's name."""
         place = self.model.options.get("id")
         if not (isinstance(place, str) and Path(place).exists()):
             return label(self.model)
@@ -288,7 +289,7 @@ class Scenario(Strict, Traveller):
 
 
 def _placed_source(name: str, folder: Path) -> str:
-    """Return a model's id on the hub, or its path as it is found from the current folder."""
+    """Return a model's id on the hub, or its path relative to the current folder."""
     if not is_path(name, folder):
         return name
     found = placed(name, folder)
@@ -299,13 +300,13 @@ def _placed_source(name: str, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """A scenario with its data at hand, as model inputs.
+    """A scenario with its data, as model inputs.
 
     Attributes:
         scenario: The scenario.
-        modality: What kind of data it is.
+        modality: The kind of data.
         train: The clients' examples.
-        test: Held-out examples: for accuracy, and as the adversary's public data.
+        test: Held-out examples, for accuracy and as the adversary's public data.
     """
 
     scenario: Scenario
@@ -315,12 +316,12 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """Return where the data is."""
+        """Return the device of the data."""
         return self.train.inputs.device
 
     @property
     def space(self) -> InputSpace:
-        """Return what is publicly known of the inputs."""
+        """Return the public knowledge about the inputs."""
         return self.modality.space
 
     @cached_property
@@ -334,21 +335,21 @@ class World:
         return build_protocol(self.scenario.protocol)
 
     def defense(self, method: Method) -> Defense:
-        """Return a defense, told how the inputs were normalised."""
+        """Return a defense that knows how the inputs were normalised."""
         built = build_defense(method)
         if not isinstance(self.space, ContinuousSpace):
             return built
         return built.for_space(self.space.mean, self.space.std)
 
     def model(self, defense: Defense, seed: int) -> nn.Module:
-        """Return the initial model: the same for every defense, up to its own `on_model`."""
-        model = copied(defense.on_model(self.built(seed)))  # the defense may have kept its own
+        """Return the initial model. It is the same for every defense, apart from its `on_model`."""
+        model = copied(defense.on_model(self.built(seed)))  # the defense may keep its own
         return model.train(self.scenario.mode == "train").to(self.device)
 
     def built(self, seed: int) -> nn.Module:
-        """Return the model as its factory gives it.
+        """Return the model as its factory returns it.
 
-        It is made on the CPU, so that its weights are the same on all devices, whoever draws them.
+        It is made on the CPU, so that its weights are the same on all devices.
         """
         scenario = self.scenario
         rng = generator("model", scenario.model_identity(), scenario.data_name, seed)
@@ -367,7 +368,7 @@ class World:
         return Client(model, self.modality.loss, defense, self.protocol, self.space)
 
     def threat(self, knows_defense: bool) -> ThreatModel:
-        """Return what the scenario grants to the adversary."""
+        """Return what the adversary knows in the scenario."""
         public = PublicData(*self.test) if self.scenario.public_data else None
         return ThreatModel(self.scenario.knows_targets, knows_defense, public)
 
@@ -376,7 +377,7 @@ def load_world(scenario: Scenario) -> World:
     """Return a scenario with its data, on the current device."""
     data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
     if scenario.task == "next-token" and not isinstance(data.space, TokenSpace):
-        raise ValueError(f"task: next-token needs texts, {scenario.dataset} holds none")
+        raise ValueError(f"task: next-token needs texts, but {scenario.dataset} holds none")
     train, test = (part.to(current_device()) for part in data.normalised)
     return World(scenario, data.modality, train, test)
 
@@ -389,4 +390,4 @@ SCENARIOS: dict[str, Scenario] = {
     "cifar10/lenet": Scenario(dataset="cifar10", model=Method(name="lenet")),
     "cifar10/resnet18": Scenario(dataset="cifar10", model=Method(name="resnet18")),
 }
-"""Scenarios by name; any other is spelled out in a configuration file."""
+"""Scenarios by name. Configuration files describe other scenarios in full."""

@@ -1,6 +1,6 @@
-"""Who is attacked: victims, the clients seen only together with them, and their look-alikes.
+"""Victims, the clients that the server sees only together with them, and their look-alikes.
 
-None of it depends on the adversary, and victims not on the defense either, so that all
+None of this depends on the adversary, and the victims do not depend on the defense. So all
 comparisons are paired.
 """
 
@@ -22,13 +22,13 @@ from .scenario import Scenario, World
 
 
 def victims(world: World, seed: int, observation: int) -> Tensor:
-    """Return the indices of an observation's private examples: disjoint, at random."""
+    """Return the indices of an observation's private examples, drawn at random and disjoint."""
     size, available = world.scenario.batch_size, len(world.train.targets)
     needed = (observation + 1) * size
     if needed > available:
         raise ValueError(
             f"{observation + 1} observations of {size} examples need {needed} training examples, "
-            f"{world.scenario.dataset} has {available}"
+            f"but {world.scenario.dataset} has {available}"
         )
     rng = generator("victims", world.scenario.data_name, size, seed)
     return torch.randperm(available, generator=rng)[observation * size : needed]
@@ -37,7 +37,7 @@ def victims(world: World, seed: int, observation: int) -> Tensor:
 def cohort(
     world: World, sought: Tensor, *, clients: int, seed: int, observation: int
 ) -> list[Batch]:
-    """Return the victims' share and those of the clients that are only seen with them."""
+    """Return the victims' share, and the shares of the clients seen only together with them."""
     others = torch.ones(len(world.train.targets), dtype=torch.bool)
     others[sought] = False
     spare, needed = others.nonzero().flatten(), (clients - 1) * len(sought)
@@ -49,9 +49,9 @@ def cohort(
 
 
 def look_alikes(world: World, sought: Tensor, *, seed: int, observation: int) -> Tensor:
-    """Return the indices of the examples that each victim of an observation is hidden among.
+    """Return the indices of the look-alikes of each victim of an observation.
 
-    They have the victim's label, so that knowing or inferring labels is of no help.
+    They have the victim's label, so knowing or inferring labels does not help.
     """
     rng = generator("look-alikes", world.scenario.data_name, seed, observation)
     count = candidate_count(world) - 1
@@ -61,7 +61,7 @@ def look_alikes(world: World, sought: Tensor, *, seed: int, observation: int) ->
 
 
 def candidates(world: World, victim: Tensor, *, seed: int, observation: int) -> Candidates:
-    """Return a victim among its look-alikes, in an order that says nothing."""
+    """Return a victim among its look-alikes, in a random order."""
     others = look_alikes(world, victim, seed=seed, observation=observation)[0]
     rows = torch.cat([victim, others])
     rng = generator("candidates", world.scenario.data_name, seed, observation)
@@ -70,7 +70,7 @@ def candidates(world: World, victim: Tensor, *, seed: int, observation: int) -> 
 
 
 def candidate_count(world: World) -> int:
-    """Return the number of look-alikes: as asked for, or what the smallest class allows."""
+    """Return the number of look-alikes: the requested one, or the most that all classes allow."""
     counts = torch.bincount(world.modality.groups(world.train.targets))
     counts = torch.where(counts > 0, counts, counts.max())
     label, batch_size = int(counts.argmin()), world.scenario.batch_size
@@ -84,19 +84,19 @@ def candidate_count(world: World) -> int:
 
 
 def other_cohort(scenario: Scenario, defense: Method) -> str:
-    """Return how many clients are attacked together and trained together, if that differs."""
+    """Return a warning if attacks and training see different numbers of clients together."""
     attacked = build_defense(defense).cohort
     uploads = build_protocol(scenario.protocol).uploads(scenario.training.clients_per_round)
     if attacked == 1 or uploads % attacked == 0:
         return ""
     return (
-        f"attacks see sums of {attacked} clients, training has {uploads} in a round: take a "
+        f"attacks see sums of {attacked} clients, but a training round has {uploads}: use a "
         f"multiple of {attacked} as clients_per_round"
     )
 
 
 def other_examples(scenario: Scenario) -> str:
-    """Return how many examples are behind attacked and trained uploads, if that differs."""
+    """Return a warning if attacked and trained uploads have different numbers of examples."""
     attacked, training = scenario.batch_size, scenario.training
     protocol = build_protocol(scenario.protocol)
     if protocol.uploads_gradient:
@@ -106,23 +106,23 @@ def other_examples(scenario: Scenario) -> str:
         data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
         examples = len(data.train.targets)
         fewest, most = examples // training.clients, -(-examples // training.clients)
-        remedy = f"take {most} as batch_size, or {max(1, examples // attacked)} as training.clients"
+        remedy = f"use {most} as batch_size, or {max(1, examples // attacked)} as training.clients"
     if fewest <= attacked <= most:
         return ""
     steps = [protocol.local_steps(count) for count in (attacked, most)]
     local = "" if steps == [1, 1] else f" ({steps[0]} and {steps[1]} local steps)"
-    return f"attacked uploads are of {attacked} examples, trained ones of {most}{local}: {remedy}"
+    return f"attacked uploads have {attacked} examples, trained ones {most}{local}: {remedy}"
 
 
 def check_sizes(world: World, observations: int, defenses: Iterable[Method]) -> None:
-    """Raise if a run asks for more examples or clients than there are."""
+    """Raise if a run needs more examples or clients than there are."""
     scenario, available = world.scenario, len(world.train.targets)
     size, training = scenario.batch_size, scenario.training
     data = f"{scenario.dataset} has {available} training examples"
     if observations > available // size:
         raise ValueError(
             f"observations must be at most {available // size}, got {observations}: {data}, and "
-            f"no two uploads share any of their {size}"
+            f"uploads do not share any of their {size}"
         )
     if training.clients > available:
         raise ValueError(
@@ -131,13 +131,13 @@ def check_sizes(world: World, observations: int, defenses: Iterable[Method]) -> 
     uploads = world.protocol.uploads(training.clients_per_round)
     if uploads > training.clients:
         raise ValueError(
-            f"training.clients must be at least {uploads}, whose uploads make a step of the "
-            f"protocol, got {training.clients}"
+            f"training.clients must be at least {uploads}, because a step of the protocol needs "
+            f"that many uploads, got {training.clients}"
         )
     for defense in defenses:
         cohort = build_defense(defense).cohort
         if cohort * size > available:
             raise ValueError(
-                f"{label(defense)}: {cohort} clients with {size} examples each are seen together, "
-                f"and {data}"
+                f"{label(defense)}: the server sees {cohort} clients with {size} examples each "
+                f"together, but {data}"
             )

@@ -145,12 +145,12 @@ def test_by_default_the_attacked_upload_is_the_trained_one(batch_size: int) -> N
 def test_an_upload_that_is_not_the_trained_one_is_told() -> None:
     scenario = Scenario(training=Training(clients_per_round=2, batch_size=16))
     eight = Method(name="SecureAggregation", options={"clients": 8})
-    assert "attacks see sums of 8 clients, training has 2" in other_cohort(scenario, eight)
+    assert "sums of 8 clients, but a training round has 2" in other_cohort(scenario, eight)
     assert other_examples(scenario) == (
-        "attacked uploads are of 1 examples, trained ones of 16: give both the same batch_size"
+        "attacked uploads have 1 examples, trained ones 16: give both the same batch_size"
     )
     local = scenario.model_copy(update={"protocol": PROTOCOLS["FedAvg"], "batch_size": 8})
-    assert "(8 and 100 local steps): take 100 as batch_size, or 250 as" in other_examples(local)
+    assert "(8 and 100 local steps): use 100 as batch_size, or 250 as" in other_examples(local)
     clients = local.training.model_copy(update={"clients": 250})
     assert other_examples(local.model_copy(update={"training": clients})) == ""
 

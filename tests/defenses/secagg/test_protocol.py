@@ -198,7 +198,7 @@ def test_never_two_vectors_under_the_same_masks() -> None:
     _, clients = shared_round()
     clients[0].mask(vectors(1)[0])
     with pytest.raises(
-        UnsafeRequest, match="two under the same masks would reveal their difference"
+        UnsafeRequest, match="two vectors under the same masks would reveal their difference"
     ):
         clients[0].mask(vectors(1)[0])
 

@@ -107,7 +107,7 @@ def test_an_entry_without_room_in_the_ring_is_refused(clients: int, room: float)
         (released,) = defense.on_round(fits, rng())
         expected = torch.tensor([sign * 0.99 * room * clients, 0.0])
         torch.testing.assert_close(released["w"], expected, rtol=1e-5, atol=0)
-        with pytest.raises(Refused, match=r"does not fit the ring.*give a larger clipping_range"):
+        with pytest.raises(Refused, match=r"does not fit the ring.*use a larger clipping_range"):
             defense.on_round(too_large, rng())
 
 

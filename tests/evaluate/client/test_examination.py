@@ -141,7 +141,7 @@ def test_what_a_later_link_hides_is_named() -> None:
 
 def test_a_replay_of_something_else_is_named() -> None:
     (finding,) = findings(examined(unreplayable.Elsewhere()))
-    assert finding.problem == "at the truth it misses the upload by 200 %"
+    assert finding.problem == "at the true examples it misses the upload by 200 %"
     assert "def replay" in finding.remedy
 
 

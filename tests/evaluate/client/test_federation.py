@@ -103,7 +103,7 @@ def trained(protocol: FedBuff, defense: Defense, rounds: int = 8) -> Federation:
 
 def test_a_sum_cannot_be_weighted_by_age() -> None:
     summed = SecureAggregation(clients=3)
-    with pytest.raises(ValueError, match=r"their sum does not allow: set exponent: 0"):
+    with pytest.raises(ValueError, match=r"sees only their sum: set exponent: 0"):
         trained(FedBuff(buffer=3, oldest=2), summed)
     unweighted = FedBuff(buffer=3, oldest=2, exponent=0.0)
     assert sum(trained(unweighted, summed).rounds_of) == 3 * 8

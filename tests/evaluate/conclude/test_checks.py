@@ -141,13 +141,14 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Concl
         (
             {"replay": {"random": True, "draws": "expected"}},
             {"replay": "warn"},
-            "TopK(ratio=0.1), fashion-mini/mlp: it draws secrets anew, which were put at their "
-            "means",
+            "TopK(ratio=0.1), fashion-mini/mlp: it draws new secrets, which were replaced "
+            "by their means",
         ),
         (
             {"replay": {"slope": 0.0, "straight_through": True}},
             {"replay": "warn"},
-            "TopK(ratio=0.1), fashion-mini/mlp: its slope vanishes, and was taken straight through",
+            "TopK(ratio=0.1), fashion-mini/mlp: its slope vanishes; a straight-through slope "
+            "replaced it",
         ),
         (
             {"replay": {"uploads_differ": True}, "seeds": (0,), "observations": 20},
@@ -184,15 +185,15 @@ def test_all_questions_are_answered_and_a_sound_evaluation_passes(results: Concl
         ),
         ({"guaranteed": True, "candidates": True}, {}, None),
         (
-            {"other_examples": "attacked uploads are of 1 examples, trained ones of 16"},
+            {"other_examples": "attacked uploads have 1 examples, trained ones 16"},
             {"trained upload": "fail"},
-            "fashion-mini/lenet: attacked uploads are of 1 examples, trained ones of 16",
+            "fashion-mini/lenet: attacked uploads have 1 examples, trained ones 16",
         ),
         (
-            {"other_cohort": "attacks see sums of 8 clients, training has 2 in a round"},
+            {"other_cohort": "attacks see sums of 8 clients, but a training round has 2"},
             {"trained upload": "fail"},
-            "TopK(ratio=0.1), fashion-mini/mlp: attacks see sums of 8 clients, training has 2 in "
-            "a round",
+            "TopK(ratio=0.1), fashion-mini/mlp: attacks see sums of 8 clients, but a training "
+            "round has 2",
         ),
         ({"private": False}, {"private baseline": "warn"}, "fashion-mini/lenet"),
         (

@@ -78,11 +78,11 @@ def test_lengths_follow_the_training_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"bad.jsonl, line 3 is no JSON"),
+        ("{", r"bad.jsonl, line 3 is not JSON"),
         ('["text", "label"]', r'line 3 must be {"text": ..., "label": ...}, got \["text"'),
         ('{"text": "a"}', r"line 3 must be"),
-        ('{"text": 5, "label": 1}', r"text of .*bad.jsonl, line 3 must be a string.*got 5"),
-        ('{"text": "", "label": 1}', r"text of .*line 3 must be a string that is not empty"),
+        ('{"text": 5, "label": 1}', r"text .*bad.jsonl, line 3 must be a non-empty string.*got 5"),
+        ('{"text": "", "label": 1}', r"text of .*line 3 must be a non-empty string"),
         ('{"text": "a", "label": 0.5}', r"label of .*line 3 must be a whole number.*got 0.5"),
         ('{"text": "a", "label": null}', r"label of .*line 3 must be .*got None"),
         ('{"text": "a", "label": true}', r"label of .*line 3 must be .*got True"),

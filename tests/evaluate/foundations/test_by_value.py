@@ -157,7 +157,7 @@ FIVE = 5
 
 def test_what_cannot_travel_is_refused() -> None:
     lock = threading.Lock()
-    with pytest.raises(ValueError, match=r"opened cannot be sent .*Keep open files"):
+    with pytest.raises(ValueError, match=r"opened cannot be sent .*Remove open files"):
         present(lambda: lock, "opened")
 
 

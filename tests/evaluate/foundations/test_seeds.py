@@ -106,7 +106,7 @@ def test_copies_of_what_the_system_seeds_draw_something_else(
     other = again(source)
     assert isinstance(other, SystemGenerator)
     assert draw(other) != draw(source)
-    with pytest.raises(ValueError, match="cannot be drawn twice"):
+    with pytest.raises(ValueError, match="cannot be copied"):
         copied(source)
 
 

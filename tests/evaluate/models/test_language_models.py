@@ -164,7 +164,7 @@ def test_a_model_without_a_tokenizer(folder: Path, texts: Path, tmp_path: Path) 
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     model = Method(name="hf", options={"id": str(tmp_path)})
     scenario = Scenario(dataset=str(texts), task="next-token", model=model)
-    with pytest.raises(ValueError, match="has a model but no tokenizer"):
+    with pytest.raises(ValueError, match="has a model but no readable tokenizer"):
         load_world(scenario)
     other = load_world(scenario.model_copy(update={"tokenizer": "words"}))
     gradient = batch_gradient(

@@ -136,9 +136,9 @@ def test_tiny_deltas_do_not_drown_in_rounding_errors() -> None:
 @pytest.mark.parametrize("delta", [1e-15, 1e-16, 1e-300])
 def test_a_delta_that_cannot_be_computed_is_refused_with_the_reason(delta: float) -> None:
     for schedule in ((Segment(0.01, 2.0, 100),), (Segment(0.01, 2.0, 99), Segment(1.0, 2.0, 1))):
-        with pytest.raises(ValueError, match=r"delta must be at least .*100 steps.*rounding"):
+        with pytest.raises(ValueError, match=r"delta must be at least .*100 steps.*Rounding"):
             schedule_epsilon(schedule, delta)
-    with pytest.raises(ValueError, match="take a larger delta") as caught:
+    with pytest.raises(ValueError, match="Use a larger delta") as caught:
         calibrate(1.0, 0.01, 100, delta)
     assert not isinstance(caught.value, Unreachable)
     assert epsilon(0.01, 2.0, 100, 1e-14) == pytest.approx(0.475, abs=0.005)

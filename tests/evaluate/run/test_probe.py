@@ -124,7 +124,7 @@ BROKEN = {
     "def log_likelihood(self, observed, expected):\n    return None": (
         "Mine.log_likelihood must take (self, observed, expected, batch_size)"
     ),
-    "def cohort(self):\n    return 2": "Mine.cohort is called without brackets: put @property",
+    "def cohort(self):\n    return 2": "Mine.cohort is used as an attribute: put @property",
     "on_update = 3": "Mine.on_update must be a method, got int",
 }
 
@@ -144,7 +144,8 @@ def test_a_method_of_ones_own_beside_the_hook_is_fine(own: Callable[..., str]) -
 
 def test_options_need_the_decorator(own: Callable[..., str]) -> None:
     message = (
-        "Mine.scale is no option, for Mine is no dataclass: write\n    @dataclass\n    class Mine"
+        "Mine.scale is not an option because Mine is not a dataclass. Write:\n"
+        "    @dataclass\n    class Mine"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         build_defense(Method(name=own("scale: float = 1.0", decorator="")))

@@ -150,7 +150,7 @@ def test_grey_among_colours_is_warned_of(tmp_path: Path) -> None:
     mlp = Method(name="mlp", options={"width": 8})
     mixed = pictures(tmp_path / "mixed", "ab", ("L", "RGB"))
     (note,) = found(mlp, dataset=str(mixed))
-    assert note.startswith("mixed: 10 of 20 pictures are grey, the others have colours")
+    assert note.startswith("mixed: 10 of 20 images are grey, the others are coloured")
     colours = pictures(tmp_path / "colours", "ab", ("RGB", "RGB"))
     assert found(mlp, dataset=str(colours)) == []
 

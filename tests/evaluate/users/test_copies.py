@@ -131,7 +131,7 @@ def test_a_function_that_still_leads_to_the_model_is_named() -> None:
         return model
 
     model.deep = {1: {2: ({3: lambda: outer()},)}}  # type: ignore[assignment]
-    with pytest.raises(ValueError, match=r"deep holds the function .*lambda.*make it a method"):
+    with pytest.raises(ValueError, match=r"deep holds the function .*lambda.*function a method"):
         copied(model)
 
 

@@ -55,8 +55,8 @@ def test_few_aliases_are_welcome() -> None:
         ("? [a]\n: 1", "unhashable key"),
         ("[" * 5000, "nested too deeply"),
         ("[" * 100 + "]" * 100, "nested too deeply"),
-        ("a: &a [*a]", "stands for what it is in"),
-        ("a: &a {b: *a}", "stands for what it is in"),
+        ("a: &a [*a]", "refers to its own value"),
+        ("a: &a {b: *a}", "refers to its own value"),
         (MANY, "more than 100,000 values"),
     ],
 )

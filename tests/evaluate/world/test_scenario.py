@@ -124,5 +124,5 @@ def test_the_threat_model_is_the_scenarios() -> None:
 
 
 def test_next_tokens_need_texts() -> None:
-    with pytest.raises(ValueError, match="task: next-token needs texts, digits holds none"):
+    with pytest.raises(ValueError, match="task: next-token needs texts, but digits holds none"):
         load_world(Scenario(dataset="digits", task="next-token"))
