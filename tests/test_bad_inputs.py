@@ -353,7 +353,7 @@ CASES: list[tuple[str, Config, str]] = [
     ("reproduce dlg --out text.txt", {}, "cannot write to the folder text.txt"),
     ("reproduce dlg --out corrupt", {}, "corrupt/results.sqlite cannot be used"),
     # DP parameters.
-    ("advise --epsilon 3", {}, "give --examples (or --examples-per-client), --batch and --rounds"),
+    ("advise --epsilon 3", {}, "give examples (or examples_per_client), batch_size and rounds"),
     (f"{ADVISE} --min-accuracy 0.5", {}, "got epsilon, min_accuracy"),
     (f"{ADVISE} --epsilon -1", {}, "epsilon must be in (0, inf), got -1"),
     (f"{ADVISE} --epsilon nan", {}, "epsilon must be in (0, inf), got nan"),
@@ -372,7 +372,7 @@ CASES: list[tuple[str, Config, str]] = [
     ("audit Nope", {}, "unknown defense 'Nope'"),
     ("audit none", {}, "there is nothing to audit"),
     ("audit '{name: TopK, ratio: 0.1}'", {}, "there is nothing to audit"),
-    ("audit '{name: DPSGD, noise_multiplier: [1, 2]}'", {}, "the lists in {name: DPSGD"),
+    ("audit '{name: DPSGD, noise_multiplier: [1, 2]}'", {}, "one configuration"),
     ("audit mine.py:Other", {}, "mine.py:Other must be a subclass of Defense"),
     ("audit crashes.py:Mine", {}, "crashes.py fails when it is loaded"),
     ("audit mine.py:Hooked", {}, "Hooked on digits/mlp(width=32): KeyError: 'no hook'"),

@@ -30,6 +30,7 @@ from ..engines.engine import Failure, execute
 from ..engines.parcels import Bundle, Files, Traveller
 from ..foundations.errors import UserError
 from ..foundations.plugins import (
+    SESSION,
     digest_with_imports,
     file_of,
     is_loaded,
@@ -293,7 +294,7 @@ def _class_of(method: Method, registry: Mapping[str, type], base: type, kind: st
             "or name your own class as file.py:Class"
         )
     cls: Any = load_attribute(method.name)
-    if isinstance(cls, base):
+    if method.name.startswith(SESSION) and isinstance(cls, base):
         cls = type(cls)
     elif not (isinstance(cls, type) and issubclass(cls, base)):
         raise ValueError(f"{method.name} must be a subclass of {base.__name__}, got {cls!r}")
@@ -325,7 +326,7 @@ def _sequences(cls: type) -> list[str]:
 
 
 def _build(method: Method, cls: Any, kind: str) -> Any:  # noqa: ANN401 - a dataclass
-    if ":" in method.name and isinstance(given := load_attribute(method.name), cls):
+    if method.name.startswith(SESSION) and isinstance(given := load_attribute(method.name), cls):
         _check_options(method, (), kind)  # the object already holds its options
         return copy.deepcopy(given)
     options = [field.name for field in fields(cls) if field.init]

@@ -20,7 +20,7 @@ from leakfrontier.evaluate.data.dataset import Dataset
 from leakfrontier.evaluate.foundations.devices import current_device, on_device, resolved
 from leakfrontier.evaluate.foundations.rows import Outcome
 from leakfrontier.evaluate.modality import metrics
-from leakfrontier.evaluate.papers.table import Scores, Setting, TableTrial
+from leakfrontier.evaluate.papers.table import PaperSetting, Scores, TableTrial
 from leakfrontier.evaluate.papers.tables import TABLES
 from leakfrontier.evaluate.run import cells
 from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial, Trial, run_trial
@@ -254,7 +254,9 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         assert current_device().type == "cpu"
 
 
-def whereabouts(problem: Setting, method: Setting, data: Dataset, rng: torch.Generator) -> Scores:
+def whereabouts(
+    problem: PaperSetting, method: PaperSetting, data: Dataset, rng: torch.Generator
+) -> Scores:
     """Return whether a trial of a table has its data on another device."""
     return {"there": [float(data.train.inputs.device.type == THERE.type)], "seconds": [0.0]}
 
