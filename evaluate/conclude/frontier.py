@@ -409,7 +409,7 @@ def _least_success(placed: pd.DataFrame) -> str:
     control = placed[placed["control"]]
     points = f"{100 * AFFORDABLE:.0f} points"
     if control.empty:
-        return f"Without an undefended control, the gain for {points} of accuracy is unknown."
+        return f"The gain for {points} of accuracy is unknown: there is no undefended control."
     undefended = control.iloc[0]
     within = placed[placed["accuracy"] >= undefended["accuracy"] - AFFORDABLE - 1e-12]
     within = within[within["gains"]].sort_values("success")
