@@ -51,10 +51,10 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
         "reasons. The attack is not applicable, which is no evidence of protection. The client "
         "refused the model that the server sent. Or the attack was not needed, because earlier "
         "attacks had identified every victim. \u201cOf n left\u201d means that the rate is over "
-        "the n uploads that earlier attacks left. Do not compare it with other rates. An attack that "
-        "is given candidates chooses the victim among its look-alikes, and does not count in the "
-        "worst case of the frontier. An attack that crafts parameters or the architecture needs an "
-        "active server.",
+        "the n uploads that earlier attacks left. Do not compare it with other rates. An attack "
+        "that is given candidates chooses the victim among its look-alikes, and does not count in "
+        "the worst case of the frontier. An attack that crafts parameters or the architecture "
+        "needs an active server.",
         styled(chart),
         layout="scroll",
     )

@@ -298,8 +298,8 @@ def utility_curve(results: Analysed) -> pd.DataFrame:
 def claims(results: Analysed) -> pd.DataFrame:
     """Return the claim and its audit, per scenario and defense that claims privacy.
 
-    With several seeds, the row is of a seed whose audit found a violation, if there is one, and
-    among these of the seed with the largest epsilon. A claim with a violation is `refuted`.
+    A claim is `refuted` if the audit of any seed found a violation. The row is then of such a seed.
+    Among several seeds, the one with the largest epsilon is taken.
     """
     frame = results.guarantees
     ranked = frame.assign(refuted=frame["violated"].fillna(False).astype(bool)).sort_values(
@@ -359,7 +359,7 @@ def _with_derived(results: Analysed) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
-    """Return proven bounds; NaN for impossible bounds below chance, which old packs contain."""
+    """Return proven bounds; NaN for impossible ones below chance, as in the standard packs."""
     bound = _floats(attacks["bound"])
     return bound.where(bound * _floats(attacks["candidates"]) > 1 - _ROUNDING)
 
