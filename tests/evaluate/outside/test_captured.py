@@ -73,7 +73,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "an unknown option": (described(model={"name": "mlp", "depth": 2}), "its options are width"),
     "another model": (
         described(model="mlp"),
-        r"'1.bias' of shape \(8,\), the described model's weights have \(200,\)",
+        r"'1.bias' of shape \(8,\), but the described model's weights have \(200,\)",
     ),
     "a model of other names": (described(model="lenet"), "does not have the described model's"),
     "an unknown defense": (described(defense="Shield"), "unknown defense 'Shield'"),
@@ -101,7 +101,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "a name too few": (tensors("update", lambda t: t.pop("1.bias")), "1.bias missing"),
     "a wrong shape": (
         tensors("update", lambda t: t.update({"1.bias": torch.zeros(9)})),
-        r"'1.bias' of shape \(9,\), the model's parameters have \(8,\)",
+        r"'1.bias' of shape \(9,\), but the model's parameters have \(8,\)",
     ),
     "NaN": (
         tensors("update", lambda t: t["1.bias"].fill_(torch.nan)),
