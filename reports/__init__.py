@@ -1,4 +1,4 @@
-"""From rows to pages: frontier, figures, gallery."""
+"""Pages from rows: frontier, figures, gallery."""
 
 from .page import write_report
 from .picture import write_picture

@@ -1,4 +1,4 @@
-"""The page of an advice on DP parameters: recommendation, curves, table and warnings."""
+"""The page with advice on DP parameters: recommendation, curves, table and warnings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERIES = {
 
 
 def write_advice(advice: Advice, folder: Path) -> Path:
-    """Write an advice into a folder, as a page and as JSON, and return the page's path."""
+    """Write advice into a folder, as a page and as JSON, and return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     document = json.dumps(advice.document(), indent=2, allow_nan=False)
     write(folder / DOCUMENT_NAME, f"{document}\n".encode())
@@ -76,7 +76,7 @@ def _table(advice: Advice, rows: list[AdviceRow]) -> ShownTable:
 
 
 def _levers(advice: Advice) -> list[tuple[str, ShownTable]]:
-    """Return what else could be changed; the first table is of other runs, if there are any."""
+    """Return the tables of other changes. The first is about other runs, if there are any."""
     return [
         (
             "Other runs" if advice.levers and not place else title,
@@ -154,7 +154,7 @@ def curves_figure(advice: Advice) -> Figure:
 
 
 def _points(row: AdviceRow) -> list[dict[str, object]]:
-    """Return a point of each curve; bars only where something was measured."""
+    """Return a point of each curve. Only measured points have bars."""
     place = {
         "sigma": row.noise_multiplier,
         "epsilon": number(row.epsilon["pld"]),
@@ -178,16 +178,16 @@ def _points(row: AdviceRow) -> list[dict[str, object]]:
 
 def _caption(advice: Advice) -> str:
     caption = (
-        "The black line is the recommended noise, the dashed one a blind guess; above each noise "
-        "multiplier stands its epsilon. "
+        "The black line is the recommended noise, and the dashed line is a blind guess. Epsilon is "
+        "printed above each noise multiplier. "
     )
     control = next((row for row in advice.rows if not row.noise_multiplier), None)
     if control is not None and control.accuracy is not None:
         caption += (
-            f"Bars are 95 % intervals. Without clipping and noise the accuracy is "
-            f"{control.accuracy} and the best attack identifies {control.success}. "
+            f"Bars are 95 % intervals. Without clipping and noise, the accuracy is "
+            f"{control.accuracy}, and the best attack identifies {control.success}. "
         )
     return caption + (
-        "Measured success is to be compared with the bound for one upload; the bound for the run "
-        "is against an attacker who combines all uploads and does not know which the victim is in."
+        "Compare measured success with the bound for one upload. The bound for the run is for an "
+        "attacker who combines all uploads and does not know which of them contain the victim."
     )

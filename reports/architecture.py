@@ -1,4 +1,4 @@
-"""A drawing of a model's layers: what each gives away against what it hides."""
+"""A drawing of a model's layers: for each, its unknowns and the equations that an upload gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gallery of guesses at captured updates that nothing is known of: no scores, no claims."""
+"""A gallery of guesses at captured updates without known private examples or data."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _KEY = ["cell", "observation", "victim"]
 
 @dataclass(frozen=True)
 class ShownAttempt:
-    """What one attack made of one capture.
+    """The result of one attack on one capture.
 
     Attributes:
         name: The attack.
-        remark: What it says of its guess, or why it has none.
+        remark: What the attack says about its guess, or why it has none.
         tiles: Its guesses.
-        truths: The truth that each is nearest to, where it is known.
+        truths: The private example that is matched to each guess, if it is known.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ShownAttempt:
 
 @dataclass(frozen=True)
 class ShownUpload:
-    """What attacks made of one capture."""
+    """The results of all attacks on one capture."""
 
     name: str
     setting: str
@@ -54,10 +54,10 @@ class ShownUpload:
 def write_gallery(folder: Path) -> Path:
     """Write the gallery of a folder of attacks on captures, and return the page's path.
 
-    Every guess that is shown is also a file in `reconstructions/`.
+    Every guess on the page is also a file in `reconstructions/`.
 
     Args:
-        folder: Holds `results.sqlite`.
+        folder: The folder of the results, with `results.sqlite`.
     """
     results = Store(folder).results()
     uploads = [
@@ -79,7 +79,7 @@ def write_gallery(folder: Path) -> Path:
 
 
 def _by_capture(results: Conclusions) -> dict[str, tuple[int, pd.DataFrame]]:
-    """Return, for every capture, its number in its cells, and the rows of these."""
+    """Return the number and the rows of every capture."""
     found: dict[str, tuple[int, pd.DataFrame]] = {}
     for cell in rows(results.cells):
         for number, name in zip(cell.numbers, cell.captures, strict=True):
@@ -122,7 +122,7 @@ def _remark(row: Any, measured: pd.Series[float]) -> str:  # noqa: ANN401 - a ro
     parts = [f"{name} {value:.3g}" for name, value in measured.items()]
     if pd.notna(row.objective):
         parts.append(f"objective {row.objective:.3g}")
-    return ", ".join(parts) or "says nothing of its guess"
+    return ", ".join(parts) or "says nothing about its guess"
 
 
 def _tile(media: str, content: bytes) -> Tile:

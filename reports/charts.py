@@ -1,12 +1,11 @@
-"""What all charts share: defined once in Altair, for the page and for PNG and SVG files.
+"""The common parts of all charts, in Altair, for the page and for PNG and SVG files.
 
-Colours are those of Okabe and Ito, which most colour-blind readers can tell apart; families
-differ in shape as well. Files are light; on a page every colour of `DARK` is a variable of its
-style sheet, so that a chart follows the reader's colour scheme without being drawn again.
+Colours are those of Okabe and Ito, which most colour-blind readers can distinguish. Families also
+differ in shape. Files use the light colours. On a page, every colour of `DARK` is a variable of the
+style sheet, so a chart follows the reader's colour scheme without being drawn again.
 
-Axes, scales and legends are dictionaries, and channels are named as such: Altair copies a chart
-for every layer, with all that its own objects might be given, and searches its schema for what a
-mere text may be.
+Charts use dictionaries for axes, scales and legends, and explicit channel classes. This is faster:
+Altair copies its own objects for every layer, and searches its schema to interpret plain strings.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from altair.utils import schemapi
 from altair.utils.data import to_values
 from markupsafe import escape
 
-Layers = alt.LayerChart | alt.FacetChart  # what altair.layer is declared to return
+Layers = alt.LayerChart | alt.FacetChart  # the declared return type of altair.layer
 Chart = Layers | alt.ConcatChart
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-"""The version of Vega-Lite that the charts are written for."""
+"""The version of Vega-Lite for which charts are written."""
 
 PAPER, INK, SOFT, OUTLINE = "#ffffff", "#1c2430", "#566171", "#111111"
 GRID, AXIS, STAIRS = "#ececec", "#888888", "#d9d9d9"
@@ -44,24 +43,24 @@ DARK = {
     **{COLOURS[3]: "#e09bc3", COLOURS[4]: "#f0b83d", COLOURS[5]: "#8fd0f7"},
     **{COLOURS[6]: "#c2a467"},
 }
-"""What colours are in the dark."""
+"""The dark variants of colours."""
 
 SHAPES = ["square", "triangle-up", "diamond", "triangle-down", "cross"]
 WIDTH, NARROW = 900, 290
-"""Of a plot, on a desk and on a telephone."""
+"""The width of a plot on a wide and on a narrow screen, in pixels."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, the name of its files and what it shows.
+    """A chart with its title and caption.
 
     Attributes:
-        name: Of its files, without a suffix.
-        title: What it is called.
-        caption: What it shows.
-        chart: As it is in files.
-        narrow: As it is on a telephone.
-        layout: On the page it is scaled, drawn as wide as there is room, or scrolled.
+        name: The name of its files, without a suffix.
+        title: The title.
+        caption: What the chart shows.
+        chart: The chart for files and wide screens.
+        narrow: The chart for narrow screens; None if it is the same.
+        layout: On the page, the chart is scaled, drawn in the available width, or scrolled.
     """
 
     name: str
@@ -73,7 +72,7 @@ class Figure:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """The Vega-Lite specification, of fixed width."""
+        """The Vega-Lite specification, with a fixed width."""
         return _spec(self.chart)
 
     def page_spec(self) -> str:
@@ -84,7 +83,7 @@ class Figure:
         return _page_json(self.spec | fluid)
 
     def narrow_spec(self) -> str:
-        """Return the same for a narrow screen; nothing if it is the same there."""
+        """Return the specification for a narrow screen; "" if there is none of its own."""
         return "" if self.narrow is None else _page_json(_spec(self.narrow))
 
     @cached_property
@@ -93,7 +92,7 @@ class Figure:
         return str(vl_convert.vegalite_to_svg(self.spec, vl_version=VEGA_LITE))
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the figure that a notebook shows."""
         return f"<figure>{self.svg}<figcaption>{escape(self.caption)}</figcaption></figure>"
 
     @cached_property
@@ -103,16 +102,16 @@ class Figure:
 
 
 def unvalidated() -> AbstractContextManager[None]:
-    """Return a context in which charts are made at once.
+    """Return a context in which Altair does not validate charts.
 
-    Outside of it, Altair holds every part of a chart against its schema, which takes seconds and
+    Outside of it, Altair checks every part of a chart against its schema. This takes seconds and
     is for tests.
     """
     return schemapi.debug_mode(False)
 
 
 def _spec(chart: Chart) -> dict[str, Any]:
-    """Return a specification with its data apart, by name: Altair copies what it holds often."""
+    """Return a specification that refers to its data by name, because Altair copies data often."""
     datasets: dict[str, Any] = {}
 
     def named(data: Any) -> dict[str, str]:  # noqa: ANN401 - as Altair declares it
@@ -138,7 +137,7 @@ def _variable(colour: str) -> str:
 
 
 def variable_name(colour: str) -> str:
-    """Return what a colour of `DARK` is called in the style sheet."""
+    """Return the name of a colour of `DARK` in the style sheet."""
     return f"--c-{colour[1:].lower()}"
 
 
@@ -148,7 +147,7 @@ def share(field: str, title: str | None = None) -> alt.Y:
 
 
 def family_colours(arms: pd.DataFrame) -> Mapping[str, str]:
-    """Return a colour per family, the undefended control's last, which is always dark.
+    """Return a colour per family. The undefended control comes last and is always dark.
 
     Args:
         arms: Has the columns family and control.
@@ -159,7 +158,7 @@ def family_colours(arms: pd.DataFrame) -> Mapping[str, str]:
 
 
 def grid(panels: list[Layers]) -> tuple[Chart, Chart]:
-    """Return panels side by side, wider where there are few; and below each other."""
+    """Return two charts: panels side by side (wider if there are few), and one below the other."""
     columns = min(len(panels), 3)
     width = {1: 460, 2: 420, 3: 275}[columns]
     wide, narrow = (
@@ -174,7 +173,7 @@ def grid(panels: list[Layers]) -> tuple[Chart, Chart]:
 
 
 def styled(chart: Chart) -> Chart:
-    """Return a chart in the style of all of them."""
+    """Return a chart in the common style."""
     size = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
     text = size | {"labelColor": INK, "titleColor": SOFT}
     lines = {"gridColor": GRID, "domainColor": AXIS, "tickColor": AXIS}

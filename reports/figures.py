@@ -17,14 +17,14 @@ from .charts import CONTROL, INK, PAPER, Chart, Figure, Layers, family_colours, 
 Panel = Callable[[pd.DataFrame, str], Layers]
 
 _LINE = np.linspace(0, 1, 51)
-_MOST_PSNR = 60.0  # beyond it, a guess is the victim up to rounding
+_MOST_PSNR = 60.0  # above this, a guess equals the victim up to rounding
 
 
 def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figure | None:
     """Return worst-case success against strength, one panel per family that was swept.
 
     Args:
-        scenario: Its name.
+        scenario: The name of the scenario.
         checkpoint: The attacked round.
         worst: `worst_case` of this scenario and checkpoint.
     """
@@ -51,9 +51,9 @@ def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figu
     return Figure(
         f"strength-{slug(scenario)}-{checkpoint}",
         f"Success against strength: {scenario}, round {checkpoint}",
-        "Worst case over the attacks of a passive server, with 95 % intervals; strength grows to "
-        "the right. Dashed: what the prior guess, chance or the guesses for another upload reach, "
-        "without looking at it. Dotted: no defense.",
+        "The worst case over the attacks of a passive server, with 95 % intervals. Strength grows "
+        "to the right. Dashed: success without the upload, the largest of the prior guess, chance "
+        "and the guesses for another upload. Dotted: no defense.",
         *grid(panels),
     )
 
@@ -93,13 +93,13 @@ def _strength_panel(sweep: str, group: pd.DataFrame, colour: str, control: float
 def psnr_figure(
     scenario: str, checkpoint: int, attacks: pd.DataFrame, scores: pd.DataFrame
 ) -> Figure | None:
-    """Return the distribution under each defense of the PSNR that attacks reach at best.
+    """Return the distribution of each victim's best PSNR under each defense.
 
     Args:
-        scenario: Its name.
+        scenario: The name of the scenario.
         checkpoint: The attacked round.
         attacks: `Conclusions.attacks` of this scenario and checkpoint.
-        scores: `Conclusions.scores` of the same.
+        scores: `Conclusions.scores` of the same setting.
     """
     rebuilding = ~attacks["baseline"] & ~attacks["candidates_granted"]
     passive = attacks[rebuilding & (attacks["threat"] == "passive")]
@@ -122,10 +122,10 @@ def psnr_figure(
     return Figure(
         f"psnr-{slug(scenario)}-{checkpoint}",
         f"How close the reconstructions are: {scenario}, round {checkpoint}",
-        "Cumulative share of victims by the PSNR of the closest guess that any attack of a passive "
-        "server made of them; further right is closer to the private example "
-        f"({_MOST_PSNR:.0f} dB and above are drawn at the edge). Victims that an attack has "
-        "identified may have been spared the others. Grey: no defense; darker: stronger.",
+        "The cumulative share of victims by the PSNR of their closest guess, over all attacks of a "
+        "passive server. Further right is closer to the private example "
+        f"({_MOST_PSNR:.0f} dB and above are drawn at the edge). Once an attack has identified a "
+        "victim, later attacks may skip it. Grey: no defense. Darker: stronger.",
         *_per_family(pd.concat(lines), describe_defenses(scored), draw),
     )
 
@@ -134,7 +134,7 @@ def accuracy_figure(scenario: str, curve: pd.DataFrame) -> Figure | None:
     """Return test accuracy over rounds, one panel per family.
 
     Args:
-        scenario: Its name.
+        scenario: The name of the scenario.
         curve: `utility_curve` of this scenario.
     """
     if curve["round"].nunique() < 2:
@@ -148,7 +148,7 @@ def accuracy_figure(scenario: str, curve: pd.DataFrame) -> Figure | None:
     return Figure(
         f"accuracy-{slug(scenario)}",
         f"Accuracy over rounds: {scenario}",
-        "Mean over seeds. Grey: no defense; darker: stronger.",
+        "Mean over seeds. Grey: no defense. Darker: stronger.",
         *_per_family(data, describe_defenses(curve), draw),
     )
 
@@ -171,7 +171,7 @@ def _per_family(lines: pd.DataFrame, arms: pd.DataFrame, draw: Panel) -> tuple[C
 def _lines(
     data: pd.DataFrame, names: pd.DataFrame, title: str, x: alt.X, y: alt.Y, *, align: str
 ) -> Layers:
-    """Return curves, with their settings written at the points of `names`."""
+    """Return curves, labelled with their settings at the points of `names`."""
     data = data[["defense", "x", "y", "colour", "weight"]]
     names = names[["setting", "x", "y"]]
     curves = (
@@ -195,7 +195,7 @@ def _lines(
 
 
 def _along(data: pd.DataFrame) -> pd.DataFrame:
-    """Return one point of every named curve, each at another height."""
+    """Return one point of every named curve, each at a different height."""
     groups = [group for _, group in data[data["setting"] != ""].groupby("order")]
     places = [(i + 1) / (len(groups) + 1) for i in range(len(groups))]
     points = [
@@ -205,7 +205,7 @@ def _along(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def _at_ends(data: pd.DataFrame) -> pd.DataFrame:
-    """Return the last point of every named curve, moved up where two would overlap."""
+    """Return the last point of every named curve, moved up if two would overlap."""
     named = data[data["setting"] != ""].sort_values("x").drop_duplicates("defense", keep="last")
     named = named.sort_values("y")
     heights: list[float] = []

@@ -1,4 +1,4 @@
-"""The frontier as a chart: accuracy against worst-case advantage, with epsilon along the way."""
+"""The frontier as a chart: accuracy against worst-case advantage, with epsilon in the labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .label_places import place_labels, text_sizes
 
 _FONT = 11.5
 _LONGEST = 30  # characters of a label
-_ABOVE = 34  # pixels above the plot where labels may be: many defenses leak all
+_ABOVE = 34  # pixels for labels above the plot, since many defenses leak everything
 _POINT = [
     *("defense", "series", "sweep", "strength", "checkpoint", "pareto"),
     *("label", "label_x", "label_y", "end_x", "end_y", "joined"),
@@ -42,16 +42,16 @@ def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> 
     """Return accuracy against worst-case advantage, one panel per checkpoint.
 
     Args:
-        scenario: Its name.
+        scenario: The name of the scenario.
         points: `Frontier.points` of all its checkpoints.
-        width: Of the plot in files, in pixels.
+        width: Width of the plot in files, in pixels.
     """
     points = points.dropna(subset=["accuracy", "advantage"]).copy()
     if points.empty:
         return None
     arms = describe_defenses(points)
     points = points.merge(arms[["defense", "setting", "knob", "sweep", "order"]], on="defense")
-    # The control is drawn last, on top of weak defenses that share its place.
+    # The control is drawn last, on top of weak defenses at the same point.
     points = points.sort_values("order", ascending=False, ignore_index=True)
     points["series"] = _series(points)
     points["shown"] = points["advantage"].clip(lower=0)
@@ -70,13 +70,12 @@ def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> 
     return Figure(
         f"frontier-{slug(scenario)}",
         f"Privacy against utility: {scenario}",
-        "Each point is a defense; bars are 95 % intervals. Better is down and to the right. Points "
-        "with a dark outline are Pareto-optimal by their verdict, joined by the grey staircase; "
-        "lines join the strengths of one family. Points are where they were measured, even where "
-        "they coincide: thin lines lead from each to its label, with the value of its family's "
-        "parameter. Ticks mark defenses with a formal guarantee, with epsilon over the whole "
-        "training run; crosses, on hollow points, those whose claim is refuted. Accuracy is that "
-        "of the final round."
+        "Each point is a defense, and bars are 95 % intervals. Better is down and to the right. "
+        "Points with a dark outline are Pareto-optimal by their verdict, and the grey staircase "
+        "joins them. Lines join the strengths of one family. Points may coincide. Thin lines lead "
+        "from each point to its label, which shows the value of its family's parameter. Ticks mark "
+        "defenses with a formal guarantee, with epsilon over the whole training run. Crosses on "
+        "hollow points mark refuted claims. Accuracy is that of the final round."
         + (f" {unlabelled} points have no room for a label: see the table." if unlabelled else ""),
         styled(wide),
         styled(narrow),
@@ -84,7 +83,7 @@ def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> 
 
 
 def point_names(points: pd.DataFrame) -> dict[str, str]:
-    """Return what is written beside each point: family, setting, and what is claimed."""
+    """Return the label of each point: family, setting and claimed epsilon."""
     claims = points.drop_duplicates("defense").set_index("defense")
     names = {}
     for arm in rows(describe_defenses(points)):
@@ -98,7 +97,7 @@ def point_names(points: pd.DataFrame) -> dict[str, str]:
 
 
 def _panels(points: pd.DataFrame, width: int, height: int, columns: int) -> tuple[Chart, int]:
-    """Return one panel per checkpoint, and how many points found no room for their labels."""
+    """Return one panel per checkpoint, and the number of points without room for a label."""
     several = points["checkpoint"].nunique() > 1
     if several:
         width, height = (width - 40 * (columns - 1)) // columns, height - 40
@@ -205,9 +204,9 @@ def _frontier_layers(
 def _place_labels(
     points: pd.DataFrame, domain: tuple[float, float], width: int, height: int
 ) -> pd.DataFrame:
-    """Return where each point's label is written, and the end of the line to it.
+    """Return the position of each point's label, and the end of the line to it.
 
-    Where there is no room for all, those that matter most have their labels.
+    If there is no room for all labels, the most important points get theirs.
     """
     ranked = points.sort_values(["control", "refuted", "pareto", "private"], ascending=False)
     start = np.array([domain[0], 0.0])
@@ -235,7 +234,7 @@ def _place_labels(
 
 
 def _family_scales(series: pd.DataFrame, columns: int) -> tuple[alt.Color, alt.Shape]:
-    """Return colour and shape by family; the undefended control is always the dark circle."""
+    """Return colour and shape by family. The undefended control is always the dark circle."""
     control = series.loc[series["control"], "series"]
     families = series.loc[~series["control"], "series"].tolist()
     colours = dict.fromkeys(control, CONTROL)

@@ -1,4 +1,4 @@
-"""Reconstructions beside the truth: the same victims for every defense and attack."""
+"""Reconstructions beside the truth, with the same victims for every defense and attack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leakfrontier.evaluate.conclude.results import Conclusions
 from .tables import attack_name
 
 _VICTIMS = {"image/png": 6, "audio/wav": 2, "tokens": 3}
-"""How many victims are shown, by media: sound is large, and text is long."""
+"""The number of victims shown, by media. Sound is large, and text is long."""
 
 _VICTIM = ["seed", "observation", "victim"]
 _ATTACK = ["defense", "adversary", "knows_defense"]
@@ -26,7 +26,7 @@ _ATTACK = ["defense", "adversary", "knows_defense"]
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of text; `wrong` if it is not what the truth has in its place."""
+    """A piece of text; `wrong` if the truth has another token at its place."""
 
     text: str
     wrong: bool = False
@@ -34,14 +34,14 @@ class Token:
 
 @dataclass(frozen=True)
 class Tile:
-    """What is shown of one victim.
+    """A picture, a sound or a text of one victim.
 
     Attributes:
         source: An image or a sound, as a data URI.
-        tokens: Or a text.
-        identified: Whether it gives its victim away.
-        absent: Or why there is nothing to show.
-        attack: Whose guess it is, where a strip is of several.
+        tokens: A text instead.
+        identified: Whether it identifies its victim.
+        absent: The reason if there is nothing to show.
+        attack: The attack that made the guess, if a strip shows several attacks.
     """
 
     source: str = ""
@@ -52,7 +52,7 @@ class Tile:
 
     @property
     def runs(self) -> tuple[Token, ...]:
-        """Return the text in runs of right tokens, which are shaped as a whole, and wrong ones."""
+        """Return the text as wrong tokens and joined runs of right ones (for text shaping)."""
         return tuple(
             token
             for wrong, run in groupby(self.tokens, key=lambda token: token.wrong)
@@ -62,7 +62,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Strip:
-    """One row, a tile per victim, and what is said of it."""
+    """One row of the gallery: a tile per victim, and a note."""
 
     name: str
     tiles: tuple[Tile, ...]
@@ -71,13 +71,13 @@ class Strip:
 
 @dataclass(frozen=True)
 class Gallery:
-    """What attacks on one scenario and checkpoint have seen.
+    """The reconstructions of one scenario and checkpoint.
 
     Attributes:
         media: As in `Rendering`.
-        references: The truth, and the guess made without looking at the upload.
-        worst: What the worst case counts under every defense: of each victim a guess of a passive
-            server that identifies it, or else that of its strongest attack.
+        references: The truth, and the guess without the upload.
+        worst: The worst case under every defense. For each victim it is a guess of a passive server
+            that identifies it, or otherwise the guess of the strongest attack.
         defenses: Strips of all attacks, by the defense's name.
     """
 
@@ -88,14 +88,15 @@ class Gallery:
 
 
 def make_gallery(results: Conclusions, scenario: str, checkpoint: int) -> Gallery | None:
-    """Return the gallery of the first victims that were kept; None if none was.
+    """Return the gallery of the first stored victims; None if there are none.
 
-    Of an attack's knowledge variants the one that finds most is shown.
+    An attack may run with and without knowledge of the defense. The variant that finds more is
+    shown.
 
     Args:
         results: The run.
-        scenario: Which scenario.
-        checkpoint: Which attacked round.
+        scenario: The name of the scenario.
+        checkpoint: The attacked round.
     """
     kept = at(results.renderings, scenario, checkpoint)
     if kept.empty:
@@ -120,9 +121,9 @@ def make_gallery(results: Conclusions, scenario: str, checkpoint: int) -> Galler
 
 
 def _first_victims(kept: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return one victim of each of the first observations, or more of them if there are few.
+    """Return one victim of each of the first observations, or more if there are few.
 
-    Where defenses were attacked on different victims, as captures may be, each has its share.
+    In captures, defenses may have different victims. Then each defense gets its share.
     """
     order = ["victim", "seed", "observation"]
     victims = kept[["defense", *_VICTIM]].drop_duplicates().sort_values(order)
@@ -196,7 +197,7 @@ def _tile(row: dict[Any, Any]) -> Tile:
 
 
 def _marked(truth: bytes, guess: bytes) -> tuple[Token, ...]:
-    """Return the tokens of a guess, and which of them are wrong, place by place."""
+    """Return the tokens of a guess. Tokens that differ from the truth are marked as wrong."""
     private, guessed = (_texts(tokens) for tokens in (truth, guess))
     return tuple(
         Token("" if text is None else text, wrong=text != expected)
@@ -210,10 +211,10 @@ def _texts(tokens: bytes) -> Sequence[str]:
 
 
 def best_strips(results: Conclusions, scenario: str, checkpoint: int) -> dict[str, Strip]:
-    """Return, by a defense's label, the best that was kept of each of the first victims.
+    """Return the best stored guess of each of the first victims, by the defense's label.
 
-    Under the label "" stands the truth. It is for packs, which keep one guess of a victim: that of
-    an attack that identified it, or else the nearest.
+    The label "" has the truth. This is for packs, which store one guess per victim: one that
+    identifies it, or otherwise the nearest.
     """
     kept = at(results.renderings, scenario, checkpoint)
     if kept.empty:

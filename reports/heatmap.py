@@ -20,9 +20,9 @@ from .charts import AXIS, GRID, INK, PAPER, WIDTH, Figure, slug, styled
 
 _HEAT = ["#fff5eb", "#fdbe85", "#e6550d", "#8c2d04"]
 _INKS, _DARKER = ("#000000", "white"), 0.76
-"""What is written in a square: in black, or white from here on, legible whatever the scheme."""
+"""The colours of text in a square: black, or white above `_DARKER`, in any colour scheme."""
 
-_LEAST = 56  # pixels: what is written has room
+_LEAST = 56  # pixels, enough for the text
 _COLUMNS = ["defense", "name", "attack", "text", "shown", "below", "blind", "observations", "note"]
 
 
@@ -30,7 +30,7 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
     """Return attacks against defenses, coloured by advantage over the prior.
 
     Args:
-        scenario: Its name.
+        scenario: The name of the scenario.
         checkpoint: The attacked round.
         rates: `attack_rates` of this scenario and checkpoint.
     """
@@ -46,21 +46,22 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
     return Figure(
         f"heatmap-{slug(scenario)}-{checkpoint}",
         f"Which attack gets through which defense: {scenario}, round {checkpoint}",
-        "Identification beyond what needs no upload, as a share of what was left to gain. Where "
-        "the estimate is zero or below, the upper 95 % limit is printed. Grey and dashed: the "
-        "attack is not applicable, which is no evidence of protection; the client refused the "
-        "model that it was sent; or it was not needed, as the attacks before it had identified "
-        "every victim. Where they had identified some, a rate is over the n uploads that were "
-        "left (\u201cof n left\u201d) and cannot be compared with others. An attack that is given "
-        "candidates chooses the victim among its look-alikes, and is not in the worst case of the "
-        "frontier; one that crafts parameters or the architecture needs an active server.",
+        "Colours show the advantage over success without the upload. If the estimate is zero or "
+        "below, the upper 95 % limit is printed. Grey and dashed squares have one of three "
+        "reasons. The attack is not applicable, which is no evidence of protection. The client "
+        "refused the model that the server sent. Or the attack was not needed, because earlier "
+        "attacks had identified every victim. \u201cOf n left\u201d means that the rate is over "
+        "the n uploads that earlier attacks left. Do not compare it with other rates. An attack "
+        "that is given candidates chooses the victim among its look-alikes, and does not count in "
+        "the worst case of the frontier. An attack that crafts parameters or the architecture "
+        "needs an active server.",
         styled(chart),
         layout="scroll",
     )
 
 
 def _cells(attacks: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """Return what the map shows of each attack and defense, defenses in their order."""
+    """Return one row per square of the map, with defenses in their order."""
     cells = _both_variants(attacks)
     cells["attack"] = [
         describe_attack(names[row.adversary], row, row.knows_defense) for row in rows(cells)
@@ -79,7 +80,7 @@ def _cells(attacks: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _layers(defenses: Sequence[str]) -> list[alt.Chart]:
-    """Return the squares of attacks that ran, of those that did not, and the words in both."""
+    """Return the squares of attacks that ran and of those that did not, with their text."""
     base = alt.Chart().encode(
         x=alt.X(
             "name:N",
@@ -133,7 +134,7 @@ def _layers(defenses: Sequence[str]) -> list[alt.Chart]:
 
 
 def _both_variants(attacks: pd.DataFrame) -> pd.DataFrame:
-    """Return rates where the undefended control is in both rows of a simulating attack."""
+    """Return rates with the undefended control in both rows of a simulating attack."""
     attacks = attacks.copy()
     attacks["knows_defense"] = attacks["knows_defense"].fillna(False).astype(bool)
     control = attacks[attacks["control"] & attacks["simulates"]]
@@ -151,7 +152,7 @@ def _cell_text(row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
 
 
 def _below(row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
-    """Return the second line of a square: how many uploads a cascade has left for it."""
+    """Return the second line of a square: how many uploads a cascade left for the attack."""
     return f"of {row.observations} left" if row.observations and row.not_needed else ""
 
 

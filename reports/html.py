@@ -1,4 +1,4 @@
-"""Self-contained pages: templates, the scripts that draw figures, files that appear whole."""
+"""Self-contained pages: templates, the scripts that draw figures, and atomic writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .charts import DARK, VEGA_LITE, variable_name
 
 
 def render(template: str, **values: object) -> str:
-    """Return a page from a template, with all that its figures need."""
+    """Return a page from a template, with the scripts and colours of its figures."""
     environment = Environment(
         loader=PackageLoader("leakfrontier.reports"),
         autoescape=True,
@@ -29,7 +29,7 @@ def render(template: str, **values: object) -> str:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content)
@@ -37,14 +37,14 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _unbroken(text: str) -> str:
-    """Return a text whose percentages and intervals stay on one line; marked up if it was."""
+    """Return a text whose percentages and intervals stay on one line. Markup stays markup."""
     joined = re.sub(r"(?<=\d) (?=%)|(?<==) (?=\d)|(?<=,) (?=[-+\d.]+\])", "\u00a0", text)
     return type(text)(joined)
 
 
 @cache
 def javascript() -> Markup:
-    """Return the scripts that draw figures; they take seconds to bundle, and are kept."""
+    """Return the scripts that draw figures. Bundling takes seconds, so they are cached."""
     bundle: str = vl_convert.javascript_bundle(
         "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
     )

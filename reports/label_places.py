@@ -1,4 +1,4 @@
-"""Where labels of points are written: as near as there is room, and joined to them by a line."""
+"""Places the labels of points: as near as there is room, and joined to them by a line."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MARK = 7.0
-"""Half the side of the square, in pixels, that a point's mark takes."""
+"""Half the side of the square that a point's mark occupies, in pixels."""
 
-_STEP = (6.0, 5.0)  # of the places that are tried
-_TRIED = 250  # the nearest free ones, of which the clearest is taken
-_CROSSING, _COVERING, _BAR = 60.0, 25.0, 8.0  # pixels of distance that a clear place is worth
-_CLEAR = 22.0  # length at which the lines of points in a crowd can be told apart
+_STEP = (6.0, 5.0)  # pixels between tried places
+_TRIED = 250  # the nearest free places, among which the clearest is chosen
+_CROSSING, _COVERING, _BAR = 60.0, 25.0, 8.0  # penalties, in pixels of distance
+_CLEAR = 22.0  # length at which lines from crowded points can be distinguished
 _ALONG = np.linspace(0.15, 0.95, 9)[:, None, None]
 
 
 class Place(NamedTuple):
-    """Where a label is written, and where the line from its point ends: pixels, y upwards.
+    """The centre of a label, and the end of the line from its point, in pixels (y upwards).
 
-    `joined` says whether the line is needed: the label is not right beside its point, or not
-    beside it alone.
+    `joined` says whether the line is needed. It is needed if the label is not right beside its
+    point, or if other points are near.
     """
 
     x: float
@@ -40,16 +40,16 @@ def place_labels(
     room: tuple[float, float, float, float],
     bars: Floats | None = None,
 ) -> list[Place | None]:
-    """Return a place for each label, where it covers no mark and no other label.
+    """Return a place for each label where it covers no mark and no other label.
 
-    Labels are placed one after the other, each at the nearest place that is free, but rather
-    further away than with a line that crosses another or runs over a label or a mark.
+    Labels are placed one after the other, each at the nearest free place. A more distant place is
+    preferred if the line would cross another line, a label or a mark.
 
     Args:
-        points: Where the points are, n x 2, in pixels, the most important first.
-        sizes: Width and height of their labels, n x 2; a label without width is not placed.
-        room: Left, bottom, right and top of where labels may be.
-        bars: What labels had better not cover: centres and half sizes, m x 4.
+        points: The points, n x 2, in pixels, the most important first.
+        sizes: Width and height of their labels, n x 2. A label without width is not placed.
+        room: Left, bottom, right and top of the area for labels.
+        bars: Boxes that labels should avoid: centres and half sizes, m x 4.
 
     Returns:
         None for labels that found no room.
@@ -81,7 +81,7 @@ def _place(
     ends = np.clip(point, centres - half, centres + half)
     gaps = np.hypot(*(ends - point).T)
     crowded = bool((np.abs(boxes[:, :2] - point) < 3 * MARK).all(axis=1).sum() > 1)
-    # Among places as near, the one to the right and above is read most easily.
+    # Of equally near places, the one to the right and above is easiest to read.
     cost = np.abs(gaps - _CLEAR) if crowded else gaps
     cost = cost - 1.5 * (centres[:, 0] > point[0]) - (centres[:, 1] > point[1])
     cost += _BAR * _overlaps(centres, half, bars)
@@ -96,7 +96,7 @@ def _place(
 
 
 def _candidates(point: Floats, half: Floats, room: tuple[float, float, float, float]) -> Floats:
-    """Return the places right beside a point, and those of a grid."""
+    """Return the places right beside a point, and the places of a grid."""
     (left, bottom), (right, top) = np.array(room[:2]) + half, np.array(room[2:]) - half
     if left > right or bottom > top:
         return np.empty((0, 2))
@@ -119,7 +119,7 @@ def _overlaps(centres: Floats, half: Floats, boxes: Floats) -> Floats:
 
 
 def _crossings(point: Floats, ends: Floats, lines: Floats) -> Floats:
-    """Return how many lines each line from a point crosses; lines from the same point do not."""
+    """Return how many lines each line from a point crosses. Lines from one point do not cross."""
     if not len(lines):
         return np.zeros(len(ends))
     starts, stops = lines[:, :2], lines[:, 2:]
@@ -143,5 +143,5 @@ def _covered(point: Floats, ends: Floats, boxes: Floats) -> Floats:
 
 
 def text_sizes(texts: Sequence[str], font: float) -> Floats:
-    """Return the width and height in pixels that lines of text need at most, about."""
+    """Return the approximate width and height of lines of text, in pixels."""
     return np.array([(0.56 * font * len(text) + 2 if text else 0.0, font + 2) for text in texts])

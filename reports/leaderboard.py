@@ -1,4 +1,4 @@
-"""The leaderboard of several packs: one self-contained page, its table and a figure of it."""
+"""The leaderboard of several packs: one self-contained page, a table and a figure."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Line:
 
     Attributes:
         row: Its row of `standings`.
-        place: Its place, as readers see it.
-        beside: The DP-SGD of equal accuracy, and who wins.
-        gallery: Where its pictures are; nothing if there are none.
-        strip: These.
+        place: Its place, as text.
+        beside: The DP-SGD of equal accuracy, with the verdict on the pair.
+        gallery: The anchor of its pictures; "" if there are none.
+        strip: Its pictures.
     """
 
     row: Any
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Board:
-    """What the page shows of one setting: the table of every server, and what fails apart."""
+    """One setting on the page: a table per server, and `apart` the failed evaluations."""
 
     setting: Setting
     number: int
@@ -68,17 +68,17 @@ def table_of(settings: Sequence[Setting]) -> pd.DataFrame:
 
 
 def json_of(table: pd.DataFrame) -> str:
-    """Return the standings as one JSON document; what is unknown is null."""
+    """Return the standings as one JSON document. Unknown values are null."""
     text = table.to_json(orient="records", double_precision=6)
     return json.dumps(json.loads(str(text)), indent=1)
 
 
 def write_leaderboard(packs: Sequence[Pack], path: Path) -> pd.DataFrame:
-    """Write the page, and its table (CSV) and figure (SVG, PNG) beside it; return the table.
+    """Write the page, its table (CSV) and its figure (SVG, PNG), and return the table.
 
     Args:
         packs: Packs of one panel.
-        path: Where the page goes.
+        path: The path of the page. The other files are written beside it.
     """
     settings = make_settings(packs)
     table = table_of(settings)
@@ -104,7 +104,7 @@ def write_leaderboard(packs: Sequence[Pack], path: Path) -> pd.DataFrame:
 
 
 def leakage_figure(table: pd.DataFrame) -> Figure | None:
-    """Return who is identified under every defense in every setting; None without any."""
+    """Return success under every defense in every setting as a figure; None without results."""
     known = table[table["server"].isin(_SHOWN) & table["success"].notna()]
     known = known[known["evaluation"] != "fail"]
     if known.empty:
@@ -141,17 +141,17 @@ def leakage_figure(table: pd.DataFrame) -> Figure | None:
             alt.layer(boxes, words).properties(title=title, width=alt.Step(38), height=alt.Step(20))
         )
     chart = styled(alt.hconcat(*panels).resolve_scale(y="shared"))
-    right = "; right, one that may send crafted parameters or architectures"
+    right = " (left) and a server that may send crafted parameters or architectures (right)"
     caption = (
-        "Worst case over the panel, in percent of victims, under each defense and in each setting, "
-        f"against a passive server{right if len(panels) > 1 else ''}. What a defense costs in "
-        "accuracy is in the tables."
+        "The worst case over the panel, in percent of victims, under each defense in each setting. "
+        f"The attacker is a passive server{right if len(panels) > 1 else ''}. The tables show what "
+        "each defense costs in accuracy."
     )
     return Figure("leaderboard", "Who is identified under each defense", caption, chart)
 
 
 def _named(row: Any) -> str:  # noqa: ANN401 - a row of a table
-    """Return a defense; one with an epsilon worth the name by that, whose noise differs."""
+    """Return the name of a defense; one with a small epsilon is named by its epsilon."""
     if pd.isna(row.epsilon) or row.epsilon > 100:
         return str(row.defense)
     return f"{row.family}, epsilon {row.epsilon:.2g}"
@@ -186,7 +186,7 @@ def _board(setting: Setting, number: int) -> Board:
 
 
 def place_text(row: Any) -> str:  # noqa: ANN401 - a row of a table
-    """Return a place, as readers see it; nothing where there is none."""
+    """Return a place as text; "" if there is none."""
     if pd.isna(row.place):
         return ""
     return f"{row.place:.0f}" + ("=" if row.tied else "")
@@ -200,7 +200,7 @@ def _beside(row: Any) -> str:  # noqa: ANN401 - a row of a table
 
 
 def _described(pack: Pack, settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return what the page says of a pack: its origin, and the checks of its settings."""
+    """Return the origin of a pack and the checks of its settings, for the page."""
     own = [
         (setting.title, one)
         for setting in settings

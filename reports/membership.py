@@ -1,4 +1,4 @@
-"""The curves of membership attacks, on logarithmic axes, below what is proven.
+"""The curves of membership attacks on logarithmic axes, with the proven bound.
 
 References:
     Carlini, Chien, Nasr, Song, Terzis, Tramer. "Membership Inference Attacks From First
@@ -29,12 +29,12 @@ def membership_figure(
 ) -> Figure:
     """Return true against false positive rates of every attack, with limits and the bound.
 
-    Curves begin at the least rate that the scores can show.
+    Curves begin at the smallest rate that the scores can resolve.
 
     Args:
-        found: What `membership` returned: scores by attack, or why there are none.
-        bounds: What bounds the game, such as `replacement_bounds`; None without a guarantee.
-        title: What the figure is of.
+        found: The result of `membership`: scores by attack, or the reason why there are none.
+        bounds: The bounds of the game, such as `replacement_bounds`; None without a guarantee.
+        title: The title of the figure.
 
     Raises:
         UserError: If no attack was applicable.
@@ -46,7 +46,7 @@ def membership_figure(
     least = min(roc.least_rate for roc in curves.values())
     data = pd.concat([roc.table().assign(attack=name) for name, roc in curves.items()])
     for column in ("tpr", "tpr_low", "tpr_high"):
-        data[column] = data[column].clip(lower=least)  # where the axes end
+        data[column] = data[column].clip(lower=least)  # the end of the axes
     known = np.geomspace(least, 1, 100)
     lines = [pd.DataFrame({"fpr": known, "tpr": known, "line": "chance"})]
     if bounds is not None:
@@ -57,7 +57,7 @@ def membership_figure(
         f"membership-{slug(title)}",
         title,
         "True against false positive rate, with 95 % intervals. Dotted: guessing."
-        + (" Dashed: no attack is above, if the guarantee holds." if bounds is not None else "")
+        + (" Dashed: the bound of the guarantee." if bounds is not None else "")
         + (f" Not applicable: {', '.join(absent)}." if absent else ""),
         styled(_layers(data, pd.concat(lines), least, list(curves))),
     )

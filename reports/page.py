@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained page, its tables as CSV and its figures as files."""
+"""The report of a run: one self-contained page, with its tables as CSV and its figures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .tables import (
 PAGE_NAME = "report.html"
 _ONLY_IN_FILES = ("psnr_transformed",)
 _TRUST = {
-    "pass": "No check found anything against it.",
+    "pass": "No check found a problem.",
     "warn": "Read the warnings before quoting a number.",
     "fail": "These numbers are not evidence.",
 }
@@ -53,7 +53,7 @@ _TRUST = {
 
 @dataclass(frozen=True)
 class SettingSection:
-    """What the page shows of one scenario and attacked round."""
+    """The part of the page about one scenario and attacked round."""
 
     title: str
     frontier: Frontier
@@ -73,7 +73,7 @@ class SettingSection:
 
 @dataclass(frozen=True)
 class ScenarioSection:
-    """What the page shows of one scenario."""
+    """The part of the page about one scenario."""
 
     name: str
     answer: str
@@ -86,12 +86,12 @@ class ScenarioSection:
 def write_report(folder: Path, results: Conclusions | None = None) -> Path:
     """Write the report of a run into its folder and return the page's path.
 
-    Beside `report.html`, it writes every table to `tables/` and every figure to `figures/`.
-    Files appear whole or not at all.
+    Besides `report.html`, it writes every table to `tables/` and every figure to `figures/`.
+    Files are written atomically.
 
     Args:
-        folder: Holds `results.sqlite`.
-        results: What it holds, with conclusions that need not be drawn again.
+        folder: The folder of a run, with `results.sqlite`.
+        results: The results of this folder, if they are already loaded.
     """
     results = Store(folder).results() if results is None else results
     for name, table in _tables(results).items():
@@ -189,10 +189,10 @@ def _setting(results: Conclusions, frontier: Frontier) -> SettingSection:
 
 
 def _baseline_missing(frontier: Frontier) -> str:
-    """Return why there is no DP-SGD to compare with; nothing if there is, or need not be."""
+    """Return a note that DP-SGD is missing; "" if it is there or not needed."""
     if len(frontier.baseline) or heuristics(frontier.points).empty:
         return ""
-    return f"This run has no DP-SGD to compare with, which was attacked and trained: {ADVICE}."
+    return f"This run has no DP-SGD to compare with that was trained and attacked: {ADVICE}."
 
 
 def _figures(scenarios: Iterable[ScenarioSection]) -> list[Figure]:
@@ -205,17 +205,17 @@ def _figures(scenarios: Iterable[ScenarioSection]) -> list[Figure]:
 
 
 def answer(scenario: str, points: pd.DataFrame) -> str:
-    """Return what the best defense achieves, at the round where it does worst."""
+    """Return a sentence on the most private defense, at its worst round."""
     attacked = points.dropna(subset=["advantage"]) if len(points) else points
     if attacked.empty:
-        return f"{scenario}: no attack ran, so nothing is known of any defense."
+        return f"{scenario}: no attack ran, so nothing is known about any defense."
     order = attacked.sort_values(["advantage_high", "advantage"], ascending=False)
     worst = order.drop_duplicates("defense")
     control, defended = worst[worst["control"]], worst[~worst["control"]]
     start = f"{scenario}: without a defense, the attacks identify "
     start += f"{control['success_text'].iloc[0]} of the victims" if len(control) else "(not run)"
     if defended.empty:
-        return f"{start}; no defense was tested."
+        return f"{start}. No defense was tested."
     best = defended.sort_values(["advantage_high", "accuracy"], ascending=[True, False]).iloc[0]
     cost = f"at {percent(best['accuracy'])} accuracy"
     if len(control):
@@ -223,21 +223,21 @@ def answer(scenario: str, points: pd.DataFrame) -> str:
     doubt = ", and is not shown to be more private than no defense" if not best["gains"] else ""
     doubt += "; its privacy claim is refuted" if best["refuted"] else ""
     return (
-        f"{start}; the most private of {len(defended)} tested defenses, {best['name']}, "
+        f"{start}. The most private of {len(defended)} tested defenses, {best['name']}, "
         f"leaves {best['success_text']} {cost}{doubt}."
     )
 
 
 def _shared(points: pd.DataFrame) -> str:
-    """Return the options that all defenses of a family have, which their names leave out."""
+    """Return the options that all defenses of a family share and their names leave out."""
     shared = shared_options(points, "defense") if len(points) else {}
     return "; ".join(f"{family} {options}" for family, options in shared.items())
 
 
 def _headline(scenarios: Sequence[ScenarioSection]) -> str:
-    """Return the answer; of several scenarios, how many defenses are worth anything in all."""
+    """Return the answer; for several scenarios, how many defenses gain privacy in all of them."""
     if not scenarios:
-        return "No cell of this run has finished: there is nothing to report yet."
+        return "No cell of this run has finished. There is nothing to report yet."
     if len(scenarios) == 1:
         return scenarios[0].answer
     settings = [setting.frontier.points for one in scenarios for setting in one.settings]
@@ -248,8 +248,8 @@ def _headline(scenarios: Sequence[ScenarioSection]) -> str:
     gains = tested.groupby("defense")["gains"]
     everywhere, nowhere = gains.all().sum(), (~gains.any()).sum()
     return (
-        f"Of {gains.ngroups} defenses, {everywhere} leak significantly less than no defense "
-        f"wherever they were attacked, {nowhere} nowhere; {len(scenarios)} scenarios."
+        f"{gains.ngroups} defenses in {len(scenarios)} scenarios: {everywhere} leak significantly "
+        f"less than no defense in all settings where they were attacked, and {nowhere} in none."
     )
 
 
@@ -289,9 +289,9 @@ def _progress(status: pd.Series[str]) -> str:
 
 
 def _false_alarms(utility: pd.DataFrame) -> list[str]:
-    """Return which defenses refuse honest models."""
+    """Return a sentence for each defense whose clients refuse honest models."""
     return [
-        f"{row.scenario}: under {row.defense}, clients refused the honest model that they were "
-        f"sent {row.refused} times in {row.seeds * row.rounds} rounds of training."
+        f"{row.scenario}: under {row.defense}, clients refused the honest model "
+        f"{row.refused} times in {row.seeds * row.rounds} rounds of training."
         for row in rows(utility[utility["refused"] > 0])
     ]

@@ -1,4 +1,4 @@
-"""A run in one picture, for the top of a page or a paper: its verdict, frontier and gallery."""
+"""A run in one picture, for a page or a paper: its verdict, frontier and gallery."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from .page import answer
 SUFFIXES = (".svg", ".png")
 _FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
 _MARGIN, _TILE, _STEP, _NAMES = 22, 40, 47, 184  # pixels
-_PLOT = 540  # its width
-_VICTIMS, _ROWS = 5, 16  # that there is room for
+_PLOT = 540  # width in pixels
+_VICTIMS, _ROWS = 5, 16  # the most that fit
 _LETTERS = 27  # characters of a name
 
 
 def write_picture(results: Conclusions, path: Path, scenario: str | None = None) -> Path:
-    """Write the picture of a run: the frontier beside what the attacks see.
+    """Write the picture of a run: the frontier and the reconstructions.
 
     Args:
         results: The run, from its folder or its pack.
-        path: Where it goes, as SVG or PNG.
-        scenario: Of which scenario; by default, the first that was attacked.
+        path: The path of the picture, an SVG or PNG file.
+        scenario: The name of the scenario. Default: the first that was attacked.
 
     Raises:
-        UserError: If there is nothing to draw, or the file is of another kind.
+        UserError: If there is nothing to draw, or if the path has another suffix.
     """
     if path.suffix not in SUFFIXES:
         raise UserError(f"a picture must be {' or '.join(SUFFIXES)}, got {path}")
@@ -52,11 +52,11 @@ def write_picture(results: Conclusions, path: Path, scenario: str | None = None)
 
 
 def picture(results: Conclusions, scenario: str | None = None) -> str:
-    """Return the picture of a run as SVG; of its first attacked round, if there are several."""
+    """Return the picture of a run as SVG, for its first attacked round."""
     frontier = _chosen(results.frontiers(), scenario)
     figure = frontier_figure(frontier.scenario, frontier.points, _PLOT)
     if figure is None:
-        raise UserError(f"{frontier.scenario}: no defense has both an accuracy and an attack")
+        raise UserError(f"{frontier.scenario}: no defense was both trained and attacked")
     width, height = _size(figure.svg)
     strips = _strips(make_gallery(results, frontier.scenario, frontier.checkpoint), frontier)
     across = width + 2 * _MARGIN + (_NAMES + _VICTIMS * _STEP + _MARGIN if strips else 0)
@@ -84,12 +84,12 @@ def _chosen(frontiers: Sequence[Frontier], scenario: str | None) -> Frontier:
         if scenario in (None, frontier.scenario):
             return frontier
     if not frontiers:
-        raise UserError("nothing was attacked in this run: there is nothing to draw")
+        raise UserError("this run has no attacks, so there is nothing to draw")
     raise UserError(f"this run has no scenario {scenario!r}; it has {names}")
 
 
 def _strips(gallery: Gallery | None, frontier: Frontier) -> list[Strip]:
-    """Return the truth and what is seen under defenses; the Pareto-optimal first to be shown."""
+    """Return the truth and the strips of defenses; Pareto-optimal ones come first."""
     if gallery is None or gallery.media != "image/png":
         return []
     truth, worst = gallery.references[0], gallery.worst
@@ -129,7 +129,7 @@ def _text(words: str, x: float, y: float, size: float, colour: str = INK) -> str
 
 
 def _size(svg: str) -> tuple[int, int]:
-    """Return the width and height that a chart has."""
+    """Return the width and height of a chart."""
     found = re.match(r'<svg [^>]*?width="(\d+)" height="(\d+)"', svg)
     if found is None:
         raise ValueError(f"the chart has no size: {svg[:200]}")

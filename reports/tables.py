@@ -27,7 +27,7 @@ STRONGER = {
     "architecture": "crafted architecture",
     "candidates": "given candidates",
 }
-"""The worst cases beside the passive server's, and what they add to it."""
+"""The worst cases of stronger servers, and what each adds to the passive server."""
 
 _METRICS = {
     "psnr": ("PSNR", "{:.1f} dB"),
@@ -39,7 +39,7 @@ _METRICS = {
     "rouge2": ("ROUGE-2", "{:.0%}"),
     "rougeL": ("ROUGE-L", "{:.0%}"),
 }
-"""How metrics are called and printed; others by their own name."""
+"""The names and formats of metrics. Other metrics keep their own name."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ShownTable:
         header: What the columns are.
         rows: Their cells; the first of each names its row.
         marks: CSS classes of the rows.
-        common: What is the same in all rows, and said once.
+        common: Columns whose value is constant. They are shown once, above the table.
     """
 
     header: tuple[str, ...]
@@ -59,7 +59,7 @@ class ShownTable:
     common: tuple[tuple[str, str], ...] = ()
 
     def collapsed(self) -> ShownTable:
-        """Return what differs between rows as a table, and the rest as `common`."""
+        """Return the table with its constant columns moved to `common`."""
         columns = list(zip(*self.rows, strict=True))
         same = [
             place > 0 and len(self.rows) > 1 and len(set(cells)) == 1
@@ -84,7 +84,7 @@ class ShownTable:
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the table that a notebook shows."""
         head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.header)
         lines = (
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
@@ -94,12 +94,12 @@ class ShownTable:
 
 
 def stronger_servers(points: pd.DataFrame) -> list[str]:
-    """Return the worst cases, besides the passive server's, of which something is known."""
+    """Return the stronger servers that attacked any defense."""
     return [name for name in STRONGER if (points[f"{name}_text"] != "n/a").any()]
 
 
 def headline_table(points: pd.DataFrame) -> ShownTable:
-    """Return the frontier's points; the worst cases of stronger servers only if they attacked."""
+    """Return the frontier's points. Stronger servers have columns only if they attacked."""
     stronger = stronger_servers(points)
     of_tokens = predicts_tokens(points)
     header = (
@@ -134,38 +134,38 @@ def headline_table(points: pd.DataFrame) -> ShownTable:
 
 
 def _beside_blind(row: Any, server: str) -> str:  # noqa: ANN401 - a named tuple of pandas
-    """Return a server's success, and what needs no upload of it."""
+    """Return a server's success, with the success that needs no upload."""
     rate, text, blind = (getattr(row, f"{server}_{name}") for name in ("rate", "text", "blind"))
     return str(text) if pd.isna(rate) else f"{text}; blind {percent(blind)}"
 
 
 def predicts_tokens(points: pd.DataFrame) -> bool:
-    """Return whether models are of next tokens, whose utility is their perplexity."""
+    """Return whether models predict next tokens. Their utility is the perplexity."""
     return "perplexity" in points and bool(points["perplexity"].notna().any())
 
 
 def claimed_epsilon(epsilon: float, *, refuted: bool) -> str:
-    """Return a claim as text; a refuted one is struck out."""
+    """Return a claim as text. A refuted one is struck out."""
     text = epsilon_text(epsilon)
     return Markup("<s>{}</s> refuted").format(text) if refuted else text
 
 
 def accuracy_note(points: pd.DataFrame) -> str:
-    """Return what the intervals of accuracies contain."""
+    """Return a sentence on what the intervals of accuracies cover."""
     found = "; ".join(sorted(points["contains"].dropna().unique()))
     return f"Intervals of accuracy contain: {found}." if found else ""
 
 
 def guarantee_table(claims: pd.DataFrame, rates: pd.DataFrame) -> ShownTable:
-    """Return what is claimed and audited, beside the strongest single attack and its bound.
+    """Return the claims and their audits, with the strongest single attack and its bound.
 
-    Without any success no attack is the strongest: the limit and the bound are then those of one
-    that attacked most uploads.
+    Without any success, no attack is the strongest. Limit and bound are then those of an attack
+    that attacked the most uploads.
 
     Args:
         claims: `Conclusions.claims` of one scenario.
-        rates: `Conclusions.rates` of this scenario and one checkpoint. A rate over what a cascade
-            has left cannot be compared with a bound.
+        rates: `Conclusions.rates` of this scenario and one checkpoint. Attacks that a cascade
+            restricted to some uploads are left out, because a bound is for all uploads.
     """
     header = (
         *("Defense", "\u03b5 at \u03b4", "Protects a", "q", "Steps", "\u03c3 claimed"),
@@ -216,11 +216,11 @@ def _number(value: float, digits: int = 3) -> str:
 
 
 def baseline_table(pairs: pd.DataFrame, points: pd.DataFrame) -> ShownTable:
-    """Return every heuristic beside DP-SGD of equal utility.
+    """Return every heuristic with its DP-SGD of equal utility.
 
     Args:
         pairs: `equal_utility` of one scenario and checkpoint.
-        points: `Frontier.points` of the same.
+        points: `Frontier.points` of the same setting.
     """
     given = (pairs["candidates_verdict"] != "").any()
     header = (
@@ -250,7 +250,7 @@ def baseline_table(pairs: pd.DataFrame, points: pd.DataFrame) -> ShownTable:
 
 
 def family_table(families: pd.DataFrame) -> ShownTable:
-    """Return the hypervolumes."""
+    """Return the hypervolumes of families."""
     lines = tuple(
         (
             str(row.family),
@@ -263,11 +263,11 @@ def family_table(families: pd.DataFrame) -> ShownTable:
 
 
 def rate_table(rates: pd.DataFrame, metrics: Sequence[str]) -> ShownTable:
-    """Return all rates of one scenario and checkpoint, beside their controls.
+    """Return all rates of one scenario and checkpoint, with their controls.
 
     Args:
         rates: `Conclusions.rates` of one scenario and checkpoint.
-        metrics: Which of their medians to show.
+        metrics: The metrics whose medians are shown.
     """
     tiers = rates["tier_recognisable"].notna().any()
     header = (
@@ -314,7 +314,7 @@ def _score(metric: str, value: float) -> str:
 
 
 def attack_name(name: str, row: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
-    """Return what to call an attack on a defense, from a row of `Conclusions.rates`."""
+    """Return the name of an attack on a defense, from a row of `Conclusions.rates`."""
     unknown = row.control or pd.isna(row.knows_defense)
     return describe_attack(name, row, None if unknown else bool(row.knows_defense))
 
@@ -326,7 +326,7 @@ def _limits(value: float, low: float, high: float) -> str:
 
 
 def _with_adversary(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return cells that all say what they are, by their adversary or else by their kind."""
+    """Return cells that all have a name: their adversary, or otherwise their kind."""
     kinds = cells["kind"].map({"train": "(training)", "replay": "(replay)"})
     return cells.assign(adversary=cells["adversary"].fillna(kinds))
 
@@ -343,7 +343,7 @@ def failure_table(cells: pd.DataFrame) -> ShownTable:
 
 
 def collapsed_error(error: str) -> str:
-    """Return the message of an error, and its traceback where a reader asks for it."""
+    """Return the message of an error, with its traceback folded."""
     message, _, traceback = error.partition("\n")
     if not traceback:
         return message
@@ -353,7 +353,7 @@ def collapsed_error(error: str) -> str:
 
 
 def note_table(cells: pd.DataFrame, before: Sequence[str] = ()) -> ShownTable:
-    """Return what was warned of before and while cells ran."""
+    """Return the warnings from before the run and from its cells."""
     first = tuple((collapsed_error(note), "(before all)", "") for note in before)
     noted = cells[cells["note"].fillna("") != ""].pipe(_with_adversary)
     groups = noted.groupby(["note", "adversary"], sort=False)
@@ -375,7 +375,7 @@ def refused_table(rates: pd.DataFrame) -> ShownTable:
 
 
 def _reasons(rates: pd.DataFrame, count: str, reason: str) -> ShownTable:
-    """Return the attacks that some uploads are counted for, with the defenses and the reason."""
+    """Return the attacks with a positive count, their defenses and the reason."""
     names, defenses = short_names(rates, "adversary"), short_names(rates, "defense")
     groups = rates[rates[count] > 0].groupby(
         ["scenario", "checkpoint", "adversary", reason], sort=False
@@ -394,7 +394,7 @@ def _reasons(rates: pd.DataFrame, count: str, reason: str) -> ShownTable:
 
 
 def not_needed_table(rates: pd.DataFrame) -> ShownTable:
-    """Return what a cascade spared the attacks, as there was nothing left to find."""
+    """Return the uploads that a cascade skipped because nothing was left to find."""
     names, defenses = short_names(rates, "adversary"), short_names(rates, "defense")
     lines = tuple(
         (

@@ -408,12 +408,12 @@ CASES: dict[str, tuple[str, Edit, str]] = {
         in_pack(lambda entries: entries.update({"rows/scores.csv": bytes(range(256))})),
         "rows that cannot be read",
     ),
-    "pack: no archive": (BOARD, replaced("run.zip", b"PK" + bytes(100)), "is no pack, or damaged"),
-    "pack: a pipe": (BOARD, pipe("run.zip"), "is no file"),
+    "pack: no archive": (BOARD, replaced("run.zip", b"PK" + bytes(100)), "not a pack, or damaged"),
+    "pack: a pipe": (BOARD, pipe("run.zip"), "is not a file"),
     "pack: binary checksums": (
         BOARD,
         lambda root: _with_sums(root / "run.zip", bytes(range(128, 256))),
-        "is not what SHA256SUMS says",
+        "does not match SHA256SUMS",
     ),
     # results.sqlite
     "results: a recursive view": (

@@ -1,8 +1,9 @@
 """Tables derived from the rows of a run: success per attack, worst case, utility.
 
-In a cascade, an attack is run only on the uploads that still have a safe victim: its own rate is
-over these, and says so in `scope`; whom the worst case identifies is what it would be without the
-cascade. Its counterfactual is of the guesses that were made, and so at most what it would be.
+In a cascade, an attack runs only on the uploads that still have a safe victim. Its own rate is over
+these uploads, and `scope` says so. The worst case identifies the same victims as without the
+cascade. The counterfactual uses only the guesses that were made, so it can be lower than without
+the cascade.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ SERVERS: dict[str, str] = {
     "architecture": "a server that may send a crafted architecture",
     "candidates": "a passive server that is given candidates",
 }
-"""For whom the worst case is stated: `THREATS`, and one that is no threat of its own."""
+"""The servers of the worst case: one for each of `THREATS`, and one with candidates."""
 
 FINISHED = ("ok", "not needed")
-"""Status of cells that leave nothing to be done."""
+"""The statuses of finished cells."""
 
 _VICTIM = ["seed", "observation", "victim"]
 _LIMITS = ["rate", "low", "high", "text"]
@@ -48,15 +49,15 @@ _OTHER_LIMITS = ["counterfactual", "counterfactual_low"]
 _OTHERS = {server: f"{server} of another upload" for server in SERVERS}
 _NO_LIMITS: dict[str, Any] = dict.fromkeys((*_LIMITS, *_OTHER_LIMITS), nan) | {"text": "n/a"}
 _TIER_COLUMNS = {f"tier_{name.replace('-', '_')}": least for name, least in TIERS.items()}
-_ROUNDING = 1e-3  # of numbers in packs
-_LARGEST_LOSS = 700.0  # whose exponential is a number
+_ROUNDING = 1e-3  # packs store rounded numbers
+_LARGEST_LOSS = 700.0  # the exponential of more would overflow
 _UTILITY_COLUMNS = ["scenario", "defense", *DEFENSE, "seeds", "rounds", "refused"]
 _UTILITY_COLUMNS += ["accuracy", "low", "high", "text", "contains", "perplexity"]
 
 
 @dataclass(frozen=True, eq=False)
 class Analysed(Tables):
-    """Rows, and the success, utility and claims that follow from them; each is found once."""
+    """The rows of a run, with tables of success, utility and claims. Each is computed once."""
 
     @once
     def rates(self) -> pd.DataFrame:
@@ -65,7 +66,7 @@ class Analysed(Tables):
 
     @once
     def worst_victims(self) -> pd.DataFrame:
-        """Return whom each server identified: see `worst_victims`."""
+        """Return the victims that each server identified: see `worst_victims`."""
         return worst_victims(self)
 
     @once
@@ -85,24 +86,31 @@ class Analysed(Tables):
 
     @once
     def claims(self) -> pd.DataFrame:
-        """Return what is claimed and what was audited: see `claims`."""
+        """Return the privacy claims with their audits: see `claims`."""
         return claims(self)
 
 
 def attack_rates(results: Analysed) -> pd.DataFrame:
     """Return one row per scenario, checkpoint, defense, adversary and knowledge.
 
-    Columns: the labels; `observations` (independent units) and `victims` that the attack ran on,
-    and how many it `found`; `rate`, `low`, `high`, `text` of identification; `prior`, the blind
-    guess's rate in the same place, `chance`, `counterfactual`, the rate of the attack's guesses
-    for another upload, with `counterfactual_low`, and `advantage` over the largest of the three
-    (`blind_success`); the median of every metric; the share of victims in each tier, NaN without
-    PSNR and SSIM; `label_accuracy`, `labels_granted`; `not_applicable` observations and the first
-    `reason`; `refused` observations and the first `refusal`; `not_needed` ones, where the cascade
-    had nothing left to find, and `scope` if the rate is not over all observations;
-    `optimiser_failed`, the share of victims where the truth fits the upload better than the
-    guess; the proven `bound`, NaN without a guarantee; median `seconds`. Where an attack never
-    ran, scores are NaN and the text says why.
+    If an attack never ran, its scores are NaN and `text` says why. The columns are the labels and:
+
+    - `observations` (independent units) and `victims` that the attack ran on, and the number that
+      it `found`;
+    - `rate`, `low`, `high` and `text` of identification;
+    - `prior`, the rate of the blind guess in the same setting; `chance`; and `counterfactual` (with
+      `counterfactual_low`), the rate of the attack's guesses for another upload;
+    - `advantage` over the largest of these three (`blind_success`);
+    - the median of every metric, and the share of victims in each tier (NaN without PSNR and SSIM);
+    - `label_accuracy` and `labels_granted`;
+    - `not_applicable` observations and the first `reason`;
+    - `refused` observations and the first `refusal`;
+    - `not_needed` observations, in which a cascade had nothing left to find, and `scope` if the
+      rate is not over all observations;
+    - `optimiser_failed`, the share of victims for which the truth fits the upload better than the
+      guess;
+    - the proven `bound`, NaN without a guarantee;
+    - the median of `seconds`.
     """
     attacks, metrics = _with_derived(results)
     groups = attacks.groupby(ATTACK, dropna=False, sort=False)
@@ -148,24 +156,25 @@ def attack_rates(results: Analysed) -> pd.DataFrame:
 def blind_success(
     table: pd.DataFrame, server: str = "passive", *, least: bool = False
 ) -> pd.Series[float]:
-    """Return what success without the upload is worth: the largest of three rates.
+    """Return the success rate that needs no upload.
 
-    That of the blind guess, chance, and the counterfactual. The more guesses there are, the more
-    victims have one like them, as under secure aggregation, where all clients' examples are guessed
-    and the blind guess is one: only the counterfactual has as many, matched alike.
+    It is the largest of three rates: the blind guess, chance and the counterfactual. With more
+    guesses, more victims resemble some guess by luck. Under secure aggregation an attack guesses
+    the examples of all clients, but the blind guess is a single guess. Only the counterfactual has
+    as many guesses as the attack, matched in the same way.
 
     Args:
         table: Rates of attacks, or the worst case.
-        server: Whose worst case.
-        least: Whether the counterfactual counts by its lower limit, as upper limits of advantages
-            have it: it is an estimate too.
+        server: The server whose worst case it is.
+        least: Whether to use the lower limit of the counterfactual. Upper limits of advantages
+            need it because the counterfactual is an estimate too.
     """
     counterfactual = column(server, "counterfactual_low" if least else "counterfactual")
     return table[["prior", "chance", counterfactual]].astype(float).max(axis=1)
 
 
 def tried(rates: pd.DataFrame) -> pd.Series[bool]:
-    """Return which attacks got their chance: they ran, or a cascade had nothing left for them."""
+    """Return which attacks had a chance: they ran, or a cascade had nothing left for them."""
     barred = (rates["refused"] > 0) | (rates["not_applicable"] > 0)
     return (rates["observations"] > 0) | ((rates["not_needed"] > 0) & ~barred)
 
@@ -174,13 +183,17 @@ def worst_case(results: Analysed) -> pd.DataFrame:
     """Return one row per scenario, checkpoint and defense: the panel as one adversary.
 
     `rate` counts the victims that any attack of a passive server identified, with or without
-    knowledge of the defense, but without attacks that are given candidates: to choose the victim
-    among its look-alikes is another threat than to rebuild it from nothing. `parameters_rate`
-    counts those of a server that sends crafted parameters as well, `architecture_rate` also those
-    that change the architecture, and `candidates_rate` the passive ones and those that are given
-    candidates; each is NaN if no attack of its kind ran. All have limits and a text, and a
-    `counterfactual` with its lower limit: the victims that any of these attacks' guesses for
-    another upload identified. `blind` is `blind_success`, and advantages are over it.
+    knowledge of the defense. Attacks with candidates are left out: to choose the victim among its
+    look-alikes is a different threat than to rebuild it from nothing. The other rates count the
+    passive attacks and more:
+
+    - `parameters_rate` adds attacks that send crafted parameters;
+    - `architecture_rate` also adds attacks that change the architecture;
+    - `candidates_rate` adds only passive attacks that are given candidates.
+
+    Each of these is NaN if no attack of its kind ran. Every rate has limits, a text and a
+    `counterfactual` with its lower limit: the share of victims that any guess of these attacks for
+    another upload identified. `blind` is `blind_success`; advantages are relative to it.
     """
     victims = results.worst_victims()
     victims = victims.assign(unit=victims.groupby(level=["seed", "observation"]).ngroup())
@@ -206,7 +219,7 @@ def worst_case(results: Analysed) -> pd.DataFrame:
 
 
 def column(server: str, name: str) -> str:
-    """Return where the worst case of a server is found; that of the passive one has no prefix."""
+    """Return the name of a server's column; the passive server has no prefix."""
     return name if server == "passive" else f"{server}_{name}"
 
 
@@ -215,13 +228,13 @@ def victim_matrix(
 ) -> pd.DataFrame:
     """Return the worst case of each victim: 1 if identified, 0 if not, NaN if never attacked.
 
-    Rows are victims (seed, observation, victim), columns are defenses: the same victims under
-    every defense, for paired tests and bootstraps.
+    Rows are victims (seed, observation, victim), and columns are defenses. All defenses have the
+    same victims, for paired tests and bootstraps.
 
     Args:
         results: The run.
-        scenario: Which scenario.
-        checkpoint: Which attacked round.
+        scenario: The name of the scenario.
+        checkpoint: The attacked round.
         server: One of `SERVERS`.
     """
     found = results.worst_victims()[server]
@@ -235,7 +248,7 @@ def victim_matrix(
 def worst_victims(results: Analysed) -> pd.DataFrame:
     """Return, per arm and victim, whether any attack of each server identified it.
 
-    1 if one did, 0 if not, NaN if no attack of that server's ran on it.
+    1 if one did, 0 if none did, NaN if no attack of that server ran on it.
     """
     return _worst_victims(results, "identified")
 
@@ -258,11 +271,11 @@ def at(frame: pd.DataFrame, scenario: str, checkpoint: int) -> pd.DataFrame:
 def final_utility(results: Analysed) -> pd.DataFrame:
     """Return the test accuracy per scenario and defense, at the last evaluated round.
 
-    Its interval always contains which test examples were drawn, and from two seeds on the spread
-    of the seeds; `contains` says so. `relative` is the accuracy as a share of the undefended one,
-    NaN without a control; `refused` is how often clients refused an honest model, over all seeds.
-    For models of next tokens, accuracy is that of next tokens, and `perplexity` the exponential
-    of the mean loss of a token; for others it is NaN.
+    The interval covers the sampling of test examples. With two or more seeds it also covers the
+    spread of the seeds. `contains` says which. `relative` is the accuracy as a share of the
+    undefended one, NaN without a control. `refused` is how often clients refused an honest model,
+    over all seeds. Models of next tokens also have a `perplexity`, the exponential of the mean loss
+    per token; it is NaN for others.
     """
     frame = results.utility
     last = frame.groupby(["scenario", "defense"])["round"].transform("max")
@@ -283,10 +296,10 @@ def utility_curve(results: Analysed) -> pd.DataFrame:
 
 
 def claims(results: Analysed) -> pd.DataFrame:
-    """Return what is claimed and what was audited, per scenario and defense that claims privacy.
+    """Return the claim and its audit, per scenario and defense that claims privacy.
 
-    Of several seeds, it is the one with the largest epsilon, and with a violation if any has one:
-    its claim is `refuted`.
+    A claim is `refuted` if the audit of any seed found a violation. The row is then of such a seed.
+    Among several seeds, the one with the largest epsilon is taken.
     """
     frame = results.guarantees
     ranked = frame.assign(refuted=frame["violated"].fillna(False).astype(bool)).sort_values(
@@ -297,9 +310,9 @@ def claims(results: Analysed) -> pd.DataFrame:
 
 
 def optimiser_failed(attacks: pd.DataFrame) -> pd.Series[float]:
-    """Return 1 where an attack's objective is worse at its guess than at the truth, else 0.
+    """Return 1 if an attack's objective is worse at its guess than at the truth, else 0.
 
-    NaN where the attack has no objective or did not run.
+    NaN if the attack has no objective or did not run.
     """
     truth = attacks["objective_at_truth"]
     failed = attacks["objective"] > truth + 1e-3 * truth.abs() + 1e-9
@@ -307,7 +320,7 @@ def optimiser_failed(attacks: pd.DataFrame) -> pd.Series[float]:
 
 
 def with_scores(attacks: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
-    """Return attacks with a column for every metric, NaN where it could not be computed."""
+    """Return attacks with a column for every metric, NaN if it could not be computed."""
     key = ["cell", "observation", "victim"]
     wide = scores.pivot(index=key, columns="metric", values="value").astype(float)
     wide = wide.reindex(columns=wide.columns.union(["psnr", "ssim"], sort=False))
@@ -315,7 +328,7 @@ def with_scores(attacks: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_derived(results: Analysed) -> tuple[pd.DataFrame, list[str]]:
-    """Return the attacks with all that is averaged over victims, and the names of the metrics."""
+    """Return the attacks with all columns to aggregate, and the names of the metrics."""
     attacks = with_scores(results.attacks, results.scores)
     metrics = [*attacks.columns.difference(results.attacks.columns, sort=False)]
     unit = attacks.groupby(["scenario", "seed", "observation"]).ngroup()
@@ -346,16 +359,16 @@ def _with_derived(results: Analysed) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
-    """Return proven bounds; NaN for one below chance, as the standard packs hold."""
+    """Return proven bounds; NaN for impossible ones below chance, as in the standard packs."""
     bound = _floats(attacks["bound"])
     return bound.where(bound * _floats(attacks["candidates"]) > 1 - _ROUNDING)
 
 
 def _attacks_with_an_outcome(results: Analysed) -> pd.DataFrame:
-    """Return the labels of the attacks that ran or need not, and the uploads `not_needed`.
+    """Return the labels of the attacks that ran or were not needed, with their `not_needed`.
 
-    These were attacked by others under the same defense, but not by this attack, although none of
-    its cells failed.
+    `not_needed` counts the uploads that other attacks under the same defense ran on, but this
+    attack did not, although none of its cells failed.
     """
     repetition = [*ATTACK, "seed"]
     cells = results.cells[[*repetition, *DEFENSE, *ADVERSARY, "kind", "status"]]
@@ -376,7 +389,7 @@ def _attacks_with_an_outcome(results: Analysed) -> pd.DataFrame:
 
 
 def _why_unscored(row: Any) -> str:  # noqa: ANN401 - a row of a table
-    """Return what to say in place of a rate; nothing where there is one."""
+    """Return the text in place of a missing rate; "" if there is a rate."""
     if row.observations:
         return ""
     if row.refused:
@@ -406,7 +419,7 @@ def _rated(identified: Floats, counterfactual: Floats, unit: Floats) -> dict[str
 
 def _blind(attacks: pd.DataFrame) -> pd.DataFrame:
     """Return, per arm, the rate of the best blind guess and chance."""
-    tries = 1 + attacks["transformed"].fillna(False).astype(int)  # the victim, what was made of it
+    tries = 1 + attacks["transformed"].fillna(False).astype(int)  # the victim, its transformed self
     scores = attacks[[*ARM, "adversary", "baseline"]].assign(
         chance=tries / attacks["candidates"], prior=_floats(attacks["identified"])
     )
@@ -421,7 +434,7 @@ def _advantages(success: pd.Series[float], blind: pd.Series[float]) -> list[floa
 
 
 def _chances(rates: pd.DataFrame, server: str) -> dict[Hashable, tuple[bool, bool]]:
-    """Return, per arm, whether a server tried anything of its own, and was refused anything."""
+    """Return, per arm, whether a server tried an attack of its own, and whether one was refused."""
     own = rates[_counted(rates, server) & _own(rates, server)]
     chances = own[ARM].assign(tried=tried(own), refused=own["refused"] > 0)
     found = chances.groupby(ARM, sort=False).any()
@@ -430,7 +443,7 @@ def _chances(rates: pd.DataFrame, server: str) -> dict[Hashable, tuple[bool, boo
 
 
 def _worst(victims: pd.DataFrame, server: str, chance: tuple[bool, bool] | None) -> dict[str, Any]:
-    """Return the worst case of one arm for a server; NaN if it tried nothing of its own."""
+    """Return the worst case of one arm for a server; NaN if it tried no attack of its own."""
     tried, refused = chance or (False, False)
     if tried:
         found, others, unit = victims[[server, _OTHERS[server], "unit"]].to_numpy(dtype=float).T
@@ -445,7 +458,7 @@ def _worst(victims: pd.DataFrame, server: str, chance: tuple[bool, bool] | None)
 
 
 def _counted(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
-    """Return which attacks are in the worst case of a server."""
+    """Return which attacks count in the worst case of a server."""
     if server == "candidates":
         return ~attacks["baseline"] & (attacks["threat"] == "passive")
     threats = THREATS[: THREATS.index(server) + 1]
@@ -453,7 +466,7 @@ def _counted(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
 
 
 def _own(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
-    """Return which attacks no lesser server can make."""
+    """Return which attacks only this server, and no weaker one, can run."""
     if server == "candidates":
         return attacks["candidates_granted"]
     return attacks["threat"] == server
@@ -480,7 +493,7 @@ def _perplexity(group: pd.DataFrame) -> float:
 
 
 def _interval_contains(seeds: int) -> str:
-    """Return what an accuracy's interval is about: see `accuracy_interval`."""
+    """Return what an accuracy's interval covers: see `accuracy_interval`."""
     if seeds == 1:
         return "test sampling only, of one seed"
     return f"test sampling and the {'range' if seeds < LEAST_SEEDS else 'mean'} of {seeds} seeds"

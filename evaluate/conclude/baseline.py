@@ -1,4 +1,4 @@
-"""DP-SGD of equal utility beside every defense without a guarantee: what a heuristic has to beat.
+"""Compares every defense without a guarantee (a heuristic) with DP-SGD of equal utility.
 
 References:
     Aerni, Zhang, Tramer. "Evaluations of Machine Learning Privacy Defenses are Misleading." CCS
@@ -17,7 +17,7 @@ from .checks import DP_BASELINE
 from .dominance import Dominance
 
 ADVICE = f"add `{{name: {DP_BASELINE}, noise_multiplier: [0.01, 0.1, 1.0]}}` to its defenses"
-"""What a run without the baseline lacks."""
+"""The advice for a run without the baseline."""
 
 _COLUMNS = [
     *("defense", "partner", "match", "difference", "low", "high", "verdict"),
@@ -26,7 +26,7 @@ _COLUMNS = [
 
 
 def heuristics(points: pd.DataFrame) -> pd.DataFrame:
-    """Return the defenses that were measured and have no claim of privacy that stands."""
+    """Return the measured defenses whose privacy claim is absent or refuted."""
     claimed = points["epsilon"].notna() & ~points["refuted"]
     private = claimed | points["control"] | (points["family"] == DP_BASELINE)
     return points[~private].dropna(subset=["accuracy", "success"])
@@ -35,25 +35,28 @@ def heuristics(points: pd.DataFrame) -> pd.DataFrame:
 def equal_utility(
     points: pd.DataFrame, order: Dominance, victims: pd.DataFrame, given_candidates: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return, for every heuristic, the DP-SGD that it has to be compared with, and who wins.
+    """Return every heuristic with its DP-SGD partner, and the verdict on the pair.
 
-    Where no difference in accuracy is shown to some DP-SGD, the nearest of them is the partner,
-    and worst-case success is compared on the same victims. A heuristic that leaks no less than
-    the undefended control is never better. Without such a partner it is the nearest in accuracy,
-    and only dominance decides: a heuristic is worse if it leaks more than the next DP-SGD that is
-    more accurate, and better if it leaks less than the next that is less accurate. Nothing is
-    interpolated, and a DP-SGD whose claim is refuted is none.
+    If some DP-SGD settings do not differ significantly in accuracy from the heuristic, the
+    partner is the nearest of them. Both are then compared on the same victims. A heuristic that
+    leaks no less than the undefended control is never better.
+
+    Otherwise the partner is the DP-SGD nearest in accuracy, and only dominance decides. The
+    heuristic is worse if it leaks more than the next more accurate DP-SGD. It is better if it
+    leaks less than the next less accurate one.
+
+    Nothing is interpolated. A DP-SGD whose claim is refuted does not take part.
 
     Args:
         points: `Frontier.points` of one scenario and checkpoint.
-        order: Which of them is significantly more accurate.
-        victims: `victim_matrix` of the same, for a passive server.
-        given_candidates: The same for one that is given candidates.
+        order: The pairwise comparisons of these points.
+        victims: Their `victim_matrix` for a passive server.
+        given_candidates: Their `victim_matrix` for a server that is given candidates.
 
     Returns:
         Columns defense, `partner`, `match` (`equal` or `nearest`), `difference` in worst-case
         success (heuristic minus partner) with `low` and `high`, `verdict`, and
-        `candidates_verdict`, the same where attacks are given candidates. Empty without DP-SGD.
+        `candidates_verdict` (the verdict if attacks are given candidates). Empty without DP-SGD.
     """
     placed = points.dropna(subset=["accuracy", "success"])
     private = placed[
@@ -93,7 +96,7 @@ def _nearest(arms: pd.DataFrame, rival: pd.Series) -> pd.Series:
 
 
 def _difference(victims: pd.DataFrame, rival: pd.Series, partner: pd.Series) -> Interval:
-    """Return how much more often the rival's victims are identified, paired."""
+    """Return how much more often victims are identified under the rival, as a paired difference."""
     both = victims[[rival["defense"], partner["defense"]]].dropna()
     unit = both.groupby(level=["seed", "observation"]).ngroup()
     return paired_difference(both.iloc[:, 0], both.iloc[:, 1], unit)
@@ -121,7 +124,7 @@ def _by_dominance(
 
 
 def _between(above: pd.DataFrame, below: pd.DataFrame) -> str:
-    """Return which noise would be as accurate: less noise is more accurate."""
+    """Return the range of noise that would be as accurate; less noise is more accurate."""
     if above.empty:
         return f"below {below['strength'].iloc[0]:g}"
     if below.empty:

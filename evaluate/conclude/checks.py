@@ -1,4 +1,4 @@
-"""Flags an evaluation that should not be trusted.
+"""Checks whether an evaluation can be trusted.
 
 The questions follow Carlini et al., "On Evaluating Adversarial Robustness", 2019,
 https://arxiv.org/abs/1902.06705; Tramer et al., "On Adaptive Attacks to Adversarial Example
@@ -36,13 +36,13 @@ from .tables import once
 Verdict = Literal["pass", "warn", "fail", "n/a"]
 
 FAILED_SHARE = 0.2
-"""Share of victims missed by a failed optimiser from which an attack says little."""
+"""Above this share of victims missed by a failed optimiser, an attack says little."""
 
 DP_BASELINE = "DPSGD"
-"""The family that every defense without a guarantee has to be compared with (Aerni et al.)."""
+"""The baseline for every defense without a guarantee (Aerni et al.)."""
 
 LEAST_POWER = 0.2
-"""Largest rate that an evaluation without a single success may leave possible."""
+"""An evaluation without a single success must exclude success rates above this one."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Check:
     """The answer to one question about an evaluation.
 
     Attributes:
-        name: What is asked.
+        name: The name of the check.
         verdict: `fail` if conclusions would be wrong, `warn` if they need a caveat, `n/a` if
-            the run has nothing that the question is about.
-        text: The answer, in one sentence.
-        details: The cases it is about.
-        remedy: Code that mends them.
+            the run contains nothing to check.
+        text: The answer, in one or two short sentences.
+        details: The cases that raise the check.
+        remedy: Code that repairs them.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Checks(list[Check]):
         return "\n".join(f"{one.verdict:4} {one.name}: {one.text}" for one in self)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the table that a notebook shows."""
         rows = [(one.name, one.verdict, one.text) for one in self]
         table = pd.DataFrame(rows, columns=["check", "verdict", "answer"])
         with pd.option_context("display.max_colwidth", None):
@@ -92,7 +92,7 @@ class _Evidence:
     def attacks(self) -> pd.DataFrame:
         """Return the rates of attacks that ran, without the blind guess.
 
-        `uploads` are those that the attack ran on and those that a cascade spared it.
+        `uploads` counts those that the attack ran on and those that a cascade skipped.
         """
         rates = self.results.rates()
         rates = rates.assign(uploads=rates["observations"] + rates["not_needed"])
@@ -107,7 +107,7 @@ class _Evidence:
 def run_checks(results: Analysed) -> list[Check]:
     """Return the answers to all questions about a run, always in the same order.
 
-    Nothing passes where no cell has finished.
+    No check passes if no cell has finished.
     """
     evidence = _Evidence(results)
     checks = [check(evidence) for check in _CHECKS]
@@ -126,7 +126,7 @@ def overall(checks: Iterable[Check]) -> Verdict:
 
 
 def conclusion(checks: Iterable[Check]) -> str:
-    """Return whether an evaluation can be trusted, and the checks that say otherwise."""
+    """Return whether an evaluation can be trusted, and the checks that warn or fail."""
     checks = list(checks)
     verdict = overall(checks)
     names = _named(checks, verdict)
@@ -162,23 +162,23 @@ def _undefended_control(evidence: _Evidence) -> Check:
     name = "undefended control"
     if len(unbroken) or places.empty:
         text = (
-            "No attack is shown to beat a blind guess where there is no defense: that attacks "
-            "fail against a defense proves nothing here."
+            "No attack significantly beats a blind guess without a defense. Here, failure against "
+            "a defense proves nothing."
         )
         return Check(name, "fail", text, tuple(details))
     return _answer(
         name,
         details,
-        "Some attacks never beat a blind guess even where there is no defense: that they fail "
-        "against one proves nothing.",
-        "Every attack that ran beats a blind guess somewhere where there is no defense.",
+        "Some attacks never beat a blind guess, even without a defense. Their failure against a "
+        "defense proves nothing.",
+        "Without a defense, every attack that ran beats a blind guess in some scenario.",
     )
 
 
 def _weakest(rates: pd.DataFrame, planned: pd.DataFrame) -> pd.DataFrame:
-    """Return the attacks that rebuild from nothing, of the least threat that was planned.
+    """Return the attacks of the weakest planned server that get no candidates.
 
-    That an active attack works, or one that is given candidates, says nothing of the others.
+    The success of an active attack, or of one with candidates, says nothing about the others.
     """
     rebuilding = planned[~planned["baseline"] & ~planned["candidates_granted"]]
     least = next((threat for threat in SERVERS if (rebuilding["threat"] == threat).any()), None)
@@ -193,8 +193,8 @@ def _blind_guess(evidence: _Evidence) -> Check:
         return Check(
             name,
             "warn",
-            "No blind guess was scored where there is no defense, so success that needs no upload "
-            "cannot be told from leakage.",
+            "No blind guess was scored without a defense. Leakage cannot be distinguished from "
+            "success that needs no upload.",
         )
     uneven = blind[(blind["chance"] < blind["low"]) | (blind["chance"] > blind["high"])]
     details = [
@@ -205,18 +205,17 @@ def _blind_guess(evidence: _Evidence) -> Check:
     return _answer(
         name,
         [*_no_better_than_blind(evidence.results.attacks), *details],
-        "A guess that ignores the upload cannot be told from an attack, or beats chance: such "
-        "success is not leakage.",
-        "Every attack beats the blind guess where there is no defense, and the blind guess is at "
-        "chance.",
+        "An undefended attack is not significantly better than a blind guess, or the blind guess "
+        "differs from chance. Such success is not evidence of leakage.",
+        "Without a defense, every attack beats the blind guess, and the blind guess is at chance.",
     )
 
 
 def _no_better_than_blind(attacks: pd.DataFrame) -> Iterator[str]:
-    """Yield the undefended attacks whose success is not significantly above a blind one.
+    """Yield the undefended attacks that are not significantly better than a blind guess.
 
-    Blind are the guess that ignores the upload and, where there is one, the attack's own guess for
-    another upload, of which a batch has as many.
+    A blind guess ignores the upload. The attack's own guesses for another upload are blind too,
+    and there are as many of them as of its guesses.
     """
     victim = ["scenario", "checkpoint", "seed", "observation", "victim"]
     known = [*ATTACK, "seed", "observation", "victim", "baseline", "control"]
@@ -244,7 +243,7 @@ def _no_better_than_blind(attacks: pd.DataFrame) -> Iterator[str]:
 def _optimiser(evidence: _Evidence) -> Check:
     attacks = evidence.results.attacks
     failed = optimiser_failed(attacks)
-    # A guess near enough to identify the victim need not reach the truth's own objective.
+    # A guess that identifies the victim need not fit the upload as well as the truth.
     missed = failed * ~attacks["identified"].fillna(False).astype(bool)
     defended = attacks[ATTACK].assign(missed=missed)[~attacks["control"]]
     if defended["missed"].isna().all():
@@ -257,15 +256,15 @@ def _optimiser(evidence: _Evidence) -> Check:
             f"{_percent(row.missed)} of victims{_scope(row)}: {_case(row)}"
             for row in rows(table[table["missed"] > FAILED_SHARE])
         ],
-        "Some attacks missed victims although the truth fits the upload better than their guess: "
-        "the optimiser failed, not the information, and a longer search may succeed.",
+        "Some attacks missed victims although the truth fits the upload better than their guess. "
+        "The search failed although the upload holds the information; a longer one may succeed.",
         "Where optimising attacks fail, their guess mostly fits the upload at least as well as "
         "the truth.",
     )
 
 
 def _monotone(evidence: _Evidence) -> Check:
-    # Not attack by attack: in a cascade these face other uploads under every defense.
+    # Single attacks are not comparable: in a cascade, each defense leaves them other uploads.
     worst = evidence.results.worst_case()
     places = worst[~worst["control"]].groupby(["scenario", "checkpoint"], sort=False)
     if not any(True for _, arms in places for _ in sweeps(arms)):
@@ -273,14 +272,14 @@ def _monotone(evidence: _Evidence) -> Check:
     return _answer(
         "monotone",
         [rise for _, arms in places for server in SERVERS for rise in _rises(arms, server)],
-        "Some stronger setting of a defense leaks significantly more in the worst case: look for "
-        "a mistake in the defense or in the attacks.",
+        "A stronger setting of a defense leaks significantly more in the worst case. Look for a "
+        "mistake in the defense or in the attacks.",
         "No stronger setting of a defense leaks significantly more in the worst case.",
     )
 
 
 def _rises(arms: pd.DataFrame, server: str) -> Iterator[str]:
-    """Yield where the worst case of a server rises with strength, other options being equal."""
+    """Yield the cases in which a server finds more at a higher strength, all else equal."""
     rate, low, high, text = (column(server, name) for name in ("rate", "low", "high", "text"))
     for sweep in sweeps(arms.dropna(subset=rate)):
         columns = [sweep[name].to_numpy() for name in ("strength", rate, low, high)]
@@ -294,7 +293,7 @@ def _rises(arms: pd.DataFrame, server: str) -> Iterator[str]:
 
 def _oracle_inputs(evidence: _Evidence) -> Check:
     rates = evidence.results.rates()
-    rates = rates[~rates["candidates_granted"]]  # which reports keep apart
+    rates = rates[~rates["candidates_granted"]]  # reports show these separately
     if evidence.attacks.empty:
         return _not_asked("oracle inputs", "No attack ran.")
     granted = rates[rates["labels_granted"].astype(bool)]
@@ -302,7 +301,7 @@ def _oracle_inputs(evidence: _Evidence) -> Check:
     return _answer(
         "oracle inputs",
         [f"{row.adversary}, {row.scenario}" for row in rows(granted)],
-        "Some adversaries were told the private labels, which a real one has to infer: their "
+        "Some adversaries were told the private labels. A real one must infer them, so their "
         "success is an upper limit.",
         "No adversary was told the private labels.",
     )
@@ -323,8 +322,7 @@ def _randomness(evidence: _Evidence) -> Check:
             *(f"accuracy from one seed: {row.defense}, {row.scenario}" for row in rows(trained)),
             *(f"one observation: {_case(row)}" for row in rows(attacked)),
         ],
-        "Some randomised defenses were scored on one draw of their randomness: the result may be "
-        "luck.",
+        "Some randomised defenses were scored on a single random draw. The result may be luck.",
         "Every randomised defense was trained with several seeds and attacked several times.",
     )
 
@@ -347,19 +345,18 @@ def _adaptive(evidence: _Evidence) -> Check:
             ),
             *_crippled(evidence.results.attacks),
         ],
-        "Some defenses were not attacked by every simulating adversary with knowledge of the "
-        "defense, or that knowledge made it significantly worse: non-adaptive, not evidence of "
-        "privacy.",
-        "Every simulating adversary was also granted knowledge of the defense, and is not "
-        "significantly worse for it.",
+        "Some simulating adversaries did not know the defense, or this knowledge made them "
+        "significantly worse. Such attacks are not adaptive and prove no privacy.",
+        "Every simulating adversary also ran with knowledge of the defense, and this knowledge "
+        "made none significantly worse.",
     )
 
 
 def _crippled(attacks: pd.DataFrame) -> Iterator[str]:
     """Yield the attacks that succeed significantly less often if they know the defense.
 
-    By a sign test over uploads. One that a cascade spared the ignorant attack counts for the
-    informed: others have broken it, perhaps the informed attack itself.
+    This is a sign test over uploads. An upload that a cascade skipped for the ignorant attack
+    counts for the informed attack. Some attack has broken it, perhaps the informed one.
     """
     known = [*ATTACK, "control", "seed", "observation", "identified"]
     defended = attacks["simulates"] & ~attacks["control"]
@@ -374,8 +371,8 @@ def _crippled(attacks: pd.DataFrame) -> Iterator[str]:
             worse = int((ignorant > informed).sum())
             better = int((informed > ignorant.fillna(0)).sum())
             cases.append(
-                f"{worse} uploads broken only without knowing the defense, at most {better} only "
-                f"with it: {_case(group[group['knows_defense']].iloc[0])}"
+                f"{worse} uploads broken only without knowledge of the defense, at most {better} "
+                f"only with it: {_case(group[group['knows_defense']].iloc[0])}"
             )
             p_values.append(stats.binom.sf(worse - 1, worse + better, 0.5))
     significant = holm(np.array(p_values)) < SIGNIFICANCE
@@ -384,17 +381,17 @@ def _crippled(attacks: pd.DataFrame) -> Iterator[str]:
 
 def _replay(evidence: _Evidence) -> Check:
     if evidence.results.replays.empty:
-        return _not_asked("replay", "No defense was replayed on clients of known examples.")
+        return _not_asked("replay", "No defense was replayed on clients with known examples.")
     examined = rows(evidence.results.replays)
     found = [(row, finding) for row in examined for finding in findings(row)]
     remedies = dict.fromkeys(finding.remedy for _, finding in found)
     check = _answer(
         "replay",
         [f"{row.defense}, {row.scenario}: {finding.problem}" for row, finding in found],
-        "The replay by which attacks know a defense would cripple them: what could be done about "
-        "it was done, and the lines below mend it.",
-        "Every replay by which attacks know a defense gives the upload as nearly as the "
-        "defense's own randomness allows, and its slope.",
+        "The `replay` of a defense would weaken the attacks that use it. The harness repaired "
+        "what it could, and the lines below repair the class.",
+        "Every `replay` reproduces the uploads of its defense as well as the defense's own "
+        "randomness allows, and its gradient does not vanish.",
     )
     return replace(check, remedy="\n".join(remedies))
 
@@ -406,15 +403,15 @@ def _completeness(evidence: _Evidence) -> Check:
     spared = (cells["status"] == "not needed").sum()
     errors = unfinished.loc[unfinished["error"] != "", "error"]
     failed = (unfinished["status"] != "missing").any()
-    remedy = "`--retry-failed` runs those again that failed" if failed else "run again"
+    remedy = "Repeat failed cells with `--retry-failed`" if failed else "Run again"
     return _answer(
         "completeness",
         [
             *(f"{status}: {number} cells" for status, number in counts.items()),
             *(f"first error: {_first_line(error)}" for error in errors.head(1)),
         ],
-        f"{len(unfinished)} of {len(cells)} cells have no result: what they would have shown is "
-        f"unknown; {remedy}.",
+        f"{len(unfinished)} of {len(cells)} cells have no result, and their attacks could have "
+        f"succeeded. {remedy}.",
         f"All {len(cells)} cells finished"
         + (f", {spared} of them with nothing left to find." if spared else "."),
         verdict="fail",
@@ -424,7 +421,7 @@ def _completeness(evidence: _Evidence) -> Check:
 def _proven_bound(evidence: _Evidence) -> Check:
     name, bounded = "proven bound", evidence.attacks.dropna(subset="bound")
     if bounded.empty:
-        return _not_asked(name, "No bound was evaluated for this run: nothing to compare with.")
+        return _not_asked(name, "This run contains no bound to compare with.")
     exceeded = bounded[holm(_excess(bounded)) < SIGNIFICANCE]
     return _answer(
         name,
@@ -432,21 +429,21 @@ def _proven_bound(evidence: _Evidence) -> Check:
             f"{row.text}{_scope(row)} against a bound of {_percent(row.bound)}: {_case(row)}"
             for row in rows(exceeded)
         ],
-        "Some attacks succeed more often than is proven possible: the defense, its accounting or "
-        "the evaluation is broken.",
+        "Some attacks succeed significantly more often than the proven bound allows. The defense, "
+        "its accounting or the evaluation is wrong.",
         "No attack significantly exceeds the bound that a defense claims.",
         verdict="fail",
     )
 
 
 def _excess(bounded: pd.DataFrame) -> Floats:
-    """Return p-values that attacks succeed no more often than their bounds allow.
+    """Return p-values of the hypotheses that attacks respect their bounds.
 
-    They are exact for one example per upload. The examples of a larger one are not independent:
-    uploads count by the share that was identified, for which the tail is at most e times as
-    probable (Bentkus, "On Hoeffding's Inequalities", 2004, https://doi.org/10.1214/009117904000000360).
-    Uploads that a cascade spared an attack count as failures: those that are left were chosen by
-    the failures of others, and an attack may well succeed on more of them than on all.
+    They are exact for one example per upload. The examples of a larger upload are not independent,
+    so each upload counts by the share that was identified. Its tail is at most e times as probable
+    (Bentkus, "On Hoeffding's Inequalities", 2004, https://doi.org/10.1214/009117904000000360).
+    Uploads that a cascade skipped count as failures. The other uploads are not a random sample:
+    earlier attacks failed on them, and this attack may succeed on more of them than on all.
     """
     uploads, bound = bounded["uploads"], bounded["bound"].astype(float).clip(upper=1.0)
     successes = np.floor(bounded["rate"] * bounded["observations"] + 1e-9)
@@ -465,7 +462,7 @@ def _claimed_noise(evidence: _Evidence) -> Check:
         return Check(
             name,
             "fail",
-            "The noise of a defense is not what its guarantee needs: its epsilon and its bounds "
+            "The noise of a defense is not what its guarantee needs. Its epsilon and its bounds "
             "are void.",
             tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in rows(refuted)),
         )
@@ -473,10 +470,9 @@ def _claimed_noise(evidence: _Evidence) -> Check:
     return _answer(
         name,
         [f"{row.defense}, {row.scenario}: {row.finding}" for row in rows(unknown)],
-        "The noise of a defense that claims differential privacy could not be audited: its "
-        "guarantee is taken on trust.",
-        "The noise of every defense that claims differential privacy is there, and adds up to the "
-        "epsilon claimed.",
+        "The noise of a defense that claims differential privacy could not be audited. Its "
+        "guarantee is unchecked.",
+        "Every defense that claims differential privacy adds the noise that its epsilon needs.",
     )
 
 
@@ -484,7 +480,7 @@ def _trained_upload(evidence: _Evidence) -> Check:
     """Compare the attacked uploads with those of the training that gives their accuracy."""
     name, cells = "trained upload", evidence.results.cells
     if "other_cohort" not in cells or not (trained := cells[cells["kind"] == "train"]).size:
-        return _not_asked(name, "The run does not say what uploads were trained on.")
+        return _not_asked(name, "The run does not describe the uploads of its training.")
     cohorts = trained[trained["other_cohort"].fillna("") != ""]
     sizes = trained[trained["other_examples"].fillna("") != ""].drop_duplicates("scenario")
     details = [
@@ -497,10 +493,10 @@ def _trained_upload(evidence: _Evidence) -> Check:
     return _answer(
         name,
         details,
-        "What is attacked is not what was trained: success and accuracy belong to different "
-        "uploads.",
-        "Attacked uploads are of as many clients, examples and local steps as those of the "
-        "training that gives the accuracy.",
+        "The attacked uploads differ from those of the training. Success and accuracy belong to "
+        "different systems.",
+        "The attacked uploads have the same number of clients, examples and local steps as "
+        "those of the training.",
         verdict="fail",
     )
 
@@ -511,21 +507,21 @@ def _dp_baseline(evidence: _Evidence) -> Check:
     arms = arms.merge(claims, on=["scenario", "defense"], how="left", indicator="claims")
     heuristic = arms[~arms["control"] & (arms["claims"] == "left_only")]
     if heuristic.empty:
-        return _not_asked("private baseline", "No defense of this run is without a guarantee.")
+        return _not_asked("private baseline", "This run contains no defense without a guarantee.")
     private = arms.loc[arms["family"] == DP_BASELINE, "scenario"]
     return _answer(
         "private baseline",
         heuristic.loc[~heuristic["scenario"].isin(private), "scenario"].unique(),
-        f"Defenses without a guarantee are not compared with {DP_BASELINE}: add it at several "
-        "noise multipliers, so that one of them is as accurate.",
-        f"Every defense without a guarantee has {DP_BASELINE} in the same run to compare with.",
+        f"Defenses without a guarantee are not compared with {DP_BASELINE}. Add it with several "
+        "noise multipliers; one of them should be as accurate as the defense.",
+        f"Every defense without a guarantee can be compared with {DP_BASELINE} in the same run.",
     )
 
 
 def _power(evidence: _Evidence) -> Check:
     name, attacks = "power", evidence.attacks
     if attacks.empty:
-        return Check(name, "warn", "No attack ran, so no rate can be bounded.")
+        return Check(name, "warn", "No attack ran, so the run bounds no success rate.")
     needed = next(n for n in count(1) if _unseen(n) <= LEAST_POWER)
     few = attacks.loc[attacks["uploads"] < needed, ["scenario", "uploads"]]
     return _answer(
@@ -535,15 +531,15 @@ def _power(evidence: _Evidence) -> Check:
             f"{_percent(_unseen(row.uploads))}: {row.scenario}"
             for row in rows(few.drop_duplicates())
         ],
-        "There are too few observations to notice an attack that succeeds once in ten: take at "
+        "There are too few observations to notice an attack that succeeds once in ten. Take at "
         f"least {needed}.",
-        "There are enough observations: an attack that never succeeds here succeeds on less than "
+        "There are enough observations. An attack that never succeeds here succeeds on less than "
         f"{_percent(LEAST_POWER)} of uploads.",
     )
 
 
 def _unseen(n: int) -> float:
-    """Return the largest rate that n observations without a success are consistent with."""
+    """Return the largest success rate that n observations without a success allow."""
     return clopper_pearson(0, n).high
 
 
@@ -564,7 +560,7 @@ def _first_line(text: str) -> str:
 
 def _case(row: Any) -> str:  # noqa: ANN401 - a row of a table
     informed = row.control or pd.isna(row.knows_defense) or row.knows_defense
-    knowledge = "" if informed else " without knowing it"
+    knowledge = "" if informed else " without knowledge of it"
     return f"{row.adversary} against {row.defense}{knowledge}, {_place(row)}"
 
 
@@ -602,7 +598,7 @@ _CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Judged(Analysed):
-    """Rows, and whether the evaluation that they come from can be trusted."""
+    """The rows of an evaluation, with the checks on it."""
 
     @once
     def checks(self) -> Checks:

@@ -1,17 +1,18 @@
-"""Which defense is shown to be better than which, and the one verdict that follows.
+"""Pairwise comparisons of defenses, and the verdict on each.
 
 Every table, figure, leaderboard and CSV file takes its verdict from `judge`. A defense is *judged*
-if it is shown to leak less than no defense, its claim is not refuted, and its evaluation passes its
-checks. A judged defense is
+if three conditions hold: it leaks significantly less than no defense, its claim is not refuted, and
+its evaluation passes its checks. Judged defenses are compared in two respects: accuracy, and
+advantage over a blind guess. A judged defense is
 
-- *dominated* by a judged one that is significantly better in one respect and, at the estimates of
-  accuracy and of the advantage over a blind guess, not worse in the other;
-- otherwise *tied* with a judged one that is at least as good in both and better in one at the
-  estimates, which is not significant;
+- *dominated* if another judged one is significantly better in one respect, and its estimate is not
+  worse in the other;
+- otherwise *tied* if the estimates of another judged one are at least as good in both respects and
+  better in one, but the difference is not significant;
 - otherwise *Pareto-optimal*.
 
-Its place is one more than the number of defenses that dominate it. Others have a verdict that says
-why they are not judged, and no place.
+Its place is one more than the number of defenses that dominate it. A defense that is not judged has
+no place. Its verdict says why.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Dominance:
-    """The defenses of one scenario and attacked round, pair by pair.
+    """All pairs of defenses of one scenario and attacked round.
 
     Attributes:
         gaps: How the first of a pair compares with the second.
-        gains: Those that are significantly more private than the undefended control, corrected
-            for the number of defenses.
+        gains: The defenses that are significantly more private than the undefended control,
+            corrected for the number of defenses.
         control: The undefended control; None if it was not measured.
     """
 
@@ -70,7 +71,7 @@ Kind = Literal[
     "accuracy not measured",
     "not attacked",
 ]
-"""Every verdict. The first three are those of judged defenses."""
+"""All verdicts. The first three are for judged defenses."""
 
 _JOINED = {"tied": "with", "dominated": "by"}
 
@@ -79,13 +80,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is shown of one defense in one setting, against one server.
+    """The verdict on one defense in one setting, against one server.
 
     Attributes:
         kind: The verdict.
-        other: The defense that it is tied with or dominated by: its key.
-        detail: What else there is to say.
-        place: One more than the number of those that dominate it; None if it is not judged.
+        other: The key of the defense that it is tied with or dominated by.
+        detail: An addition to the verdict.
+        place: One more than the number of defenses that dominate it; None if it is not judged.
     """
 
     kind: Kind
@@ -97,7 +98,7 @@ class Verdict:
         """Return the verdict in words.
 
         Args:
-            names: What defenses are called, by key.
+            names: The names of defenses, by key.
         """
         if self.kind in _JOINED:
             return f"{self.kind} {_JOINED[self.kind]} {names[self.other]}"
@@ -106,7 +107,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Arm:
-    """What is known of one defense.
+    """The measurements of one defense that a verdict needs.
 
     Attributes:
         leak: Worst-case advantage; NaN if no attack ran.
@@ -114,8 +115,8 @@ class Arm:
         control: Whether it is the undefended control.
         gains: Whether it is shown to leak less than the control.
         over_control: How it compares with the control; None if there is no control.
-        refuted: Whether its claim is.
-        failed: Which checks its evaluation fails.
+        refuted: Whether its privacy claim is refuted.
+        failed: The names of the checks that its evaluation fails.
     """
 
     leak: float
@@ -127,7 +128,7 @@ class Arm:
     failed: str = ""
 
     def not_judged(self) -> Verdict | None:
-        """Return why it is not judged; None if it is."""
+        """Return the verdict that says why it is not judged; None if it is judged."""
         if np.isnan(self.leak):
             return Verdict("not attacked")
         if np.isnan(self.accuracy):
@@ -145,19 +146,19 @@ class Arm:
         return None
 
     def is_no_worse(self, other: Arm) -> bool:
-        """Return whether it is as good as another in both respects, at the estimates.
+        """Return whether its estimates are at least as good as another's in both respects.
 
-        What leaks less than a blind guess does not leak less than what leaks as much.
+        Advantages below zero count as zero.
         """
         return max(self.leak, 0.0) <= max(other.leak, 0.0) and self.accuracy >= other.accuracy
 
 
 def judge(arms: Mapping[Key, Arm], gap: Callable[[Key, Key], Gap]) -> dict[Key, Verdict]:
-    """Return the verdict on every defense of a setting: see the module's text.
+    """Return the verdict on every defense of a setting: see the module's docstring.
 
     Args:
         arms: The defenses.
-        gap: How the first of two compares with the second.
+        gap: Compares the first of two defenses with the second.
     """
     found = {key: arm.not_judged() for key, arm in arms.items()}
     judged = [key for key, verdict in found.items() if verdict is None]
@@ -167,7 +168,7 @@ def judge(arms: Mapping[Key, Arm], gap: Callable[[Key, Key], Gap]) -> dict[Key, 
 def _judged(
     key: Key, judged: Sequence[Key], arms: Mapping[Key, Arm], gap: Callable[[Key, Key], Gap]
 ) -> Verdict:
-    """Return the verdict on a defense among those that are judged."""
+    """Return the verdict on a judged defense."""
     own = arms[key]
     ahead = [one for one in judged if one != key and arms[one].is_no_worse(own)]
     shown = {one: sum(gap(one, key)) for one in ahead}
@@ -190,13 +191,14 @@ def _beside(gap: Gap) -> str:
 def compare(victims: pd.DataFrame, tests: pd.DataFrame, control: str | None) -> Dominance:
     """Return which defenses are significantly more private, and which more accurate.
 
-    Privacy is tested on the victims that both have, by uploads; accuracy on the seeds that both
-    were trained with. What cannot be paired shows nothing.
+    Both comparisons are paired. Privacy is tested by uploads, on the victims that both defenses
+    have. Accuracy is tested on the seeds that both were trained with. Without any pairs, no
+    difference is significant.
 
     Args:
-        victims: `victim_matrix`: the worst case of each victim under the defenses.
+        victims: The `victim_matrix`: the worst case of each victim under each defense.
         tests: Test counts of each defense and seed.
-        control: The undefended one, if it is among them.
+        control: The undefended control, if it was measured.
     """
     unit = victims.groupby(level=["seed", "observation"]).ngroup().to_numpy()
     lost = {str(name): victims[name].to_numpy(dtype=float) for name in victims}
@@ -218,7 +220,7 @@ def compare(victims: pd.DataFrame, tests: pd.DataFrame, control: str | None) -> 
 
 
 def _leakage(a: Floats, b: Floats, unit: NDArray[np.integer[Any]]) -> tuple[int, float]:
-    """Return the sign of how much more `a` leaks than `b`, and the p-value of no difference."""
+    """Return 1 if `a` leaks more than `b`, -1 if less, else 0, and the p-value of no difference."""
     both = ~np.isnan(a - b)
     uploads = np.bincount(unit[both], weights=(a - b)[both])
     return int(np.sign(np.sign(uploads).sum())), sign_test(a[both], b[both], unit[both])

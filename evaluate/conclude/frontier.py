@@ -1,4 +1,4 @@
-"""The privacy-utility frontier: which defense is worth its accuracy, and how sure that is."""
+"""The privacy-utility frontier: which defenses are worth the accuracy they cost."""
 
 from __future__ import annotations
 
@@ -31,34 +31,37 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 TARGETS = (0.05, 0.1, 0.25)
-"""Worst-case advantages that users ask to stay below."""
+"""Upper limits on the worst-case advantage that users ask for."""
 
 AFFORDABLE = 0.02
-"""Loss of accuracy that users call affordable."""
+"""The loss of accuracy that counts as affordable."""
 
 _STRONGER = [server for server in SERVERS if server != "passive"]
 
 
 @dataclass(frozen=True, repr=False)
 class Frontier:
-    """All defenses of one scenario, against the model of one round.
+    """All defenses of one scenario, compared on the model of one attacked round.
 
     Attributes:
-        scenario: Its name.
+        scenario: The name of the scenario.
         checkpoint: The attacked round.
-        points: One row per defense: its labels, `accuracy`, worst-case `success` of a passive
-            server and `advantage` over the blind guess, each with limits; `gains`, whether it
-            leaks significantly less than the undefended control; `verdict` of `dominance.judge`;
-            `pareto`, whether that is Pareto-optimal, and `p_pareto`, how probable it is at the
-            estimates; `parameters_rate`, `architecture_rate` and `candidates_rate` as in
-            `worst_case`, with limits and what is `blind` of each; the claimed `epsilon` at
-            `delta`, and whether it is `refuted`. The control is `pareto` if no judged defense is
-            better than it at the estimates.
-        families: Hypervolume of each family's sweep, with limits: the area that it dominates of
-            relative accuracy x (1 - advantage), where 1 is perfect.
-        answers: Single numbers that users ask for, as sentences.
-        baseline: `equal_utility`: every heuristic beside DP-SGD.
-        order: Which defense is better than which, for a passive server.
+        points: One row per defense. It has the labels of the defense and these columns:
+            `accuracy`, the worst-case `success` of a passive server and its `advantage` over the
+            blind guess, each with limits;
+            `gains`, whether the defense leaks significantly less than the undefended control;
+            `verdict`, in the words of `dominance.judge`;
+            `pareto`, whether the verdict is Pareto-optimal (the control is `pareto` if no judged
+            defense is better at the estimates), and `p_pareto`, the share of bootstrap draws in
+            which the defense is optimal;
+            `parameters_rate`, `architecture_rate` and `candidates_rate` as in `worst_case`, each
+            with limits and its `blind` rate;
+            the claimed `epsilon` at `delta`, and whether the claim is `refuted`.
+        families: Hypervolume of each family's sweep, with limits. It is the dominated area of
+            relative accuracy x (1 - advantage); 1 is perfect.
+        answers: Answers to common questions, as sentences.
+        baseline: The table of `equal_utility`, which compares every heuristic with DP-SGD.
+        order: All pairwise comparisons of defenses, for a passive server.
     """
 
     scenario: str
@@ -127,7 +130,7 @@ def make_frontiers(results: Judged, draws: int = DRAWS, seed: int = 0) -> list[F
 
 
 def _failed(results: Judged, setting: Any, *, alone: bool) -> str:  # noqa: ANN401 - a row
-    """Return which checks fail in a setting: of a run that fails, those of its own part."""
+    """Return the names of the checks that fail on a setting's own part of the run."""
     failed = failed_checks(results.checks())
     if alone or not failed:
         return failed
@@ -203,9 +206,9 @@ def _resample(
 ) -> _Draws:
     """Return a bootstrap over seeds, then observations, then victims.
 
-    All defenses see the same resampled victims, as comparisons between them are paired. Test
+    All defenses see the same resampled victims, because comparisons between them are paired. Test
     examples are resampled as binomial counts of each seed's model. An advantage below zero counts
-    as zero: a rate below that of a blind guess is not more private than it.
+    as zero: doing worse than a blind guess is not more private than a blind guess.
     """
     rng = np.random.default_rng(seed)
     defenses = placed["defense"].tolist()
@@ -252,7 +255,7 @@ def _victim_weights(
 def _weighted_mean(weights: Counts, values: Floats) -> Floats:
     """Return the mean of each column under each row of weights; NaN values carry no weight.
 
-    A draw that holds none of a column's values takes the plain mean.
+    If a draw contains none of a column's values, the result is the plain mean.
     """
     known = ~np.isnan(values)
     sizes = weights @ known.astype(float)
@@ -277,7 +280,7 @@ def _accuracy_draws(
 def _probabilities(
     placed: pd.DataFrame, draws: _Draws, verdicts: Mapping[str, Verdict]
 ) -> pd.DataFrame:
-    """Return which defenses are Pareto-optimal among those that are judged, and how probably."""
+    """Return which of the judged defenses are Pareto-optimal, and with what probability."""
     own = [verdicts[name] for name in placed["defense"]]
     chosen = placed["control"].to_numpy() | [one.place is not None for one in own]
     found = placed[chosen]
@@ -293,19 +296,19 @@ def _probabilities(
 
 
 def _control(placed: pd.DataFrame) -> str | None:
-    """Return the undefended control, if it was trained and attacked."""
+    """Return the undefended control; None if it was not trained or not attacked."""
     found = placed.loc[placed["control"], "defense"]
     return None if found.empty else str(found.iloc[0])
 
 
 def _relative(accuracy: Floats, undefended: Floats) -> Floats:
-    """Return accuracies as shares of the undefended one; all are as good as one of nothing."""
+    """Return accuracies as shares of the undefended one; 1 if that one is zero."""
     shape = np.broadcast_shapes(accuracy.shape, undefended.shape)
     return np.divide(accuracy, undefended, out=np.ones(shape), where=undefended > 0)
 
 
 def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
-    """Return hypervolumes; none without an undefended control to be relative to."""
+    """Return the hypervolumes of all families; an empty table without an undefended control."""
     columns = ["family", "defenses", "hypervolume", "low", "high"]
     families = placed["family"].to_numpy()
     control = np.flatnonzero(placed["control"])
@@ -342,7 +345,7 @@ def _verdicts(points: pd.DataFrame, order: Dominance, failed: str) -> dict[str, 
 
 
 def _text(point: pd.Series, verdict: Verdict, names: pd.Series[str]) -> str:
-    """Return a verdict in words; who attacked, where a passive server did not."""
+    """Return a verdict in words; without a passive attack, it says who attacked."""
     if verdict.kind != "not attacked":
         return verdict.text(names.to_dict())
     others = [SERVERS[name] for name in _STRONGER if pd.notna(point[column(name, "rate")])]
@@ -352,7 +355,7 @@ def _text(point: pd.Series, verdict: Verdict, names: pd.Series[str]) -> str:
 def _answers(points: pd.DataFrame) -> list[str]:
     placed = points.dropna(subset=["accuracy", "advantage"])
     if placed.empty:
-        return ["No defense has both an accuracy and an attack that ran: there is no frontier."]
+        return ["There is no frontier: no defense was both trained and attacked."]
     met = [target for target in TARGETS if (placed["advantage_high"] <= target).any()]
     missed = [target for target in TARGETS if target not in met]
     return [
@@ -364,7 +367,7 @@ def _answers(points: pd.DataFrame) -> list[str]:
 
 
 def _most_accurate(placed: pd.DataFrame, targets: list[float]) -> list[str]:
-    """Return a sentence per defense that is the most accurate one within some target."""
+    """Return one sentence per defense that is the most accurate within a target."""
     best: dict[str, list[float]] = {}
     for target in targets:
         within = placed[placed["advantage_high"] <= target].sort_values("accuracy")
@@ -385,21 +388,21 @@ def _out_of_reach(placed: pd.DataFrame, targets: list[float]) -> str:
     closest = placed.sort_values("advantage_high").iloc[0]
     text = (
         "No tested defense is shown to keep the worst-case advantage at or below "
-        f"{_either(targets)} with 95 % confidence; the lowest upper limit is "
+        f"{_either(targets)} with 95 % confidence. The lowest upper limit is "
         f"{percent(closest['advantage_high'])} ({closest['name']})."
     )
     observations = int(placed["observations"].max())
     resolution = advantage(clopper_pearson(0, observations).high, closest["blind"])
     if resolution > max(targets):
         text += (
-            f" With {observations} observations the limit is at least {percent(resolution)}, even "
-            "without a single success: the run is too small for this question."
+            f" The run is too small for this question: with {observations} observations, the limit "
+            f"is at least {percent(resolution)} even without a single success."
         )
     return text
 
 
 def _leakier(placed: pd.DataFrame) -> Iterator[str]:
-    """Yield the defenses that hold only as long as the server is no stronger than passive."""
+    """Yield one sentence per stronger server that finds significantly more than a passive one."""
     for server in _STRONGER:
         low, text = column(server, "low"), column(server, "text")
         gained = placed[placed[low] > placed["success_high"]]
@@ -415,7 +418,7 @@ def _least_success(placed: pd.DataFrame) -> str:
     control = placed[placed["control"]]
     points = f"{100 * AFFORDABLE:.0f} points"
     if control.empty:
-        return f"What {points} of accuracy buy is unknown: there is no undefended control."
+        return f"The gain for {points} of accuracy is unknown: there is no undefended control."
     undefended = control.iloc[0]
     within = placed[placed["accuracy"] >= undefended["accuracy"] - AFFORDABLE - 1e-12]
     within = within[within["gains"]].sort_values("success")

@@ -1,4 +1,4 @@
-"""How defenses and adversaries are named, ordered and told apart, in every table and figure."""
+"""Names and order of defenses and adversaries in every table and figure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import pandas as pd
 from ..foundations.statistics import clopper_pearson, rounded_up
 
 ARM = ["scenario", "checkpoint", "defense"]
-"""What is attacked."""
+"""The columns that say what is attacked."""
 
 ATTACK = [*ARM, "adversary", "knows_defense"]
-"""What is attacked, by whom, and whether the defense is known to it."""
+"""The columns that say what is attacked, by whom, and with which knowledge."""
 
 DEFENSE = ["family", "defense_options", "strength", "control"]
-"""What describes a defense, besides its label; `control` is the undefended one."""
+"""The columns that describe a defense; `control` marks the undefended one."""
 
 FLAGS = ["baseline", "simulates", "candidates_granted"]
 ADVERSARY = ["adversary_name", "adversary_options", "threat", *FLAGS]
-"""What describes an adversary, besides its label."""
+"""The columns that describe an adversary."""
 
 _KIND = {"defense": "family", "adversary": "adversary_name"}
 
 
 def labelled(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with all labels, typed; those of an adversary are missing in training cells."""
+    """Return rows with all labels, typed. Training cells have no labels of an adversary."""
     labels = [*ATTACK, *DEFENSE, *ADVERSARY]
     frame = frame.reindex(columns=frame.columns.union(labels, sort=False))
     flags = {name: frame[name].astype("boolean") for name in FLAGS}
@@ -43,11 +43,11 @@ def labelled(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def short_names(frame: pd.DataFrame, role: Literal["defense", "adversary"]) -> dict[str, str]:
-    """Return names by label, without the options that are equal for all of a kind.
+    """Return names by label, without the options that all methods of a kind share.
 
     Args:
         frame: Has the labels of a role, its kind (family or class) and its options.
-        role: Whose names.
+        role: Whether to name defenses or adversaries.
     """
     kinds = dict(_methods(frame, role)[[role, _KIND[role]]].itertuples(index=False, name=None))
     return {
@@ -57,7 +57,7 @@ def short_names(frame: pd.DataFrame, role: Literal["defense", "adversary"]) -> d
 
 
 def shared_options(frame: pd.DataFrame, role: Literal["defense", "adversary"]) -> dict[str, str]:
-    """Return the options that `short_names` leaves out, by kind, where there are any."""
+    """Return, by kind, the options that `short_names` leaves out."""
     methods, kept = _methods(frame, role), _differences(frame, role)
     shared = {}
     for label, kind, options in methods.itertuples(index=False, name=None):
@@ -74,8 +74,8 @@ def describe_defenses(frame: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         These columns and `name` (short), `setting` (the values that differ within the family),
-        `knob` (the option that strength depends on, or ""), `sweep` (the line that the defense is
-        a point of: equal in all but its knob) and `order`.
+        `knob` (the option that strength depends on, or ""), `sweep` (the curve of the defense:
+        its points differ only in the knob) and `order`.
     """
     arms = frame[["defense", *DEFENSE]].drop_duplicates("defense")
     arms = arms.sort_values(
@@ -98,7 +98,7 @@ def describe_defenses(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def sweeps(arms: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield the defenses of one family that differ in one option only, where there are several."""
+    """Yield every set of two or more defenses of a family that differ in only one option."""
     arms = arms[arms["strength"].notna()]
     for _, family in arms.groupby("family", sort=False):
         for swept in sorted(set().union(*family["defense_options"])):
@@ -115,7 +115,7 @@ def _methods(frame: pd.DataFrame, role: str) -> pd.DataFrame:
 
 
 def _differences(frame: pd.DataFrame, role: str) -> dict[str, dict[str, str]]:
-    """Return, for every label, those options that differ within its kind, as text."""
+    """Return, for every label, the options that differ within its kind, as text."""
     methods = [*_methods(frame, role).itertuples(index=False, name=None)]
     peers: dict[str, list[dict[str, str]]] = defaultdict(list)
     for _, kind, options in methods:
@@ -154,7 +154,7 @@ def _sweep(label: str, family: str, knob: str, kept: Mapping[str, Mapping[str, s
 
 
 def describe_attack(name: str, attack: Any, knows: bool | None) -> str:  # noqa: ANN401 - a row
-    """Return an adversary's name with what it may do and was told.
+    """Return an adversary's name with its power and its knowledge.
 
     Args:
         name: Its name.
@@ -172,7 +172,7 @@ def describe_attack(name: str, attack: Any, knows: bool | None) -> str:  # noqa:
 
 
 def scope_text(observations: float, not_needed: float, refused: float = 0) -> str:
-    """Return which uploads a rate is about, if not all of them."""
+    """Return which uploads a rate covers; "" if it covers all."""
     parts = []
     if not_needed:
         parts = [f"of {observations:.0f} uploads still safe", f"{not_needed:.0f} not needed"]
@@ -182,7 +182,7 @@ def scope_text(observations: float, not_needed: float, refused: float = 0) -> st
 
 
 def epsilon_text(value: float) -> str:
-    """Return an epsilon; beyond a thousand, nothing is promised."""
+    """Return an epsilon as text; above a thousand it promises nothing."""
     if pd.isna(value):
         return "none"
     return f"{value:.3g}" if value < 1000 else "> 1000"
@@ -194,18 +194,18 @@ def number(value: float) -> str:
 
 
 def final_round(rounds: pd.Series[Any]) -> str:
-    """Return of which round accuracies are, whatever round is attacked."""
+    """Return the round at which accuracies were measured, as text."""
     known = sorted({int(one) for one in rounds.dropna()})
     return "final round" + (f" {known[0]}" if len(known) == 1 else "")
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Return a fraction as text; a missing one as n/a."""
+    """Return a fraction as text; n/a if it is missing."""
     return "n/a" if pd.isna(value) else f"{100 * value:.{digits}f} %"
 
 
 def limit_text(value: float, low: float, high: float) -> str:
-    """Return a rate with its limits; at or below zero, only the upper limit is evidence."""
+    """Return a rate with its limits; only the upper limit if the rate is not positive."""
     if pd.isna(value):
         return "n/a"
     if value <= 0:
@@ -214,12 +214,12 @@ def limit_text(value: float, low: float, high: float) -> str:
 
 
 def rate_text(value: float, observations: float) -> str:
-    """Return a share as text; of none out of n, its upper 95 % limit."""
+    """Return a share as text; its upper 95 % limit if the share is zero."""
     if pd.isna(value) or value > 0:
         return percent(value)
     return str(clopper_pearson(0, int(observations)))
 
 
 def rows(frame: pd.DataFrame) -> Iterator[Any]:
-    """Return the rows as named tuples, whose values have the types of their columns."""
+    """Return the rows as named tuples. Their values keep the types of their columns."""
     return iter(frame.itertuples())

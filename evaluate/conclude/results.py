@@ -1,4 +1,4 @@
-"""The rows of a run, and all that they amount to."""
+"""The rows of a run, with all conclusions from them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .tables import once
 
 @dataclass(frozen=True, eq=False)
 class Conclusions(Judged):
-    """Everything that a run's reports are derived from; each conclusion is drawn once."""
+    """The rows of a run, with its checks and frontiers. Each conclusion is computed once."""
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: whether to trust the run, and every frontier."""
+        """Return what a notebook shows: the conclusion of the checks and every frontier."""
         trust = f"<p><strong>{escape(conclusion(self.checks()))}</strong></p>"
         return trust + "".join(frontier._repr_html_() for frontier in self.frontiers())
 
@@ -29,8 +29,8 @@ class Conclusions(Judged):
         """Return the frontier of one scenario and attacked round.
 
         Args:
-            scenario: Which scenario; not needed if there is one only.
-            checkpoint: Which attacked round; likewise.
+            scenario: The name of the scenario. Optional if there is only one.
+            checkpoint: The attacked round. Optional if there is only one.
 
         Raises:
             ValueError: If there is no such frontier, or more than one.
@@ -44,6 +44,6 @@ class Conclusions(Judged):
             return found[0]
         known = [f"{f.scenario!r} at checkpoint {f.checkpoint}" for f in self.frontiers()]
         raise ValueError(
-            f"scenario {scenario!r} and checkpoint {checkpoint!r} must leave one frontier, got "
-            f"{len(found)}; there are: {', '.join(known) or 'none, since nothing was attacked'}"
+            f"scenario {scenario!r} and checkpoint {checkpoint!r} must select one frontier, got "
+            f"{len(found)}; choose from: {', '.join(known) or 'none, because no attack ran'}"
         )

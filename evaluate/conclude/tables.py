@@ -16,7 +16,7 @@ S = TypeVar("S", bound="Tables")
 
 
 def once(method: Callable[[S], T]) -> Callable[[S], T]:
-    """Keep what a method returns; whoever wants to change it copies it."""
+    """Cache the result of a method. Callers must copy it before they change it."""
     name = f"_{method.__name__}"
 
     @wraps(method)
@@ -31,14 +31,14 @@ def once(method: Callable[[S], T]) -> Callable[[S], T]:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Everything that a run's reports are derived from.
+    """The tables from which all reports of a run are derived.
 
     Attributes:
         config: The configuration of the run.
         panel: Version of the adversary panel.
         cells: One row per planned cell: its labels, `kind`, `status` (`ok`, `error`, `timeout`,
-            `crash`, `not needed` because nothing was left to find, or `missing`), `error`,
-            `seconds` and `busy`.
+            `crash`, `not needed` if nothing was left to find, or `missing`), `error`, `seconds`
+            and `busy`.
         attacks: One row per cell, observation and victim: labels and the fields of `AttackRow`.
         scores: One row per cell, observation, victim and metric: labels and the fields of `Score`.
         utility: One row per cell and evaluated round: labels and the fields of `UtilityRow`.
@@ -46,7 +46,7 @@ class Tables:
         guarantees: One row per training cell whose defense claims differential privacy: labels
             and the fields of `GuaranteeRow`.
         replays: One row per scenario and defense: labels and the fields of `ReplayRow`.
-        notes: What was warned of before the first cell.
+        notes: The warnings that were given before the first cell.
     """
 
     config: Mapping[str, Any]
@@ -66,7 +66,7 @@ class Tables:
                 object.__setattr__(self, name, labelled(value))
 
     def part(self, scenario: str, checkpoint: int) -> Self:
-        """Return the rows of one scenario and attacked round, with those of its trainings."""
+        """Return the rows of one scenario and attacked round, including those of its trainings."""
         frames = {one.name: getattr(self, one.name) for one in fields(self)}
         here: dict[str, Any] = {
             name: frame[

@@ -1,8 +1,13 @@
-"""Updates from outside: what a server received, as a folder that the panel can attack.
+"""Captures: updates from other training code, as folders that the panel can attack.
 
-A capture holds `capture.json` (how the update came about), `model.safetensors` (the weights that
-the client was sent), `update.safetensors` (what it uploaded, by parameter name) and, for scores,
-`truth.safetensors` (`inputs` and `targets`). Nothing is pickled. From a training loop of your own:
+A capture contains these files:
+
+- `capture.json`: the description of the update,
+- `model.safetensors`: the weights that the client received,
+- `update.safetensors`: the upload, by parameter name,
+- `truth.safetensors` (optional, for scores): the private `inputs` and `targets`.
+
+Nothing is pickled. Use it in your own training loop:
 
     about = Description(model="lenet", space=ImageSpace((1, 28, 28), 10), batch_size=8)
     with capture(model, "captures/one", about, truth=(images, labels)):
@@ -56,44 +61,44 @@ SPACES: dict[str, type[InputSpace]] = {
     "sound": WaveSpace,
     "tokens": TokenSpace,
 }
-"""The kinds of input spaces, as `capture.json` calls them."""
+"""The kinds of input spaces, by their names in `capture.json`."""
 
 MOST_ENTRIES = 2**26
-"""The largest example that is captured: 256 MB."""
+"""The largest number of entries of an example (256 MB) or a vocabulary."""
 
 Truth = Batch | tuple[Tensor, Tensor]
 
 
 class CaptureError(UserError):
-    """A capture that cannot be attacked; the message says what is wrong with it."""
+    """A capture cannot be attacked. The message says what is wrong."""
 
 
 class Description(Strict):
-    """How a captured update came about: the content of `capture.json`."""
+    """The description of a captured update: the content of `capture.json`."""
 
     model: Method
-    """A model by name, or a factory of your own as file.py:factory, and its options."""
+    """A model by name, or your own factory as file.py:factory, with its options."""
     space: dict[str, Any]
-    """What is known of the inputs: `kind` (`images`, `sound` or `tokens`), `shape`, `classes` and
-    the normalisation; an `InputSpace` does as well."""
+    """The public facts about inputs: `kind` (`images`, `sound` or `tokens`), `shape`, `classes` and
+    the normalisation. You can also give an `InputSpace`."""
     batch_size: Whole = Field(ge=1, le=MOST)
-    """Private examples behind the update."""
+    """Number of private examples in the update."""
     protocol: Method = Method(name="FedSGD")
-    """`FedSGD` if the update is a gradient, `FedAvg` if it is a change of weights; with `clients`
-    above 1, it is the sum of theirs."""
+    """`FedSGD` if the update is a gradient, `FedAvg` if it is a change of weights. With `clients`
+    above 1, the update is the sum over these clients."""
     defense: Method | None = None
-    """The defense that was on, as in a run; `none` for the undefended, null if it is not known."""
+    """The defense of the client, as in a run; `none` without a defense, null if unknown."""
     labels: tuple[Whole, ...] | None = None
     """The private labels, if the adversary is told them."""
     dataset: str | None = None
-    """A dataset by name that the examples are of the kind of: look-alikes and public data."""
+    """The name of a dataset of the same kind, for look-alikes and public data."""
     mode: Mode = "eval"
-    """In which mode the client trained: `train` if it drew dropout masks. `capture` tells by the
-    model unless you set it."""
+    """The mode in which the client trained: `train` if it drew dropout masks. By default, `capture`
+    finds it out from the model."""
     round: Whole = Field(default=0, ge=0, le=10**9)
     """Rounds of training before the update."""
     client: str = ""
-    """Whose it is."""
+    """The name of the client."""
 
     @field_validator("space", mode="before")
     @classmethod
@@ -127,7 +132,7 @@ class Description(Strict):
             if cohort not in (1, clients):
                 raise ValueError(
                     f"the defense shows the sum of {cohort} clients, but the protocol is of "
-                    f"{clients}: give both as many clients as are behind the update"
+                    f"{clients}: give both the number of clients in the update"
                 )
         return value
 
@@ -147,13 +152,13 @@ class Description(Strict):
 
     @property
     def code(self) -> list[str]:
-        """Return the users' own classes and functions that it names."""
+        """Return the names of the user's classes and functions in the description."""
         named = (self.model, self.protocol, *([] if self.defense is None else [self.defense]))
         return [name for method in named for name in own_code(method)]
 
     @property
     def inputs(self) -> InputSpace:
-        """Return what is publicly known of the inputs."""
+        """Return the public facts about inputs."""
         return _space(self.space)
 
     @property
@@ -163,11 +168,11 @@ class Description(Strict):
 
     @property
     def known_defense(self) -> Defense:
-        """Return the defense that was on; the undefended client if it is not known."""
+        """Return the defense of the client; no defense if it is unknown."""
         return Defense() if self.defense is None else build_defense(self.defense)
 
     def build(self) -> nn.Module:
-        """Return the model, with weights that mean nothing yet."""
+        """Return the model with random weights."""
         options: dict[str, Any] = dict(self.model.options)
         rng = generator("captured model")
         model = build_model(self.model.name, self.inputs, rng, **options)
@@ -189,7 +194,7 @@ def _space(value: Mapping[str, Any]) -> InputSpace:
     try:
         space = SPACES[kind](**lists)
     except TypeError as error:
-        raise ValueError(f"{str(error).rpartition('() ')[2]}; it is a space of {kind}") from error
+        raise ValueError(f"{str(error).rpartition('() ')[2]} (space of {kind})") from error
     sides = space.shape if isinstance(space.shape, tuple) else (0,)
     if not (sides and all(type(side) is int and side >= 1 for side in (*sides, space.classes))):
         raise ValueError(
@@ -227,17 +232,18 @@ def capture(
     truth: Truth | None = None,
     **description: Any,  # noqa: ANN401 - the keys of a description
 ) -> Iterator[None]:
-    """Capture the local step that is taken in the block: once it is over, the folder is there.
+    """Capture the local training in the `with` block, and write the folder after it.
 
-    What is uploaded follows from the protocol: under FedSGD the gradients that the block leaves
-    in the parameters, otherwise the change of the weights.
+    The protocol determines the update. Under FedSGD it is the gradients that the block leaves in
+    the parameters, otherwise the change of the weights.
 
     Args:
-        model: The model, as the client was sent it; the block trains it.
+        model: The model that the client received. The block trains it.
         folder: A new folder for the capture.
-        about: How the update comes about.
-        truth: The private examples as model inputs, and their labels, if scores are wanted.
-        description: Instead of `about`, its keys: `model`, `space`, `batch_size` and others.
+        about: The description of the update.
+        truth: The private examples as model inputs, and their labels. Scores need them.
+        description: The keys of a description, instead of `about`: `model`, `space`,
+            `batch_size` and others.
 
     Raises:
         CaptureError: Before the block if the description does not fit the model, after it if
@@ -268,22 +274,22 @@ def capture(
 
 
 def _described(description: Mapping[str, Any]) -> Description:
-    """Return a description from its keys; methods may be objects."""
+    """Return a description from its keys. Methods may be objects."""
     methods = [key for key in ("protocol", "defense") if description.get(key) is not None]
     try:
         found = {key: methods_of([description[key]])[0] for key in methods}
         return Description.model_validate({**description, **found})
     except ValueError as error:
-        raise CaptureError(f"the capture cannot be described: {error}") from error
+        raise CaptureError(f"the description of the capture is wrong: {error}") from error
 
 
 def _check_files(about: Description) -> None:
-    """Raise if a description names code that is in no file."""
+    """Raise if a description names code that is not in a file."""
     for name in about.code:
         if name.startswith(SESSION):
             raise CaptureError(
-                f"{name.rpartition(':')[2]} is defined in a notebook or a script, and a capture is "
-                "read by other programs: write it into a file and name it as file.py:name"
+                f"{name.rpartition(':')[2]} is defined in a notebook or a script, but other "
+                "programs must read the capture: write it into a file and name it as file.py:name"
             )
 
 
@@ -298,19 +304,19 @@ def write_capture(
     """Write a capture, and return its folder.
 
     Args:
-        folder: A new folder for the capture. A factory of your own is copied into it.
-        about: How the update came about.
-        weights: The state of the model that the client was sent, by name.
-        update: What it uploaded, by parameter name.
+        folder: A new folder for the capture. Your own factory is copied into it.
+        about: The description of the update.
+        weights: The state of the model that the client received, by name.
+        update: The upload, by parameter name.
         truth: The private examples as model inputs, and their labels.
     """
     folder = Path(folder)
     if (folder / DESCRIPTION).exists():
-        raise CaptureError(f"{folder} holds a capture already: choose another folder")
+        raise CaptureError(f"{folder} already contains a capture: choose another folder")
     if about.dataset is not None and about.dataset not in DATASETS:
         raise CaptureError(
-            f"dataset must be one of {', '.join(DATASETS)}, got {about.dataset!r}: a capture takes "
-            "no data along; give the path by --dataset when it is attacked"
+            f"dataset must be one of {', '.join(DATASETS)}, got {about.dataset!r}. A capture "
+            "contains no data: give the path with --dataset when you attack it"
         )
     _check_files(about)
     check_finite(update, "the update")
@@ -325,12 +331,12 @@ def write_capture(
         inputs, targets = truth
         save_file(_plain({"inputs": inputs, "targets": targets}), folder / TRUTH)
     text = json.dumps(about.model_dump(mode="json"), indent=2, allow_nan=False)
-    (folder / DESCRIPTION).write_text(text + "\n")  # last: without it there is no capture
+    (folder / DESCRIPTION).write_text(text + "\n")  # written last: it marks the capture as complete
     return folder
 
 
 def _copied(method: Method, folder: Path) -> Method:
-    """Return a method whose file, and what that imports beside it, is in the capture."""
+    """Copy the file of a method and its local imports into the capture; return the new method."""
     links = tuple(_copied(link, folder) for link in method.links)
     method = method.model_copy(update={"links": links})
     file = file_of(method.name)
@@ -348,7 +354,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_weights(model: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
-    """Raise if weights are not those of a model; of tied ones, one is enough."""
+    """Raise if weights do not fit a model. Of tied weights, one is enough."""
     wanted = model.state_dict()
     there = {wanted[name].data_ptr() for name in weights if name in wanted}
     own = {n: v for n, v in wanted.items() if n in weights or v.data_ptr() not in there}
@@ -358,7 +364,7 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], what: str) ->
 def check_names(
     found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str, whose: str
 ) -> None:
-    """Raise if tensors are not called and shaped as they must be."""
+    """Raise if tensors have the wrong names or shapes."""
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or unknown:
         lacks = f"{', '.join(missing[:5])} missing" if missing else ""
@@ -369,13 +375,13 @@ def check_names(
     for name, value in sorted(found.items()):
         if value.shape != wanted[name].shape:
             raise CaptureError(
-                f"{what} has {name!r} of shape {tuple(value.shape)}, {whose} have "
+                f"{what} has {name!r} of shape {tuple(value.shape)}, but {whose} have "
                 f"{tuple(wanted[name].shape)}"
             )
 
 
 def check_finite(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Raise if a value is none."""
+    """Raise if a value is not a finite number."""
     for name, value in tensors.items():
         if not torch.isfinite(value).all():
             raise CaptureError(f"{what} has NaN or infinite values in {name!r}")

@@ -1,9 +1,9 @@
 """Attacks on captured updates, as cells of a run.
 
-With the truth and a dataset of its kind, a capture is scored as an upload of a run is, by the same
-code and with the same draws: the rows are the same. Where one of them is missing nothing is
-claimed: guesses are kept with what the attack itself says of them, and with how far the upload
-that they would make is from the captured one.
+With the private examples and a dataset of their kind, a capture is scored like an upload of a run.
+The code and the draws are the same, so the rows are the same. If one of them is missing, the page
+claims no success. It then shows the guesses with the attack's own confidence, and with the distance
+of their upload from the captured one.
 """
 
 from __future__ import annotations
@@ -50,31 +50,31 @@ from .capture import CaptureError, Description
 from .captured import Capture, load_capture
 
 NOT_STATED = "not stated"
-"""The defense of a capture that does not name it."""
+"""The name of the defense if a capture does not state it."""
 
 NO_DATA = "no data"
 SHOWN = 8
-"""Guesses of an upload that are kept for the gallery."""
+"""The number of guesses per upload that are kept for the gallery."""
 
 
 @dataclass(frozen=True)
 class CaptureTrial(Traveller):
-    """Attack captured updates that are alike in all but their content.
+    """Attack captured updates that share one description.
 
     Attributes:
-        captures: Their folders.
-        contents: A hash of each.
-        names: What reports call each.
-        observations: The number of each: no other upload of the same arm has it.
-        about: What they have in common.
+        captures: The folders of the captures.
+        contents: A hash of each capture.
+        names: The names of the captures in reports.
+        observations: The number of each capture, unique among the uploads of its arm.
+        about: The description that they share.
         adversary: The attack.
-        knows_defense: Whether it may replay the defense.
-        control: Whether an undefended client's upload of the same examples is attacked instead.
-        scored: Whether there is a truth, and data to draw look-alikes from.
-        candidates: Look-alikes of a victim, the victim included.
-        data_folder: Where downloaded data is kept.
-        device: Where tensors live.
-        seed: Repetition: draws of the adversary and of look-alikes.
+        knows_defense: Whether the attack may replay the defense.
+        control: Whether to attack an undefended client's upload of the same examples instead.
+        scored: Whether there are private examples, and data to draw look-alikes from.
+        candidates: Number of look-alikes, including the victim.
+        data_folder: The folder of downloaded data.
+        device: The device of tensors.
+        seed: Repetition. It seeds the draws of the adversary and of look-alikes.
         pictures: How many uploads are kept for the gallery.
     """
 
@@ -96,7 +96,7 @@ class CaptureTrial(Traveller):
     pictures: int = 6
 
     def files(self) -> Files:
-        """Yield the captures, their data and the pretrained model that is on this machine."""
+        """Yield the files on this machine: captures, their data and the pretrained model."""
         yield from data_files(self.dataset_name, self.data_folder)
         yield from model_files(self.about.model.name, self.about.model.options)
         for folder, content in zip(self.captures, self.contents, strict=True):
@@ -107,12 +107,12 @@ class CaptureTrial(Traveller):
 
     @property
     def dataset_name(self) -> str:
-        """Return the dataset, if there is one."""
+        """Return the name of the dataset, or `NO_DATA`."""
         return self.about.dataset or NO_DATA
 
     @property
     def scenario(self) -> Scenario:
-        """Return what is attacked, as a run would call it."""
+        """Return the scenario of the captures, as in a run."""
         return scenario_of(
             self.about,
             data_folder=self.data_folder,
@@ -127,13 +127,13 @@ class CaptureTrial(Traveller):
 
     @property
     def arm(self) -> str:
-        """Return what reports call the defense of the attacked uploads."""
+        """Return the name of the defense in reports."""
         stated = self.control or self.about.defense is not None
         return label(self.defense) if stated else NOT_STATED
 
     @cached_property
     def cell(self) -> Cell:
-        """Return the cell, by which the outcome is stored."""
+        """Return the cell under which the outcome is stored."""
         about, adversary = self.about, build_adversary(self.adversary)
         config = {
             "captures": self.contents,
@@ -161,11 +161,11 @@ class CaptureTrial(Traveller):
 
     @property
     def draws(self) -> tuple[object, ...]:
-        """Return what the adversary's draws depend on, as in a run."""
+        """Return the seed of the adversary's draws, as in a run."""
         return (self.scenario.description, self.adversary.config(), self.seed)
 
     def run(self, folder: Path) -> Outcome:
-        """Attack the captures, and score or show what came out."""
+        """Attack the captures, and score or show the results."""
         captures = self._load()
         world, victims = world_of(self.scenario, self.about, captures)
         public = PublicData(*world.test) if self.about.dataset is not None else None
@@ -192,12 +192,12 @@ class CaptureTrial(Traveller):
             for number, one, rows in zip(self.observations, captures, victims, strict=True)
             if (truth := one.truth) is not None
         ]
-        rounds = 0 if self.about.round == 0 else None  # before, a model may know the victim
+        rounds = 0 if self.about.round == 0 else None  # a trained model may know the victim
         each = self.shown_each
         return server.outcome(attempts, busy, rounds=rounds, shown=self.shown, each=each)
 
     def _examination(self) -> Callable[[Client], ReplayRow] | None:
-        """Return what examines the replay of the defense, on noise where there is no data."""
+        """Return a function that examines the replay of the defense; without data, on noise."""
         if undefended(self.defense) or self.about.dataset is not None:
             return examination(self.scenario, self.defense)
 
@@ -214,12 +214,12 @@ class CaptureTrial(Traveller):
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """Return the uploads of which guesses are kept for the gallery."""
+        """Return the uploads whose guesses are kept for the gallery."""
         return self.observations[: self.pictures]
 
     @property
     def shown_each(self) -> int:
-        """Return how many victims of each are kept: more where there are few uploads."""
+        """Return how many victims are kept of each upload; with few uploads there are more."""
         return math.ceil(self.pictures / len(self.observations))
 
     def _load(self) -> list[Capture]:
@@ -233,7 +233,7 @@ _FIELDS = ("knows_defense", "control", "scored", "candidates", "seed", "pictures
 
 
 def scenario_of(about: Description, **options: Any) -> Scenario:  # noqa: ANN401 - fields
-    """Return the scenario that captures are of, as a run would call it."""
+    """Return the scenario of captures, as in a run."""
     scenario = Scenario(
         model=about.model,
         protocol=about.protocol,
@@ -249,9 +249,9 @@ def scenario_of(about: Description, **options: Any) -> Scenario:  # noqa: ANN401
 def world_of(
     scenario: Scenario, about: Description, captures: Sequence[Capture]
 ) -> tuple[World, list[Tensor]]:
-    """Return the captures' world, and where in it each capture's private examples are.
+    """Return the world of captures, and the rows of each capture's private examples in it.
 
-    They are looked for among the data's training examples, and put there if they are others.
+    Private examples that are not among the training examples are added to them.
     """
     space = about.inputs
     if about.dataset is None:
@@ -262,7 +262,7 @@ def world_of(
     if (data.space.shape, data.space.classes) != (space.shape, space.classes):
         raise CaptureError(
             f"examples of {data.name} have shape {data.space.shape} and {data.space.classes} "
-            f"classes, those of the capture shape {space.shape} and {space.classes} classes"
+            f"classes, but those of the capture shape {space.shape} and {space.classes} classes"
         )
     modality = modality_of(space, data.vocabulary)
     train, test = (
@@ -278,7 +278,7 @@ def world_of(
 
 
 def _among(data: Batch, sought: Batch) -> tuple[Tensor, Batch]:
-    """Return where some examples are in the data, and the data with those that were not."""
+    """Return the rows of some examples in the data, and the data with missing ones added."""
     rows: list[int] = []
     more: list[int] = []
     for number, example in enumerate(sought.inputs):
@@ -292,16 +292,16 @@ def _among(data: Batch, sought: Batch) -> tuple[Tensor, Batch]:
 
 @dataclass(frozen=True)
 class _Captured:
-    """Captured uploads, as a server sees them."""
+    """Captured uploads from the view of a server."""
 
     trial: CaptureTrial
     server: Server
     _models: dict[str, nn.Module] = field(default_factory=dict)
 
     def observe(self, number: int, one: Capture, victims: Tensor) -> Observation:
-        """Return an observation; nothing was crafted here, so that nothing is kept."""
+        """Return an observation. The server crafted nothing, so it kept nothing."""
         trial, about, server = self.trial, self.trial.about, self.server
-        model = self._models.setdefault(one.weights, one.model)  # alike, attacks can vectorise
+        model = self._models.setdefault(one.weights, one.model)  # one object: attacks vectorise
         models = (model,) * about.training.clients
         client = server.world.client(server.defense, model)
         client = replace(client, protocol=replace(client.protocol, clients=1))
@@ -317,15 +317,15 @@ class _Captured:
         )
 
     def _control(self, client: Client, one: Capture, number: int) -> dict[str, Tensor]:
-        """Return what an undefended client uploads of the same examples."""
+        """Return the upload of an undefended client for the same examples."""
         if one.truth is None:
-            raise ValueError("there is no truth, of which an undefended upload could be made")
+            raise ValueError("an undefended upload needs private examples, but there are none")
         upload = (self.trial.scenario.description, self.trial.seed, self.trial.about.round)
         return send(client, [one.truth], generator("client", *upload, number)).updates[0]
 
 
 def _noise(space: InputSpace, size: int, rng: Generator) -> Batch:
-    """Return examples that a replay can be examined on where there is no data."""
+    """Return random examples to examine a replay without data."""
     targets = torch.randint(space.classes, (size,), generator=rng)
     if isinstance(space, ContinuousSpace):
         values = torch.rand((size, *space.shape), generator=rng)
@@ -335,7 +335,7 @@ def _noise(space: InputSpace, size: int, rng: Generator) -> Batch:
 
 
 class _Guess(NamedTuple):
-    """A guess on the scale of the data, what is said of it, and the truth that is nearest."""
+    """A guess on the scale of the data, its measurements, and the matched private example."""
 
     values: Tensor
     measured: Mapping[str, float]
@@ -350,7 +350,7 @@ def _unscored(
     results: Mapping[int, Reconstruction | NotApplicable],
     seconds: float,
 ) -> Outcome:
-    """Return guesses with what attacks say of them, and no claim of success."""
+    """Return guesses with their measurements, without any claim of success."""
     rows: list[AttackRow] = []
     scores: list[Score] = []
     pictures: list[Rendering] = []
@@ -375,7 +375,7 @@ def _unscored(
 def _guesses(
     world: World, truth: Batch | None, observation: Observation, result: Reconstruction
 ) -> list[_Guess]:
-    """Return every guess; where there is a truth, those that are matched to it."""
+    """Return every guess; with known private examples, only the guesses matched to them."""
     modality = world.modality
     values, residual = modality.values(result.inputs.detach()), _residual(observation, result)
     guesses = []
@@ -404,7 +404,7 @@ def _guesses(
 
 
 def _residual(observation: Observation, result: Reconstruction) -> float | None:
-    """Return how far the upload of a whole guess is from the one that was seen, relative to it."""
+    """Return the relative distance between the upload of a whole guess and the observed one."""
     targets = result.targets if result.targets is not None else observation.targets
     if targets is None or len(result.inputs) != observation.batch_size:
         return None

@@ -1,4 +1,4 @@
-"""A run against captured updates: which attacks on which of them, and their rows."""
+"""Runs attacks on captured updates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .capture_cells import NOT_STATED, CaptureTrial, scenario_of, world_of
 from .captured import Capture, find_captures, load_capture
 
 TIME_LIMIT = 3600.0
-"""Seconds that one attack on the captures of one kind may take."""
+"""The time limit of one attack on the captures of one kind, in seconds."""
 
 
 def attack_captures(
@@ -49,25 +49,25 @@ def attack_captures(
     retry_failed: bool = False,
     console: Console | None = None,
 ) -> tuple[Conclusions, bool]:
-    """Attack captures, and return all rows and whether they are scores.
+    """Attack captures. Return all rows, and whether they are scored.
 
-    Captures that are alike in all but their content are the observations of one scenario. If one
-    has no truth, or there is no data to draw look-alikes from, none is scored.
+    Captures with the same description are the observations of one scenario. If a capture has no
+    truth, or if there is no data to draw look-alikes from, no capture is scored.
 
     Args:
         folder: A capture, or a folder with captures below it.
-        out: Folder of the results; what is there is not run again.
-        adversaries: Attacks in place of the panel; an option that is a list stands for one each.
-        dataset: Data by name or path, in place of what captures name.
-        model: The model, in place of what captures name.
-        candidates: Look-alikes among which a victim must be identified, the victim included.
-        data_folder: Where downloaded data is kept.
-        trust_code: Whether Python files that captures bring along may be executed.
-        device: Where tensors live.
-        workers: Processes; by default as many as the engine has room for.
+        out: Folder of the results. Cells that it already contains are not run again.
+        adversaries: Attacks instead of the panel. A list as an option gives one attack per value.
+        dataset: Data by name or path. Default: the dataset named in the capture.
+        model: The model. Default: the model named in the capture.
+        candidates: Look-alikes among which a victim must be identified, including the victim.
+        data_folder: The folder of downloaded data.
+        trust_code: Whether Python files in captures may be executed.
+        device: The device of tensors.
+        workers: Number of processes. Default: as many as the engine allows.
         engine: Where cells run.
-        retry_failed: Whether cells that ended in an error are run again.
-        console: Where progress is shown.
+        retry_failed: Whether to run cells again that ended in an error.
+        console: Where to show progress.
     """
     forget_digests()
     if engine is LOCAL:
@@ -106,20 +106,20 @@ def attack_captures(
 
 
 def _members(adversaries: Sequence[Method]) -> list[Method]:
-    """Return the attacks; a captured update was made, so that only a passive server is left."""
+    """Return the attacks. They must be passive, because the update already exists."""
     if not adversaries:
         return [Method(name=name, options=vars(one)) for name, one in PANEL.members.items()]
     with given_by_user():
         members = adversary_grid(adversaries)
         for method in members:
             if build_adversary(method).threat is not Threat.PASSIVE:
-                raise ValueError(f"{method.name} sends models of its own, and the update is made")
+                raise ValueError(f"{method.name} sends its own models, but the update exists")
     return members
 
 
 @dataclass(frozen=True)
 class _Numbered:
-    """A capture, and the number of its upload."""
+    """A capture with the number of its upload."""
 
     number: int
     capture: Capture
@@ -128,9 +128,9 @@ class _Numbered:
 def _plan(
     folder: Path, captures: Sequence[Capture], members: Sequence[Method], scored: bool
 ) -> Iterator[CaptureTrial]:
-    """Yield the attacks on captures of each kind, and on the control where there is a truth.
+    """Yield the attacks on captures of each kind, and on the control if there is a truth.
 
-    A control is not made again of victims whose undefended upload is there already.
+    Victims whose undefended upload was captured need no other control.
     """
     groups: dict[str, list[_Numbered]] = defaultdict(list)
     for one in _numbered(captures):
@@ -171,10 +171,10 @@ def _attacks(
 
 
 def _numbered(captures: Iterable[Capture]) -> Iterator[_Numbered]:
-    """Yield captures with their numbers: in the tables of one scenario and round, the upload's.
+    """Yield captures with the numbers of their uploads in the tables of a scenario and round.
 
-    No two uploads under the same defense have the same number. Those of the same examples and
-    weights under two defenses have: comparisons pair them.
+    Uploads under the same defense have different numbers. Uploads of the same examples and weights
+    under two defenses have the same number, so comparisons pair them.
     """
     numbers: dict[tuple[str, int], dict[tuple[str, int], int]] = defaultdict(dict)
     repeats: Counter[tuple[str, int, str, str]] = Counter()
@@ -188,7 +188,7 @@ def _numbered(captures: Iterable[Capture]) -> Iterator[_Numbered]:
 
 
 def _kind(about: Description) -> str:
-    """Return what captures of one kind have in common, wherever the files are that they name."""
+    """Return a key that is equal for captures of one kind, independent of the paths of files."""
     methods = {"model": about.model, "protocol": about.protocol, "defense": about.defense}
     return json.dumps(
         {
@@ -201,7 +201,7 @@ def _kind(about: Description) -> str:
 
 
 def _place(about: Description) -> tuple[str, int]:
-    """Return the scenario and the round in whose tables captures are."""
+    """Return the scenario and the round of captures, as in tables."""
     return scenario_of(about).name, about.round
 
 
@@ -210,13 +210,13 @@ def _is_control(about: Description) -> bool:
 
 
 def _name(folder: Path, capture: Path) -> str:
-    """Return what a page calls a capture: its path, from the attacked folder on."""
+    """Return the name of a capture on a page: its path from the attacked folder on."""
     root = folder.resolve() if capture.resolve() != folder.resolve() else folder.resolve().parent
     return "/".join((root.name, *capture.resolve().relative_to(root).parts))
 
 
 def _knowledge(method: Method, about: Description, control: bool) -> tuple[bool, ...]:
-    """Return whether the attack is run with knowledge of the defense, without it, or both."""
+    """Return whether the attack runs with knowledge of the defense, without it, or both."""
     if control:
         return (True,)
     if about.defense is None:
@@ -230,13 +230,13 @@ def _kinds(captures: Iterable[Capture]) -> Iterable[Capture]:
 
 
 def _modes(one: Capture) -> Iterator[str]:
-    """Yield whether the client of a capture is taken to have trained with dropout."""
+    """Yield a note that says whether the client is assumed to have trained with dropout."""
     about = one.about
     return mode_notes(label(about.model), about.build(), about.inputs, about.mode)
 
 
 def _check_worlds(trials: Iterable[CaptureTrial], captures: Sequence[Capture]) -> None:
-    """Raise if the data does not fit captures, or has too few examples of a class."""
+    """Raise if the data does not fit the captures, or has too few examples of a class."""
     by_folder = {one.folder: one for one in captures}
     for trial in {trial.captures: trial for trial in trials}.values():
         with given_by_user():
@@ -247,7 +247,7 @@ def _check_worlds(trials: Iterable[CaptureTrial], captures: Sequence[Capture]) -
 
 
 def _config(folder: Path, captures: Sequence[Capture]) -> dict[str, Any]:
-    """Return what the page records: where captures are, and how they came about."""
+    """Return the folders and descriptions of captures, for the page."""
     return {
         "captures": {
             str(one.folder.relative_to(folder)): one.about.model_dump(

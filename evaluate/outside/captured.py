@@ -1,7 +1,7 @@
-"""Captures as they are read: checked in full, and never trusted.
+"""Reads captures and checks them completely.
 
-What comes from outside may be broken or hostile. No pickle is read, no path leaves the capture's
-folder, and code that it brings along is executed only if the user says so.
+A capture may be broken or hostile. The reader loads no pickle and follows no path out of the
+capture's folder. It executes code in a capture only if the user allows it.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Capture:
-    """A capture that was found to be sound.
+    """A capture that passed all checks.
 
     Attributes:
-        folder: Where it is.
-        about: How the update came about; the paths of files are absolute.
-        update: What was uploaded.
-        truth: The private examples, if they are at hand.
-        device: Where its tensors are.
+        folder: Its folder.
+        about: The description of the update. Paths of files are absolute.
+        update: The upload.
+        truth: The private examples, if they are known.
+        device: The device of its tensors.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Capture:
 
     @cached_property
     def model(self) -> nn.Module:
-        """Return the model that the client was sent."""
+        """Return the model that the client received."""
         return _built(self.folder, self.about).to(self.device)
 
     def to(self, device: torch.device) -> Capture:
@@ -76,9 +76,9 @@ class Capture:
 
     @property
     def victims(self) -> str:
-        """Return what tells its victims from others': a hash of the weights and of the truth.
+        """Return an identifier of its victims: a hash of the weights and of the private examples.
 
-        Without a truth nobody knows who they are, and every upload has its own.
+        Without private examples, victims are unknown, and every upload has its own identifier.
         """
         if self.truth is None:
             return f"{self.folder.resolve()}"
@@ -86,20 +86,20 @@ class Capture:
 
     @property
     def content(self) -> str:
-        """Return a hash of all that it holds."""
+        """Return a hash of all its files."""
         names = [DESCRIPTION, WEIGHTS, UPDATE, *([TRUTH] if self.truth is not None else [])]
         return "".join(file_digest(self.folder / name) for name in names)
 
 
 def find_captures(folder: Path) -> list[Path]:
-    """Return the captures in a folder: itself, or all below it."""
+    """Return the captures in a folder: the folder itself, or all below it."""
     if not folder.is_dir():
         raise CaptureError(f"there is no folder {folder}")
     found = sorted(path.parent for path in folder.rglob(DESCRIPTION))
     if not found:
         raise CaptureError(
-            f"{folder} holds no capture, which is a folder with {DESCRIPTION}, {WEIGHTS} and "
-            f"{UPDATE}: see leakfrontier.evaluate.outside.capture"
+            f"{folder} contains no capture. A capture is a folder with {DESCRIPTION}, {WEIGHTS} "
+            f"and {UPDATE}: see leakfrontier.evaluate.outside.capture"
         )
     return found
 
@@ -112,14 +112,14 @@ def load_capture(
     model: Method | None = None,
     known: Description | None = None,
 ) -> Capture:
-    """Return a capture, having checked all of it.
+    """Read and check a capture.
 
     Args:
-        folder: The capture.
-        trust_code: Whether Python files that it brings along may be executed.
-        dataset: Data by name or path, in place of what the capture names.
-        model: The model, in place of what the capture names.
-        known: How it came about, if that was read before: its methods and its data.
+        folder: The folder of the capture.
+        trust_code: Whether Python files in the capture may be executed.
+        dataset: Data by name or path. Default: the dataset named in the capture.
+        model: The model. Default: the model named in the capture.
+        known: A description that was read before. It replaces methods and data.
     """
     given: dict[str, object] = {"dataset": dataset, "model": model}
     given = {name: value for name, value in given.items() if value is not None}
@@ -152,11 +152,11 @@ def _read_description(folder: Path, given: Mapping[str, object], trust_code: boo
         about = about.model_copy(update={name: given[name] for name in _METHODS if name in given})
         if trust_code:
             trust(about.code)
-        about.training, about.known_defense  # noqa: B018 - code that is not trusted ends here
+        about.training, about.known_defense  # noqa: B018 - raises if code is not trusted
         if about.dataset is not None and about.dataset not in DATASETS:
             raise ValueError(
-                f"dataset must be one of {', '.join(DATASETS)}, got {about.dataset!r}; data by "
-                "path is given by --dataset"
+                f"dataset must be one of {', '.join(DATASETS)}, got {about.dataset!r}; give other "
+                "data as a path with --dataset"
             )
     except ValidationError as error:
         raise CaptureError(f"{path}: {explain(error)}") from error
@@ -170,7 +170,7 @@ _METHODS = ("model", "protocol", "defense")
 
 
 def _placed(method: Method, folder: Path) -> Method:
-    """Return a method whose file is found wherever one is; it must be in the capture."""
+    """Return a method with the absolute path of its file, which must be in the capture."""
     if not own_code(method):
         return method
     links = tuple(_placed(link, folder) for link in method.links)
@@ -183,7 +183,7 @@ def _placed(method: Method, folder: Path) -> Method:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return a file of a capture; it must be there, and nowhere else."""
+    """Return a file of a capture. Raise if it is missing or outside the folder."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise CaptureError(f"{name!r} leaves the folder of the capture, {folder}")
@@ -194,13 +194,13 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _read(folder: Path, name: str) -> dict[str, Tensor]:
     path = _inside(folder, name)
-    content = path.read_bytes()  # not mapped: whoever overwrites the file would crash us
+    content = path.read_bytes()  # not mapped: overwriting a mapped file would crash the process
     try:
         return load(content)
     except (SafetensorError, ValueError) as error:
         pickled = content[:1] == b"\x80" or content[:2] == b"PK"
         hint = "it looks like a pickle (torch.save?), which is never read" if pickled else error
-        raise CaptureError(f"{path} is no safetensors file: {hint}") from error
+        raise CaptureError(f"{path} is not a safetensors file: {hint}") from error
 
 
 def _read_truth(folder: Path, about: Description) -> Batch | None:

@@ -1,11 +1,11 @@
-"""Flower apps: our defenses as client mods, and servers that capture what they receive.
+"""Flower apps: our defenses as client mods, and servers that capture updates.
 
     app = ClientApp(mods=[DefenseMod(TopK(ratio=0.1))])            # on the client
     strategy = Capturing(FedAvg(), "captures", about)              # on the server
 
-A defense that acts on uploads works with any app. One that acts within training (`DPSGD`, `ATS`)
-needs the app to train by `train_locally`, which is this harness's own client; an app that does
-not is refused, rather than left undefended.
+A defense that acts on uploads works with any app. A defense that acts within training (`DPSGD`,
+`ATS`) needs an app that trains with `train_locally`, which is the client of this harness. With any
+other app, the mod raises an error because the client would be undefended.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ except ImportError as error:
     ) from error
 
 STATE = "leakfrontier"
-"""Under which name a client keeps what a defense remembers between rounds."""
+"""The record in which a client keeps the state of a defense between rounds."""
 
 GUARANTEE = "leakfrontier.guarantee"
-"""Under which name a reply says what its epsilon is relative to."""
+"""The record of a reply that says to what its epsilon refers."""
 
 _IN_TRAINING = ("on_batch", "gradient", "batches", "on_receive", "on_model")
 _AGREED: WeakSet[nn.Module] = WeakSet()
@@ -57,9 +57,9 @@ class _Session:
     """One client's part in one round.
 
     Attributes:
-        defense: The client's own copy of the defense, as the last round has left it.
-        rng: Source of all its randomness.
-        plan: How often the defense was applied in this round, once that is known.
+        defense: The client's own copy of the defense, with its state after the last round.
+        rng: The source of all its randomness.
+        plan: How often the defense was applied, once that is known.
     """
 
     defense: Defense
@@ -73,24 +73,24 @@ _SESSION: ContextVar[_Session | None] = ContextVar("session", default=None)
 class DefenseMod:
     """A defense as a Flower client mod.
 
-    What a defense remembers between rounds (a tensor, a number, a dictionary of tensors) is kept
-    in the client's own state. Its guarantee so far goes into the reply's metrics as
-    `leakfrontier.epsilon` and `leakfrontier.delta`.
+    The client keeps the state of the defense between rounds (a tensor, a number or a dictionary of
+    tensors). The reply's metrics contain the guarantee so far as `leakfrontier.epsilon` and
+    `leakfrontier.delta`.
 
     Args:
         defense: The defense.
         delta: The delta at which epsilon is stated.
-        seed: Makes its noise reproducible, for tests: noise that can be reproduced protects
-            nothing. By default noise comes from a cryptographic stream (`system_draws`).
+        seed: Makes the noise reproducible, for tests only: reproducible noise protects nothing.
+            By default, noise comes from a cryptographic stream (`system_draws`).
 
     Raises:
-        ValueError: For a defense of several clients, which a mod of one cannot be.
+        ValueError: If the defense is a protocol between several clients.
     """
 
     def __init__(self, defense: Defense, *, delta: float = 1e-5, seed: int | None = None) -> None:
         if defense.cohort > 1 or _acting(defense, ("on_round",)):
             raise ValueError(
-                f"{defense} is a protocol between clients, and a mod sees only its own: use "
+                f"{defense} is a protocol between clients, but a mod sees only its own client: use "
                 "Flower's secure aggregation instead (secaggplus_mod of flwr.client.mod with "
                 "SecAggPlusWorkflow on the server)"
             )
@@ -102,7 +102,7 @@ class DefenseMod:
         context: Context,
         call_next: Callable[[Message, Context], Message],
     ) -> Message:
-        """Let the app train, and defend what it replies with."""
+        """Let the app train, and defend its reply."""
         if not str(message.metadata.message_type).startswith("train"):
             return call_next(message, context)
         defense, rounds = _restored(self.defense, context)
@@ -120,9 +120,9 @@ class DefenseMod:
         if plan is None:
             if acting := _acting(self.defense, _IN_TRAINING):
                 raise ValueError(
-                    f"{self.defense} acts within training ({', '.join(acting)}), which this app "
-                    "did not do by leakfrontier.evaluate.outside.flower.train_locally: it would be "
-                    "undefended"
+                    f"{self.defense} acts within training ({', '.join(acting)}), but this app did "
+                    "not train with leakfrontier.evaluate.outside.flower.train_locally. It would "
+                    "be undefended"
                 )
             _defend(reply, message, session)
             plan = _one_step_per_round
@@ -157,21 +157,21 @@ def train_locally(
     loss: Loss = cross_entropy,
     space: InputSpace | None = None,
 ) -> None:
-    """Train a model in place as the client of a round, under the defense of the app's mod.
+    """Train a model in place as a client, under the defense of the app's mod.
 
     Args:
-        model: The model as the client received it.
-        examples: Its private examples, as model inputs, and their labels.
-        protocol: Epochs, batch size and learning rate: `FedAvg`.
-        loss: Mean loss of a batch.
-        space: What is known of the inputs, for defenses that transform them.
+        model: The model that the client received.
+        examples: Its private examples as model inputs, and their labels.
+        protocol: A `FedAvg` with epochs, batch size and learning rate.
+        loss: The mean loss of a batch.
+        space: The public facts about inputs, for defenses that transform them.
     """
     if protocol.uploads_gradient:
         raise ValueError(f"clients of Flower return weights: use FedAvg, got {protocol}")
     session = _SESSION.get() or _Session(Defense(), SystemGenerator())
     if model not in _AGREED and session.defense.on_model(model) is not model:
         raise ValueError(
-            f"{session.defense} changes the architecture: build the model by "
+            f"{session.defense} changes the architecture: build the model with "
             "leakfrontier.evaluate.outside.flower.agreed(defense, model) in client and server"
         )
     batch, defense = Batch(*examples), session.defense
@@ -208,13 +208,13 @@ def _one_step_per_round(rounds: int, delta: float) -> Plan:
 
 
 def _claims_clients(defense: Defense) -> bool:
-    """Return whether a guarantee is about whole clients, of whom a round is one step."""
+    """Return whether a guarantee is about whole clients. Then a round is one step."""
     claim = defense.guarantee(Plan(1, 1.0, 1e-5))
     return claim is not None and claim.unit == "client"
 
 
 def _acting(defense: Defense, hooks: Iterable[str]) -> list[str]:
-    """Return those of some hooks that a defense, or a link of a chain, overrides."""
+    """Return the hooks that a defense, or a link of a chain, overrides."""
     links = defense.links if isinstance(defense, Chain) else (defense,)
     return [
         hook
@@ -232,14 +232,14 @@ def _defend(reply: Message, message: Message, session: _Session) -> None:
     sent, record = _weights(message), _only_arrays(reply)
     returned = record.to_torch_state_dict()
     if set(returned) != set(sent):
-        raise ValueError("the app must return the arrays that it was sent, by the same names")
+        raise ValueError("the app must return the arrays that it received, by the same names")
     floating = [name for name, value in returned.items() if value.is_floating_point()]
     for name, value in returned.items():
         if name not in floating and not torch.equal(value, sent[name]):
             raise ValueError(
-                f"the app has changed {name!r}, of type {value.dtype}, which defenses do not act "
-                "on: it would leave undefended. Reply with it as it was sent; BatchNorm counts "
-                "batches unless it has track_running_stats=False"
+                f"the app has changed {name!r} of type {value.dtype}. Defenses do not act on this "
+                "type, so it would leave undefended. Return it as it was sent. (BatchNorm counts "
+                "batches unless it has track_running_stats=False)"
             )
     update: Update = {name: returned[name] - sent[name] for name in floating}
     with SystemDraws():
@@ -261,7 +261,7 @@ def _only_arrays(message: Message) -> ArrayRecord:
 
 
 def _restored(defense: Defense, context: Context) -> tuple[Defense, int]:
-    """Return a client's copy of the defense as its last round left it, and its rounds so far."""
+    """Return a client's copy of the defense with its state, and the number of its rounds."""
     copy = replace(defense)
     if STATE not in context.state:
         return copy, 0
@@ -281,7 +281,7 @@ def _restored(defense: Defense, context: Context) -> tuple[Defense, int]:
 
 
 def _keep(defense: Defense, context: Context, rounds: int) -> None:
-    """Keep what a defense remembers, on the client."""
+    """Keep the state of a defense on the client."""
     kept: dict[str, Tensor] = {"rounds": torch.tensor(rounds)}
     for number, link in enumerate(_links(defense)):
         for name, value in _memory(link).items():
@@ -307,16 +307,15 @@ def _memory(defense: Defense) -> dict[str, Any]:
 class Capturing(Strategy):  # type: ignore[misc] # Flower is not typed here
     """A strategy that captures what a server sends and receives, by round and client.
 
-    It does what the strategy within it does. A capture is written for every reply, as
-    `round-R/client-C` of the folder, where R rounds of training came before.
+    It delegates all decisions to an inner strategy. For every reply it writes a capture to
+    `round-R/client-C` of the folder, where R is the number of earlier rounds.
 
     Attributes:
-        strategy: The strategy.
-        folder: Where captures go.
-        about: What all of them have in common; the examples behind an update are as many as the
-            reply's metrics say.
-        truth: From a reply to its client's private examples, for audits in which these are known.
-        examples_key: What replies call the number of examples.
+        strategy: The inner strategy.
+        folder: The folder of the captures.
+        about: The description that they share. The reply's metrics give the number of examples.
+        truth: Maps a reply to its client's private examples, for audits in which they are known.
+        examples_key: The name of the number of examples in the reply's metrics.
     """
 
     strategy: Strategy
@@ -336,7 +335,7 @@ class Capturing(Strategy):  # type: ignore[misc] # Flower is not typed here
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Remember what each client is sent."""
+        """Remember the weights that each client receives."""
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self._sent = {one.metadata.dst_node_id: _weights(one) for one in messages}
         return messages
@@ -374,13 +373,13 @@ class Capturing(Strategy):  # type: ignore[misc] # Flower is not typed here
                 update={name: returned[name] - sent[name] for name in self._names},
                 truth=self.truth(reply),
             )
-        except CaptureError as error:  # training goes on
+        except CaptureError as error:  # training continues
             warnings.warn(f"client {client} was not captured: {error}", stacklevel=2)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Do as the strategy does."""
+        """Delegate to the inner strategy."""
         messages: Iterable[Message]
         messages = self.strategy.configure_evaluate(server_round, arrays, config, grid)
         return messages
@@ -388,9 +387,9 @@ class Capturing(Strategy):  # type: ignore[misc] # Flower is not typed here
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Do as the strategy does."""
+        """Delegate to the inner strategy."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """Do as the strategy does."""
+        """Delegate to the inner strategy."""
         self.strategy.summary()

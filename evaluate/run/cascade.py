@@ -1,9 +1,9 @@
-"""In which order the cells of a run become possible, and on which uploads attacks are run.
+"""The order of a run's cells, and the uploads on which attacks run.
 
-A run is a cascade, as in AutoAttack [1]: attacks on one arm (scenario, defense, seed, checkpoint)
-come in stages, exact and cheap ones first, and a later stage attacks only the uploads of which a
-victim is not identified yet. An active server can do what a passive one can: its attacks come
-last. The worst case over all attacks is the same as if each had attacked every upload.
+A run is a cascade, as in AutoAttack [1]. The attacks on one arm (scenario, defense, seed,
+checkpoint) run in stages, exact and cheap ones first. A later stage attacks only the uploads with a
+victim that is not identified yet. An active server can do all that a passive one can, so its
+attacks come last. The worst case over all attacks is the same as if each had attacked every upload.
 
 References:
     [1] Croce, Hein. "Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
@@ -28,18 +28,18 @@ Victim = tuple[int, int, bool]
 
 
 class ReadyCell(NamedTuple):
-    """A cell that can run now, and the one that it stands for in the plan."""
+    """A cell that can run now, and the planned cell that it replaces."""
 
     trial: Trial
     planned: Cell
 
 
 class Schedule:
-    """Says which cells can run, as others are done.
+    """Says which cells can run when others have finished.
 
-    Attacks on a checkpoint wait for the training that leaves it, attacks of a stage for the
-    stages before. A control without a defense is attacked by all attacks on all uploads, and so
-    is every arm of a run that is no cascade.
+    Attacks on a checkpoint wait for its training. Attacks of a stage wait for earlier stages. All
+    attacks run on all uploads of the undefended control. Without a cascade, they do so on every
+    arm.
     """
 
     def __init__(self, trials: Sequence[Trial], *, cascade: bool = False) -> None:
@@ -55,7 +55,7 @@ class Schedule:
             self._arms[place] = _Arm([found[stage] for stage in sorted(found)])
 
     def start(self) -> list[ReadyCell]:
-        """Return the cells that need no other."""
+        """Return the cells that wait for no other."""
         trained = {_training(trial) for trial in self._free if isinstance(trial, TrainTrial)}
         steps = [ReadyCell(trial, trial.cell) for trial in self._free]
         for (*training, checkpoint), arm in self._arms.items():
@@ -64,11 +64,11 @@ class Schedule:
         return steps
 
     def after(self, trial: Trial, victims: Iterable[Victim]) -> list[ReadyCell]:
-        """Return the cells that a finished one has made possible.
+        """Return the cells that can run after another has finished.
 
         Args:
-            trial: What was finished, as in its step.
-            victims: Whom it attacked; nobody if it failed.
+            trial: The finished cell, as in its `ReadyCell`.
+            victims: The attacked victims; none if the cell failed.
         """
         if isinstance(trial, AttackTrial):
             return self._arms[_place(trial)].after(trial, victims)
@@ -84,7 +84,7 @@ class Schedule:
 
 @dataclass
 class _Arm:
-    """The attacks on one model, by stage, and what came out so far."""
+    """The attacks on one model, by stage, and the victims identified so far."""
 
     stages: list[list[AttackTrial]]
     running: int = 0
@@ -108,7 +108,7 @@ class _Arm:
         return [] if self.running else self.next_stage()
 
     def _narrowed(self, trial: AttackTrial) -> AttackTrial:
-        """Return an attack on the uploads that still have something to find."""
+        """Return the attack without the uploads whose victims are all identified."""
         adversary = build_adversary(trial.adversary)
         if not _counts(adversary):
             return trial
@@ -116,7 +116,7 @@ class _Arm:
             upload for upload, _ in self.seen - self.identified
         }
         left = tuple(i for i in trial.observations if i not in closed)
-        if left and adversary.pooled:  # which others there are would change what it finds
+        if left and adversary.pooled:  # its results depend on the other uploads
             return trial
         return replace(trial, observations=left)
 
@@ -127,9 +127,9 @@ _FIRST = (0, 0, False)
 
 
 def _counts(adversary: Adversary) -> bool:
-    """Return whether what an attack identifies need not be looked for again.
+    """Return whether later attacks may skip the victims that this attack identifies.
 
-    A blind guess shows no leakage, and one that is given candidates knows more than others.
+    A blind guess shows no leakage, and an attack with candidates knows more than others.
     """
     return not (adversary.baseline or adversary.needs_candidates)
 

@@ -45,23 +45,23 @@ from .code_digests import ATTACK, REPLAY, TRAINING, factories, source_digest
 from .scoring import Attempt
 from .server import Server
 
-EXAMINED_SEED = 0  # of the model and the clients on which replays are examined
+EXAMINED_SEED = 0  # seed of the model and clients that examine replays
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
 
 _Key = tuple[tuple[str, Path], int, int]
 _RELEASED: dict[_Key, Released] = {}
-"""What a process has seen of the clients of each arm: many adversaries attack the same uploads."""
+"""The uploads that this process has computed. Many adversaries attack the same uploads."""
 
 _UPLOADS_KEPT = 512
-_ENTRIES_KEPT = 2**26  # of all uploads together: 256 MB
+_ENTRIES_KEPT = 2**26  # in all uploads together: 256 MB
 
 
 @dataclass(frozen=True)
 class TrainTrial:
-    """Train under a defense: its utility, and the checkpoints that are attacked.
+    """Train under a defense. This gives its utility and the checkpoints for attacks.
 
     Attributes:
-        scenario: What is trained.
+        scenario: The scenario.
         defense: The defense.
         seed: Repetition: data split, initial weights, order and noise.
     """
@@ -72,7 +72,7 @@ class TrainTrial:
 
     @cached_property
     def cell(self) -> Cell:
-        """Return the cell, by which the outcome is stored."""
+        """Return the cell under which the outcome is stored."""
         config = {
             "scenario": self.scenario.config(),
             "defense": self.defense.config(),
@@ -131,11 +131,11 @@ class TrainTrial:
 
     @property
     def draws(self) -> tuple[object, ...]:
-        """Return what all draws depend on: not the defense, so that accuracies pair."""
+        """Return the seed of all draws. It excludes the defense, so accuracies are paired."""
         return (self.scenario.config(), self.seed)
 
     def _guarantees(self, world: World, defense: Defense, rounds: int) -> tuple[GuaranteeRow, ...]:
-        """Return what the defense claims of this run, and whether its noise is there."""
+        """Return the defense's privacy claim for this run, with the audit of its noise."""
         claim = claim_of(defense)
         if claim is None or not rounds:  # a client that refused every model has sent nothing
             return ()
@@ -143,7 +143,7 @@ class TrainTrial:
         return (guarantee_row(claim, world, world.model(defense, self.seed), rounds, rng),)
 
     def checkpoint(self, folder: Path, after: int) -> Path:
-        """Return where the model after some rounds is kept."""
+        """Return the file of the model after some rounds."""
         return folder / "checkpoints" / f"{self.cell.key}-{after}.safetensors"
 
 
@@ -152,7 +152,7 @@ class ReplayTrial:
     """Examine how adversaries replay a defense.
 
     Attributes:
-        scenario: What is attacked.
+        scenario: The scenario.
         defense: The defense.
     """
 
@@ -161,7 +161,7 @@ class ReplayTrial:
 
     @cached_property
     def cell(self) -> Cell:
-        """Return the cell, by which the outcome is stored."""
+        """Return the cell under which the outcome is stored."""
         config = {"scenario": _untrained(self.scenario), "defense": self.defense.config()}
         code = source_digest(REPLAY, build_defense(self.defense), *factories(self.scenario.model))
         labels = {**labels_of(self.scenario, self.defense), "seed": EXAMINED_SEED}
@@ -169,11 +169,11 @@ class ReplayTrial:
 
     @property
     def draws(self) -> tuple[object, ...]:
-        """Return what all draws depend on: not the defense."""
+        """Return the seed of all draws. It excludes the defense."""
         return (self.scenario.description, EXAMINED_SEED)
 
     def run(self, folder: Path) -> Outcome:
-        """Examine the replay on clients of the scenario; one who refuses to train has none."""
+        """Examine the replay on clients of the scenario. There is none if they refuse to train."""
         start = time.perf_counter()
         try:
             row = self.examined()
@@ -182,7 +182,7 @@ class ReplayTrial:
         return Outcome(replays=(row,), busy=time.perf_counter() - start)
 
     def examined(self) -> ReplayRow:
-        """Return what the examination finds; once in a process."""
+        """Return the findings of the examination, computed once per process."""
         if self.cell.key not in _EXAMINED:
             with global_draws(generator("examination", *self.draws)):
                 _EXAMINED[self.cell.key] = self._examine()
@@ -206,7 +206,7 @@ _EXAMINED: dict[str, ReplayRow] = {}
 
 
 def examination(scenario: Scenario, defense: Method) -> Callable[[Client], ReplayRow] | None:
-    """Return what examines the replay of a defense in a scenario; None if there is none to."""
+    """Return a function that examines the replay of a defense; None without a defense."""
     if undefended(defense):
         return None
     return lambda _: ReplayTrial(scenario, defense).examined()
@@ -214,19 +214,19 @@ def examination(scenario: Scenario, defense: Method) -> Callable[[Client], Repla
 
 @dataclass(frozen=True)
 class AttackTrial(Traveller):
-    """Attack a defense: scores per victim.
+    """Attack a defense. This gives scores per victim.
 
-    Victims, look-alikes and what clients draw depend neither on the adversary nor on the
-    defense: all comparisons are paired.
+    All comparisons are paired: victims, look-alikes and the clients' draws depend neither on the
+    adversary nor on the defense.
 
     Attributes:
-        scenario: What is attacked.
+        scenario: The scenario.
         defense: The defense.
         adversary: The attack.
-        knows_defense: Whether it may replay the defense.
+        knows_defense: Whether the attack may replay the defense.
         seed: Repetition.
         checkpoint: Rounds of training before the attacked upload.
-        observations: Which uploads are attacked, by their numbers from 0.
+        observations: The numbers of the attacked uploads, from 0.
         pictures: How many of the first uploads are kept for the gallery.
     """
 
@@ -241,7 +241,7 @@ class AttackTrial(Traveller):
 
     @cached_property
     def cell(self) -> Cell:
-        """Return the cell, by which the outcome is stored."""
+        """Return the cell under which the outcome is stored."""
         config = {
             "scenario": self.scenario.config() if self.checkpoint else _untrained(self.scenario),
             "defense": self.defense.config(),
@@ -262,7 +262,7 @@ class AttackTrial(Traveller):
         return Cell("attack", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
-        """Observe uploads, attack them, and score what came out."""
+        """Observe uploads, attack them, and score the results."""
         world = load_world(self.scenario)
         server = Server(
             world,
@@ -273,7 +273,7 @@ class AttackTrial(Traveller):
             self.draws,
             examined=examination(self.scenario, self.defense),
         )
-        victims(world, self.seed, max(self.observations))  # refused before any work is done
+        victims(world, self.seed, max(self.observations))  # raises before any work is done
 
         start = time.perf_counter()
         rounds = Rounds(self, server, folder)
@@ -292,17 +292,17 @@ class AttackTrial(Traveller):
         training = TrainTrial(self.scenario, self.defense, self.seed)
         for version in attackable([self.checkpoint], build_protocol(self.scenario.protocol)):
             path = training.checkpoint(folder, version)
-            if path.exists():  # else training failed, as the cell will say
+            if path.exists():  # else training failed, and the cell will say so
                 yield path
 
     @property
     def draws(self) -> tuple[object, ...]:
-        """Return what the adversary's draws depend on: not the defense, so that they pair."""
+        """Return the seed of the adversary's draws. It excludes the defense, so they are paired."""
         return (self.scenario.description, self.adversary.config(), self.seed)
 
     @property
     def upload(self) -> tuple[object, ...]:
-        """Return what an upload's draws depend on: neither adversary nor defense, so they pair."""
+        """Return the seed of an upload. It excludes adversary and defense, so they are paired."""
         return (self.scenario.description, self.seed, self.checkpoint)
 
 
@@ -311,9 +311,9 @@ class Rounds:
     """Rounds of one arm: the server sends models, the clients answer.
 
     Attributes:
-        trial: What is attacked, and by whom.
+        trial: The attack.
         server: The server.
-        folder: Where checkpoints are.
+        folder: The folder of the checkpoints.
     """
 
     trial: AttackTrial
@@ -323,7 +323,7 @@ class Rounds:
     _kept: list[object] = field(default_factory=list)
 
     def observe(self, index: int) -> Attempt:
-        """Return an observation, or why there is none."""
+        """Return an observation, or the reason why there is none."""
         sought = victims(self.server.world, self.trial.seed, index)
         try:
             upload = self._upload(index, sought)
@@ -332,7 +332,7 @@ class Rounds:
         return Attempt(index, sought, NotApplicable("not attacked"), upload)
 
     def _upload(self, index: int, sought: Tensor) -> Upload:
-        """Return one round: models are sent, clients train on them, and the server looks."""
+        """Return the upload of one round: the server sends models, and clients train them."""
         trial, server, defense = self.trial, self.server, self.server.defense
         model = self._model(index)
         crafted = self._sent(model, index)
@@ -362,22 +362,22 @@ class Rounds:
         )
         if len(uploads) != 1:
             raise ValueError(
-                f"{type(defense).__name__} has a cohort of {defense.cohort}, so that on_round must "
-                f"return one update for all of it, got {len(uploads)}"
+                f"{type(defense).__name__} has a cohort of {defense.cohort}, so on_round must "
+                f"return one update for the whole cohort, got {len(uploads)}"
             )
         return uploads[0]
 
     def _released(
         self, client: Client, shares: Sequence[Batch], rng: torch.Generator, index: int
     ) -> Released:
-        """Return what clients send to an honest server: the same whoever attacks it."""
+        """Return what clients send to an honest server. It is the same for all attacks."""
         key = (self._arm, self.trial.checkpoint, index)
         released = _RELEASED.get(key)
         if released is None:
             released = send(client, shares, rng)
             _keep(key, released)
         copies = [{n: value.clone() for n, value in update.items()} for update in released.updates]
-        return replace(released, updates=copies)  # an attack may write into what it is given
+        return replace(released, updates=copies)  # an attack may change its copy
 
     @cached_property
     def _arm(self) -> tuple[str, Path]:
@@ -385,7 +385,7 @@ class Rounds:
         return TrainTrial(trial.scenario, trial.defense, trial.seed).cell.key, self.folder
 
     def _sent(self, model: nn.Module, index: int) -> Crafted:
-        """Return the model that the server sends to each client, and what it keeps."""
+        """Return the models that the server sends to clients, and what it keeps."""
         server, scenario, adversary = self.server, self.trial.scenario, self.server.adversary
         check_permitted(adversary, Threat(scenario.threat))
         clients, last = server.defense.cohort, self._kept[-1] if self._kept else None
@@ -412,7 +412,7 @@ class Rounds:
         return crafted
 
     def _model(self, index: int) -> nn.Module:
-        """Return the version of the model that the client of an observation has."""
+        """Return the version of the model that the client of an observation received."""
         trial = self.trial
         rng = generator("staleness", trial.scenario.description, trial.seed, index)
         protocol = self.server.world.protocol
@@ -434,7 +434,7 @@ class Rounds:
 
 
 def _keep(key: _Key, released: Released) -> None:
-    """Keep what clients have sent, in place of what was kept first where that is too much."""
+    """Keep what clients have sent. Drop the oldest entries if that is too much."""
     _RELEASED[key] = released
     while len(_RELEASED) > _UPLOADS_KEPT or sum(map(_entries, _RELEASED.values())) > _ENTRIES_KEPT:
         del _RELEASED[next(iter(_RELEASED))]
@@ -451,25 +451,25 @@ class Trial(Protocol):
 
     @property
     def cell(self) -> Cell:
-        """Return the cell, by which the outcome is stored."""
+        """Return the cell under which the outcome is stored."""
 
     @property
     def draws(self) -> tuple[object, ...]:
-        """Return what its randomness depends on."""
+        """Return the values that seed its randomness."""
 
     def run(self, folder: Path) -> Outcome:
-        """Do the work, in the folder of the run."""
+        """Do the work in the folder of the run."""
 
 
 _ATTACK_FIELDS = ("knows_defense", "seed", "checkpoint", "observations", "pictures")
 
 
 def run_trial(task: tuple[Trial, Path]) -> Outcome:
-    """Do the work of one cell, in the folder of its run."""
+    """Do the work of one cell in the folder of its run."""
     trial, folder = task
     if replace(trial).cell.key != trial.cell.key:
         raise ValueError("a source file has changed since the run began: start the run again")
-    # All draws of ours come from generators of their own; this is for dropout in users' models.
+    # Our own draws use separate generators. This seed is for dropout in users' models.
     seed_globally(generator("global", *trial.draws))
     device: Device = getattr(getattr(trial, "scenario", trial), "device", "cpu")
     with warnings.catch_warnings(record=True) as caught, on_device(device), math_attention():
@@ -479,10 +479,10 @@ def run_trial(task: tuple[Trial, Path]) -> Outcome:
 
 
 def check_permitted(adversary: Adversary, most: Threat) -> None:
-    """Refuse an attack that does more than a server may.
+    """Check that the threat model permits an attack.
 
     Raises:
-        NotApplicable: If it does.
+        NotApplicable: If it does not.
     """
     threats = list(Threat)
     if threats.index(adversary.threat) > threats.index(most):
@@ -491,28 +491,28 @@ def check_permitted(adversary: Adversary, most: Threat) -> None:
 
 
 def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[int]:
-    """Return the rounds whose models clients may have when those of some rounds are attacked."""
+    """Return the rounds whose models clients may hold when some rounds are attacked."""
     oldest = protocol.max_staleness
     return {c - age for c in checkpoints for age in range(oldest + 1) if c > age}
 
 
 def known_of(sent: nn.Module, received: nn.Module) -> nn.Module:
-    """Return what a server knows of the model that a client trains on, which it cannot alter."""
+    """Return the server's view of the model that a client trains on; the server cannot alter it."""
     return sent if CLIENTS.is_copy(received, sent) else copied(received)
 
 
 def _untrained(scenario: Scenario) -> dict[str, object]:
-    """Return what an untrained model depends on."""
+    """Return the part of a scenario's configuration that an untrained model depends on."""
     return {name: value for name, value in scenario.config().items() if name != "training"}
 
 
 def undefended(defense: Method) -> bool:
-    """Return whether a defense is the control, which does nothing."""
+    """Return whether a defense is the undefended control."""
     return defense.name == "none"
 
 
 def attack_labels(method: Method, adversary: Adversary) -> dict[str, object]:
-    """Return how reports name and group an adversary."""
+    """Return the labels by which reports name and group an adversary."""
     return {
         "adversary": adversary_label(method, adversary),
         "adversary_name": type(adversary).__name__,
@@ -525,7 +525,7 @@ def attack_labels(method: Method, adversary: Adversary) -> dict[str, object]:
 
 
 def labels_of(scenario: Scenario, defense: Method) -> dict[str, object]:
-    """Return how reports name and group what is attacked."""
+    """Return the labels by which reports name and group a scenario and a defense."""
     built = build_defense(defense)
     return {
         "scenario": scenario.name,
@@ -543,8 +543,8 @@ def labels_of(scenario: Scenario, defense: Method) -> dict[str, object]:
 
 
 def _save(model: nn.Module, path: Path) -> None:
-    """Write a checkpoint so that it is there as a whole or not at all."""
+    """Write a checkpoint atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    save_model(model, str(unfinished))  # it knows of weights that are tied
+    save_model(model, str(unfinished))  # it handles tied weights
     unfinished.replace(path)

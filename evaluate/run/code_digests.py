@@ -1,11 +1,12 @@
-"""The code that a cell runs, as a hash of what it means: an edited attack is another attack.
+"""A hash of the code that a cell runs. Changing the code invalidates the results it produced.
 
-A cell's code is that of its methods and of the one path for its kind, with all modules of ours
-that these import. Only its `meaning` counts: moving or renaming a module, or rewording a
-docstring, reruns nothing. Imports are read, not executed. A name that a package only passes on is
-followed to the module that defines it, so that an attack does not depend on all others; hence
-what only lists methods, `__init__` and the panel, does not count. Of a user's file, what it
-imports from its own folder counts as well.
+A cell's code consists of its methods, the files of its kind of cell, and all of our own modules
+that these import. Only the `meaning` of code counts: moving or renaming a module, or rewording a
+docstring, reruns nothing. Imports are read, not executed.
+
+If a package only re-exports a name, the name is followed to the module that defines it. So an
+attack does not depend on all others, and files that only list methods (`__init__` and the panel)
+do not count. For a user's file, its imports from its own folder count as well.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PACKAGE = "leakfrontier"
 LISTS = ("__init__.py", "panel.py")
 
 JOINT = "evaluate/run/cells.py"
-"""What joins the paths: it counts for all kinds of cells, what it imports is told apart here."""
+"""This file counts for all kinds of cells. Its imports count only by kind, as listed here."""
 
 TRAINING = (
     JOINT,
@@ -50,21 +51,21 @@ def source_digest(path: Iterable[str], *methods: object) -> str:
     """Return a hash of the code of a cell.
 
     Args:
-        path: Files where its path begins, relative to `ROOT`.
-        methods: Its defense, adversary or function; a chain stands for its links.
+        path: The files of its kind of cell, relative to `ROOT`.
+        methods: Its defense, adversary or function. A chain stands for its links.
     """
     return _source_digest(frozenset([*path, *_used(methods)]), frozenset(_modules(methods)))
 
 
 def factories(model: Method) -> list[object]:
-    """Return the function that makes a model, if it is none of the registered ones."""
+    """Return the user's function that makes a model; an empty list for registered models."""
     return [load_attribute(model.name)] if ":" in model.name else []
 
 
 def _modules(methods: Iterable[object]) -> Iterator[str]:
-    """Yield the names of the modules in which classes of objects, or functions, are defined."""
+    """Yield the names of the modules that define some functions, or the classes of objects."""
     for method in methods:
-        if not _in_hand(method):  # else its name says all
+        if not _in_hand(method):  # else its name identifies it
             yield getattr(method, "__module__", type(method).__module__)
         if isinstance(method, Chain):
             yield from _modules(method.links)
@@ -75,7 +76,7 @@ def _in_hand(method: object) -> bool:
 
 
 def _used(methods: Iterable[object]) -> Iterator[str]:
-    """Yield the files of ours that classes in hand may use: all of the folder that they extend."""
+    """Yield our files that classes in hand may use: all of the folder that they extend."""
     for method in methods:
         for base, folder in ((Defense, "defenses"), (Adversary, "adversaries")):
             if _in_hand(method) and isinstance(method, base):
@@ -92,7 +93,7 @@ def _source_digest(path: frozenset[str], modules: frozenset[str]) -> str:
 
 
 def _own(module: str) -> frozenset[Path]:
-    """Return the file of a module, and if it is a user's, those that it imports from its folder."""
+    """Return the file of a module, and for a user's module its imports from its own folder."""
     place = getattr(sys.modules[module], "__file__", None)
     if place is None:
         return frozenset()
@@ -105,7 +106,7 @@ def _own(module: str) -> frozenset[Path]:
 
 
 def meaning_digest(file: Path) -> str:
-    """Return what a file means, given what it imports from ours, as a hash."""
+    """Return a hash of the meaning of a file and of what it imports from our modules."""
     if file == ROOT / JOINT:
         return _alone(file)
     meant = sorted(one.meant for one in _ours(file).values())
@@ -114,29 +115,29 @@ def meaning_digest(file: Path) -> str:
 
 @while_unedited
 def _alone(file: Path) -> str:
-    """Return what a file means, but for where its imports come from, as a hash."""
+    """Return a hash of the meaning of a file alone, without the origin of its imports."""
     try:
         text = meaning(_parsed(file), {local: one.name for local, one in _ours(file).items()})
-    except (SyntaxError, ValueError):  # an extension module, or what loading will refuse
+    except (SyntaxError, ValueError):  # an extension module, or code that cannot be loaded
         return file_digest(file)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _Import(NamedTuple):
-    """A name of ours that a file imports: what defines it, and its name there."""
+    """A name that a file imports from our modules: its origin, and its name there."""
 
     origins: frozenset[Path]
     name: str
 
     @property
     def meant(self) -> str:
-        """Return what the name stands for, whatever the file is called that defines it."""
+        """Return what the name stands for, independent of the name of the defining file."""
         return " ".join([*sorted(map(_alone, self.origins)), self.name])
 
 
 @while_unedited
 def closure(file: Path) -> frozenset[Path]:
-    """Return a file and those of ours that it imports, directly or not."""
+    """Return a file and all of our files that it imports, directly or indirectly."""
     found, waiting = {file}, [] if file == ROOT / JOINT else [file]
     while waiting:
         new = imported(waiting.pop()) - found
@@ -146,13 +147,13 @@ def closure(file: Path) -> frozenset[Path]:
 
 
 def imported(file: Path) -> frozenset[Path]:
-    """Return the files of ours that define what a file imports."""
+    """Return our files that define what a file imports."""
     return frozenset().union(*(one.origins for one in _ours(file).values()))
 
 
 @while_unedited
 def _ours(file: Path) -> dict[str, _Import]:
-    """Return what a file imports from ours, by the names that it uses."""
+    """Return what a file imports from our modules, by its local names."""
     found: dict[str, _Import] = {}
     for node in ast.walk(_parsed(file)) if file.suffix == ".py" else ():
         if isinstance(node, ast.Import):
@@ -172,7 +173,7 @@ def _import(origins: Iterable[Path], name: str) -> _Import:
 
 
 def _module(node: ast.ImportFrom, file: Path) -> Path | None:
-    """Return the place of a module of ours, without a suffix."""
+    """Return the path of one of our modules, without a suffix; None for others."""
     parts = node.module.split(".") if node.module else []
     if node.level:
         return file.parents[node.level - 1].joinpath(*parts)
@@ -180,7 +181,7 @@ def _module(node: ast.ImportFrom, file: Path) -> Path | None:
 
 
 def _defining(module: Path, name: str) -> Iterator[Path]:
-    """Yield the files that define a name of a module, through what packages pass on."""
+    """Yield the files that define a name of a module. Re-exports are followed."""
     if not module.is_dir():
         yield from _whole(module)
     elif name == "*" or (module / name).is_dir() or (module / f"{name}.py").is_file():
@@ -195,7 +196,7 @@ def _defining(module: Path, name: str) -> Iterator[Path]:
 
 
 def _whole(module: Path) -> Iterator[Path]:
-    """Yield the file of a module; of a package, all its modules."""
+    """Yield the file of a module, or all modules of a package."""
     if module.is_dir():
         yield from module.glob("*.py")
     elif module.with_suffix(".py").is_file():

@@ -1,4 +1,4 @@
-"""What to evaluate: configurations, from files, presets and mappings."""
+"""Configurations of runs, from files, presets and mappings."""
 
 from __future__ import annotations
 
@@ -51,41 +51,41 @@ _WORDS = {
     "string_type": "must be a text",
     "tuple_type": "must be a list",
 }
-"""What is wrong with a value, by pydantic's name for it: its own words change with its version."""
+"""Our messages for pydantic's error types, because its own words change with its version."""
 
 PRESETS = ("quick", "quick-text", "standard", "full")
-"""Configurations that come with the package, the default first."""
+"""Configurations in the package. The first is the default."""
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be run; the message says what is allowed."""
+    """A configuration cannot be run. The message says what is allowed."""
 
 
 class RunConfig(Strict):
-    """What to evaluate."""
+    """The configuration of a run."""
 
     scenarios: tuple[Scenario, ...]
-    """Names of scenarios, or scenarios spelled out."""
+    """Scenarios, each a name or a mapping."""
     defenses: tuple[Method, ...]
-    """Defenses; an option that is a list stands for one defense per value."""
+    """Defenses. A list as an option gives one defense per value."""
     adversaries: Literal["panel"] | tuple[Method, ...] = "panel"
-    """`panel`, or the adversaries to take instead (then not comparable); an option that is a list
-    stands for one adversary per value."""
+    """`panel`, or other adversaries, whose results are not comparable with those of the panel. A
+    list as an option gives one adversary per value."""
     budget: Literal["cpu", "published"] = "cpu"
-    """What the panel's searches may spend: `cpu`, or what is `published`."""
+    """The effort of the panel's searches: `cpu`, or as `published`."""
     seeds: Whole = Field(default=1, ge=1, le=10_000)
-    """Repetitions of everything, with other weights, victims and noise."""
+    """Repetitions of everything, each with other weights, victims and noise."""
     observations: Whole = Field(default=20, ge=1)
-    """Attacked uploads per seed: the independent units of all intervals."""
+    """Attacked uploads per seed. They are the independent units of all intervals."""
     time_limit: Number = Field(default=600, gt=0)
-    """Seconds after which one cell is given up and recorded as such."""
+    """Seconds after which a cell is stopped and recorded as a timeout."""
     individual: bool = False
-    """Whether every attack is run on every upload; by default costly ones are run only where
-    cheaper ones left a victim unidentified."""
+    """Whether every attack runs on every upload. By default, costly attacks run only on uploads
+    with a victim that cheaper ones did not identify."""
 
     @field_validator("scenarios", mode="before")
     @classmethod
-    def _named_scenarios(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+    def _named_scenarios(cls, value: Any) -> Any:  # noqa: ANN401 - any content of a file
         return [_scenario(item) for item in value] if isinstance(value, list | tuple) else value
 
     @field_validator("defenses")
@@ -139,22 +139,22 @@ class RunConfig(Strict):
 
     @property
     def panel(self) -> str:
-        """Return the version that results carry."""
+        """Return the version of the panel that is stored with results."""
         if self.adversaries != "panel":
             return f"custom ({PANEL.version})"
         return PANEL.version + (", published budgets" if self.budget == "published" else "")
 
     def of_scenarios(self, names: Sequence[str]) -> RunConfig:
-        """Return the same run of some of its scenarios."""
+        """Return the same configuration with only some of its scenarios."""
         known = {scenario.name: scenario for scenario in self.scenarios}
         for name in names:
             if name not in known:
-                raise ConfigError(f"no scenario is called {name!r}: there are {', '.join(known)}")
+                raise ConfigError(f"no scenario is called {name!r}: choose from {', '.join(known)}")
         chosen = tuple(one for name, one in known.items() if name in names)
         return self.model_copy(update={"scenarios": chosen})
 
     def on_device(self, device: Device) -> RunConfig:
-        """Return the same run on another device."""
+        """Return the same configuration on another device."""
         moved = (one.model_copy(update={"device": device}) for one in self.scenarios)
         return self.model_copy(update={"scenarios": tuple(moved)})
 
@@ -173,15 +173,15 @@ def load_config(
     extra_defenses: Sequence[object] = (),
     changes: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Return a configuration of the user's own: a YAML file, the name of a preset, or a mapping.
+    """Return a configuration from the user: a YAML file, the name of a preset, or a mapping.
 
-    The code that it names is trusted; for that of others see `received_config`. Paths in a file
-    are relative to it, all others to the current folder.
+    The code that it names is trusted. For configurations from others, use `received_config`.
+    Paths in a file are relative to the file, all others to the current folder.
 
     Args:
         source: The configuration.
         extra_defenses: More defenses, each a name or a mapping as in a file.
-        changes: What to put in place of some of its keys.
+        changes: Keys that replace those of the configuration.
     """
     content = dict(source if isinstance(source, Mapping) else _read_yaml(source))
     content |= changes or {}
@@ -202,12 +202,12 @@ def load_config(
 def received_config(
     content: Mapping[str, Any], folder: Path, *, trust_code: bool = False
 ) -> RunConfig:
-    """Return a configuration that came from others, in a pack or a folder of results.
+    """Return a configuration from others, in a pack or a folder of results.
 
     Args:
         content: The configuration.
-        folder: What its paths are relative to.
-        trust_code: Whether the user said that code that it names may be executed.
+        folder: The folder that its paths are relative to.
+        trust_code: Whether the user allows the execution of the code that it names.
     """
     if trust_code:
         trust(named_code(content, folder))
@@ -222,7 +222,7 @@ def _validated(content: Mapping[str, Any], folder: Path) -> RunConfig:
 
 
 def named_code(content: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yield the users' own classes and functions that a configuration names, valid or not."""
+    """Yield the names of users' classes and functions in a configuration, valid or not."""
     scenarios = content.get("scenarios")
     spelled = [item for item in _items(scenarios) if isinstance(item, Mapping)]
     models = [item.get(part) for item in spelled for part in ("model", "protocol")]
@@ -244,7 +244,7 @@ def _seconds(value: object) -> float:
     return float(value) if isinstance(value, int | float) and value > 0 else math.inf
 
 
-def _scenario(item: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+def _scenario(item: Any) -> Any:  # noqa: ANN401 - any content of a file
     if not isinstance(item, str):
         return item
     if item not in SCENARIOS:
@@ -253,7 +253,7 @@ def _scenario(item: Any) -> Any:  # noqa: ANN401 - whatever the file holds
 
 
 def preset_purpose(name: str) -> str:
-    """Return what a preset is for: the first sentence of the comment that its file begins with."""
+    """Return the purpose of a preset: the first sentence of the comment at the top of its file."""
     lines = _preset(name).splitlines()
     said = [line.removeprefix("#").strip() for line in takewhile(_is_comment, lines)]
     return " ".join(said).partition(". ")[0].rstrip(".") + "."
@@ -267,7 +267,7 @@ def _preset(name: str) -> str:
     return files(__package__).joinpath("presets", f"{name}.yaml").read_text()
 
 
-def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - whatever the file holds
+def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - any content of a file
     if source in PRESETS:
         text = _preset(str(source))
     else:
@@ -285,7 +285,7 @@ def _read_yaml(source: Path | str) -> Any:  # noqa: ANN401 - whatever the file h
 
 
 def explain(error: ValidationError) -> str:
-    """Return pydantic's findings, one line each, with the place in the file."""
+    """Return pydantic's findings, one line each, with their place in the file."""
     lines = []
     for finding in error.errors():
         place = ".".join(str(part) for part in finding["loc"])

@@ -1,4 +1,4 @@
-"""What rows depend on besides their configuration: versions, code and machine."""
+"""The environment of a run: versions, code and machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PACKAGES = (
     *("leakfrontier", "torch", "torchvision", "opacus", "numpy", "scipy", "pandas"),
     *("dp-accounting", "geoopt", "pillow", "rouge-score", "scikit-learn", "transformers"),
 )
-"""Those on which rows depend."""
+"""The packages on which rows depend."""
 
 
 def environment() -> dict[str, Any]:
-    """Return what rows depend on besides the configuration: versions, code and machine."""
+    """Return the versions, code and machine on which rows depend, besides their configuration."""
     return {
         "versions": {"python": platform.python_version(), **versions()},
         "code": package_digest(),
@@ -37,7 +37,7 @@ def environment() -> dict[str, Any]:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the installed versions of `PACKAGES`, and of more of them."""
+    """Return the installed versions of `PACKAGES` and of additional packages."""
     found = {}
     for name in (*PACKAGES, *more):
         try:
@@ -48,7 +48,7 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Return what the processor is called."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

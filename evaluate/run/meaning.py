@@ -1,8 +1,7 @@
-"""What code means, as text: two texts are equal if only words for readers differ.
+"""The meaning of code, as text. Two texts are equal if only comments, docstrings or imports differ.
 
-Comments and docstrings are dropped, imports are sorted. A name that is imported from a module of
-ours is written as what it stands for, so that where the module lies, and what it is called, does
-not matter.
+Comments and docstrings are dropped, and imports are sorted. A name that is imported from our own
+modules is replaced by what it stands for. So the path and the name of a module do not matter.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from collections.abc import Iterator, Mapping
 
 
 def meaning(tree: ast.Module, ours: Mapping[str, str]) -> str:
-    """Return what a module means: its syntax tree, node by node.
+    """Return the meaning of a module: its syntax tree, node by node.
 
     Args:
         tree: Its syntax tree.
-        ours: What each name stands for that it imports from a module of ours.
+        ours: The names that it imports from our own modules, with what they stand for.
     """
     imports = sorted({line for node in ast.walk(tree) for line in _others(node, ours)})
     return " ".join([*imports, *_written(tree, ours)])
 
 
 def _others(node: ast.AST, ours: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a node imports that is not ours."""
+    """Yield the imports of a node that are not from our own modules."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         origin = f"{'.' * node.level}{node.module}" if isinstance(node, ast.ImportFrom) else ""
         for alias in node.names:
@@ -33,7 +32,7 @@ def _others(node: ast.AST, ours: Mapping[str, str]) -> Iterator[str]:
 
 def _written(node: ast.AST, ours: Mapping[str, str]) -> Iterator[str]:
     yield type(node).__name__
-    for name, value in ast.iter_fields(node):  # empty ones differ between versions of Python
+    for name, value in ast.iter_fields(node):  # empty fields differ between versions of Python
         if isinstance(value, list):
             kept = [part for part in value if not _for_readers(part)]
             yield from (f"{name}[{len(kept)}]",) if kept else ()
@@ -48,7 +47,7 @@ def _written(node: ast.AST, ours: Mapping[str, str]) -> Iterator[str]:
 
 
 def _for_readers(node: object) -> bool:
-    """Return whether a node is an import, which is collected, or a string that nobody uses."""
+    """Return whether a node is an import (collected elsewhere) or a string without effect."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return isinstance(node.value.value, str)
     return isinstance(node, ast.Import | ast.ImportFrom)

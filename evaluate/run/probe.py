@@ -1,7 +1,7 @@
-"""Each method is tried once before the first cell, so that what is broken is named once.
+"""Tests each method once before the first cell, to report each mistake once.
 
-Users' own code runs in a worker, under the time limit of the run, as it will in cells; what is
-all ours is quick, and tried at once.
+Users' code runs in a worker under the time limit of the run, as in cells. Our own code is quick and
+runs in this process.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from .config import ConfigError, RunConfig
 from .soundness import EXAMPLES, Work
 
 ROUNDS = 3
-"""Uploads of one client, by which a defense that changes nothing is told."""
+"""The number of uploads that decide whether a defense changes nothing."""
 
 
 @dataclass(frozen=True)
 class Trying:
-    """Something to be tried: a scenario's model and data, or a method on them.
+    """One test: of a scenario's model and data, or of a method on them.
 
     Attributes:
         scenario: The scenario.
-        kind: What is tried.
-        method: The defense or adversary; the model of a scenario.
-        work: What the run asks of a cell, by which its time is estimated.
+        kind: What is tested.
+        method: The defense or adversary; for a scenario, its model.
+        work: The work of a cell, to estimate its time.
     """
 
     scenario: Scenario
@@ -59,26 +59,26 @@ class Trying:
 
     @property
     def is_own(self) -> bool:
-        """Return whether it runs code of the user's."""
+        """Return whether it runs code of the user."""
         return bool(own_code(self.method) or own_code(self.scenario.model))
 
     @property
     def name(self) -> str:
-        """Return what a message calls it."""
+        """Return its name in messages."""
         if self.kind == "scenario":
             return f"scenario {self.scenario.name}"
         return f"{self.kind} {label(self.method)} on {self.scenario.name}"
 
 
 def probe(config: RunConfig, workers: int | None = None) -> list[str]:
-    """Try all that a run is made of; return what to warn of.
+    """Test all scenarios and methods of a run, and return the warnings.
 
     Args:
         config: The run.
-        workers: Most processes for users' own code; by default one per core.
+        workers: Largest number of processes for users' code. Default: one per core.
 
     Raises:
-        ConfigError: If something is broken; it names each.
+        ConfigError: If any test fails. The message names each failure.
     """
     tasks, notes = _tasks(config), []
     failures: list[tuple[int, str]] = []  # by the task's place
@@ -89,7 +89,7 @@ def probe(config: RunConfig, workers: int | None = None) -> list[str]:
                 continue
             failures.append((tasks.index(task), _reason(result, config.time_limit)))
             if task.kind == "scenario":
-                # There is no use for methods on a model that is broken.
+                # Methods cannot be tested on a broken model.
                 failures = failures[-1:]
                 break
     lines: dict[tuple[str, str], str] = {}  # one for all options and scenarios
@@ -106,7 +106,7 @@ def probe(config: RunConfig, workers: int | None = None) -> list[str]:
 
 
 def check_scenario(scenario: Scenario) -> list[str]:
-    """Return what to warn of in a scenario; raise what would make every cell of it fail."""
+    """Return the warnings about a scenario. Raise if all of its cells would fail."""
     task = Trying(scenario, "scenario", scenario.model)
     result = _tried(task)
     if isinstance(result, Failure):
@@ -115,7 +115,7 @@ def check_scenario(scenario: Scenario) -> list[str]:
 
 
 def check_defense(scenario: Scenario, method: Method) -> None:
-    """Raise if a defense of the user's own cannot be used in a scenario."""
+    """Raise if a defense of the user cannot be used in a scenario."""
     task = Trying(scenario, "defense", method)
     result = _tried(task) if own_code(method) else []
     if isinstance(result, Failure):
@@ -159,7 +159,7 @@ def _tasks(config: RunConfig) -> list[Trying]:
 
 
 def _work(config: RunConfig) -> Work:
-    """Return what the longest search by gradients asks of a cell."""
+    """Return the work of the longest search by gradients."""
     replays = {"": 0}
     for method in config.members():
         adversary = build_adversary(method)
@@ -171,12 +171,12 @@ def _work(config: RunConfig) -> Work:
 
 
 def _different(defenses: Sequence[Method]) -> list[Method]:
-    """Return the first of those that are alike."""
+    """Return the first of each group of similar defenses."""
     return [*{_alike(defense): defense for defense in reversed(defenses)}.values()][::-1]
 
 
 def _alike(method: Method) -> str:
-    """Return what defenses of ours are alike in where they work, whatever their strength."""
+    """Return a key that is equal for our defenses that differ only in numbers."""
     options = {
         name: value
         for name, value in method.options.items()
@@ -186,16 +186,16 @@ def _alike(method: Method) -> str:
 
 
 def _tried(task: Trying) -> list[str] | Failure:
-    """Try one thing: what to warn of, or why it cannot be used."""
+    """Run one test. Return its warnings, or the failure."""
     try:
         with math_attention():  # as in cells
             return _try(task)
-    except Exception as error:  # users' code
+    except Exception as error:  # users' code may raise anything
         return Failure("error", _explained(error, task))
 
 
 def _explained(error: Exception, task: Trying) -> str:
-    """Return what is wrong; for an error that is not ours, the line of the user's that it is in."""
+    """Return the message of an error; for an unexpected one, with the line in the user's code."""
     if isinstance(error, ValueError):
         return str(error)
     own = [*own_code(task.method), *own_code(task.scenario.model)]
@@ -221,14 +221,14 @@ def _try(task: Trying) -> list[str]:
 
 
 def _try_ours(world: World, defense: Defense) -> None:
-    """Call the hooks by which a defense of ours may not suit data, or a model of ours."""
+    """Call those hooks of our own defense that may not suit the data or the model."""
     (share,), rng = _shares(world, 1), generator("probe")
     trained_on = defense.on_batch(share, rng)
     if not _overrides(defense, "on_model", "gradient"):
         return
     model = world.model(defense, seed=0)
     for link in _links(defense):
-        # Opacus takes seconds to import, and knows the layers of our models.
+        # Skip DPSGD: Opacus takes seconds to import, and supports all layers of our models.
         if _overrides(link, "gradient") and not isinstance(link, DPSGD):
             link.gradient(model, world.modality.loss, trained_on, rng)
 
@@ -238,7 +238,7 @@ def _links(defense: Defense) -> tuple[Defense, ...]:
 
 
 def _overrides(defense: Defense, *hooks: str) -> bool:
-    """Return whether a defense, or a link of a chain, has one of some hooks of its own."""
+    """Return whether a defense, or a link of a chain, overrides one of some hooks."""
     return any(
         getattr(type(link), hook) is not getattr(Defense, hook)
         for link in _links(defense)
@@ -263,7 +263,7 @@ def _try_adversary(task: Trying) -> None:
 
 
 def _try_defense(world: World, method: Method) -> Iterator[str]:
-    """Call every hook of a defense, as a run does; yield what to warn of."""
+    """Call every hook of a defense, as a run does, and yield warnings."""
     defense = world.defense(method)
     name = type(defense).__name__
     _check_values(defense, name)
@@ -273,7 +273,7 @@ def _try_defense(world: World, method: Method) -> Iterator[str]:
     try:
         Checked(replace(defense)).on_receive(model, copy.deepcopy(model))
     except Refused:
-        return  # as it will in cells, where that is a result
+        return  # in cells, this is a result
     client, rng = world.client(defense, model), generator("probe", method.config())
     for rows in Checked(replace(defense)).batches(4 * EXAMPLES, EXAMPLES, 1, rng):
         if not ((rows >= 0) & (rows < 4 * EXAMPLES)).all():
@@ -296,13 +296,13 @@ def _try_defense(world: World, method: Method) -> Iterator[str]:
 
 
 def _shares(world: World, clients: int) -> list[Batch]:
-    """Return a few examples for each client, again and again the same if there are no more."""
+    """Return a few examples for each client. They repeat if the data has too few."""
     rows = torch.arange(clients * EXAMPLES).remainder(len(world.train.targets))
     return [world.train.at(part) for part in rows.split(EXAMPLES)]
 
 
 def _check_values(defense: Defense, name: str) -> None:
-    """Raise if a property has no value of its kind."""
+    """Raise if a property has a value of the wrong type."""
     if not isinstance(defense, Defense):
         raise ValueError(f"for_space must return a Defense, got {name}")
     if not (isinstance(defense.cohort, int) and defense.cohort >= 1):
@@ -324,7 +324,7 @@ def _check_likelihood(value: object, name: str) -> None:
 
 
 def _is_idle(client: Client, world: World) -> bool:
-    """Return whether a defense of the user's leaves everything as it is."""
+    """Return whether a defense of the user has no effect."""
     defense = client.defense
     if defense.cohort > 1 or _overrides(defense, "on_model", "on_receive", "guarantee"):
         return False

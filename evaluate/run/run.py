@@ -1,4 +1,4 @@
-"""A run: from a configuration to cells, from cells to rows, with progress and resumption."""
+"""Runs all cells of a configuration and stores their rows. It shows progress and can resume."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials
 
 
 def plan(config: RunConfig, first_seed: int = 0) -> list[Trial]:
-    """Return the cells of a run, with all uploads; a cascade leaves out what is not needed."""
+    """Return the cells of a run, with all uploads. A cascade may skip some of them later."""
     replays: list[Trial] = []
     training: list[Trial] = []
     attacks: list[Trial] = []
@@ -54,19 +54,19 @@ def run(
     retry_failed: bool = False,
     console: Console | None = None,
 ) -> Conclusions:
-    """Run what is not yet in `out`, and return all rows.
+    """Run all cells that `out` does not contain yet, and return all rows.
 
     Args:
-        config: What to evaluate.
-        out: Folder of the results; a run that was interrupted there is continued.
-        workers: Processes; by default as many as the engine has room for.
+        config: The configuration.
+        out: Folder of the results. An interrupted run in it is continued.
+        workers: Number of processes. Default: as many as the engine allows.
         engine: Where cells run: `LOCAL`, or `ray_engine.RayEngine(...)`.
-        retry_failed: Whether cells that ended in an error are run again.
-        console: Where progress is shown; by default the terminal.
+        retry_failed: Whether to run cells again that ended in an error.
+        console: Where to show progress. Default: the terminal.
     """
     forget_digests()
     console = terminal() if console is None else console
-    if engine is LOCAL:  # other machines may have what this one lacks
+    if engine is LOCAL:  # other machines may have other devices
         for scenario in config.scenarios:
             with given_by_user():
                 resolved(scenario.device)
@@ -88,19 +88,20 @@ def run(
 
 
 def warn(console: Console, notes: Iterable[str]) -> None:
-    """Print what to warn of."""
+    """Print warnings."""
     for note in notes:
         console.print(f"[yellow]warning[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
 
 
 def _replaced(out: Path, config: RunConfig) -> Iterator[str]:
-    """Yield what becomes of the results of another configuration in the same folder."""
+    """Yield a warning if the folder contains results of another configuration."""
     names = other_configuration(out, config.model_dump(mode="json"))
     if names := [name for name in names if name != "time_limit"]:
         yield (
-            f"{out} holds results of another configuration: {', '.join(names)} differ. report.html "
-            "will show this configuration alone. Rows of the other one stay in the folder and are "
-            "shown again when it is run there again; choose another --out folder to keep both pages"
+            f"{out} contains results of another configuration: {', '.join(names)} differ. "
+            "report.html will show only this configuration. The other rows stay in the folder, and "
+            "running that configuration again shows them. To keep both pages, choose another --out "
+            "folder"
         )
 
 
@@ -118,16 +119,16 @@ def run_trials(
     retry_failed: bool = False,
     console: Console | None = None,
 ) -> Conclusions:
-    """Run those of some cells that are not yet in `out`, and return the rows of all of them.
+    """Run the given cells that `out` does not contain yet, and return the rows of all of them.
 
     Args:
-        trials: The cells; what `plan` returns, or a choice of one's own.
+        trials: The cells, for example those of `plan`.
         out: As for `run`.
-        panel: Version of the panel, which all cells of a folder must share.
-        config: What the folder records as their configuration.
-        notes: What was warned of before.
-        cascade: Whether attacks leave out the uploads that others have broken (`cascade`).
-        time_limit: Seconds after which one cell is given up.
+        panel: Version of the panel. All cells of a folder must share it.
+        config: The configuration to store in the folder.
+        notes: Earlier warnings, to store in the folder.
+        cascade: Whether attacks skip the uploads that others have broken (see `cascade`).
+        time_limit: Seconds after which a cell is stopped.
         workers: As for `run`.
         engine: As for `run`.
         retry_failed: As for `run`.
@@ -150,7 +151,7 @@ def run_trials(
 
 
 class _Agenda:
-    """The cells that can run now, in the order of their turn, and what follows from each."""
+    """The queue of cells that can run now. Each finished cell may add others."""
 
     def __init__(
         self,
@@ -169,14 +170,14 @@ class _Agenda:
         self._admit(self._schedule.start())
 
     def conclude(self, done: Done[tuple[Trial, Path], Outcome]) -> None:
-        """Keep what a cell has left behind, and see what it has made possible."""
+        """Store the outcome of a cell, and add the cells that can run now."""
         trial, outcome = done.task[0], _outcome(done)
         self._store.write(trial.cell.key, outcome, done.seconds)
         self._progress.advance(trial.cell, outcome.status, done.seconds)
         self._admit(self._schedule.after(trial, _victims(outcome)))
 
     def _admit(self, steps: Iterable[ReadyCell]) -> None:
-        """Take cells up; those that are in the store may make others possible at once."""
+        """Queue cells. Cells that are already stored may allow others at once."""
         possible, narrowed = deque(steps), []
         while possible:
             trial, planned = possible.popleft()
@@ -201,8 +202,8 @@ def _attacks(
 ) -> Iterator[AttackTrial]:
     """Yield the attacks on one arm.
 
-    One that replays the client is run with and without knowledge of the defense; against the
-    undefended client these are the same.
+    An attack that replays the client runs with and without knowledge of the defense. Against an
+    undefended client it runs once, because both are the same.
     """
     for checkpoint in scenario.checkpoints:
         for adversary in config.members():

@@ -1,4 +1,4 @@
-"""What an attack's guesses are worth: matched to the truth and scored, victim by victim."""
+"""Matches an attack's guesses to the private examples and scores them, victim by victim."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Attempt:
     """An attack on one observation.
 
     Attributes:
-        observation: Its number.
-        victims: Indices of the private examples that are scored. Where the server sees several
-            clients only together, these are the first client's.
-        result: What the adversary made of it, or why it got nothing.
-        upload: What it saw, and what is behind that; None if there was nothing to see.
+        observation: The number of the observation.
+        victims: Indices of the private examples that are scored. If the server sees only a sum of
+            several clients, these are the examples of the first client.
+        result: The adversary's reconstruction, or the reason why there is none.
+        upload: The upload with its private examples; None if there was none.
     """
 
     observation: int
@@ -39,11 +39,11 @@ class Attempt:
 
 
 class _Matched(NamedTuple):
-    """The guesses that private examples are assigned.
+    """The guesses that are assigned to private examples.
 
     Attributes:
-        rows: Which guess each example has; -1 for none.
-        values: The guesses on the scale of the data; nothing where there is none.
+        rows: The row of each example's guess; -1 for none.
+        values: The guesses on the scale of the data; the modality's `nothing` if there is none.
     """
 
     rows: Tensor
@@ -52,15 +52,15 @@ class _Matched(NamedTuple):
 
 @dataclass(frozen=True)
 class Scoring:
-    """The guesses of one cell beside the truth.
+    """Compares the guesses of one cell with the truth.
 
     Attributes:
         world: The scenario and its data.
-        defense: The defense, which may have transformed the examples.
+        defense: The defense. It may have transformed the examples.
         adversary: The attack.
-        seed: Repetition; with the scenario, it determines the look-alikes.
+        seed: Repetition. Together with the scenario, it determines the look-alikes.
         attempts: The attacks.
-        bound: From the success of a blind guess to the success that is proven to be the most;
+        bound: Maps the success of a blind guess to the largest success that the guarantee allows;
             None without a guarantee.
     """
 
@@ -73,7 +73,7 @@ class Scoring:
     _own: dict[int, _Matched] = field(default_factory=dict)
 
     def rows(self, seconds: float) -> Iterator[tuple[AttackRow, tuple[Score, ...]]]:
-        """Yield a row per victim, and its scores."""
+        """Yield the row and the scores of each victim."""
         for index, attempt in enumerate(self.attempts):
             guess = _guess(attempt)
             if guess is not None:
@@ -91,8 +91,8 @@ class Scoring:
         """Yield the first victims of some observations, and their reconstructions.
 
         Args:
-            observations: Which are shown.
-            each: How many victims of each.
+            observations: The observations to show.
+            each: How many victims to show of each.
         """
         modality = self.world.modality
         for index, attempt in enumerate(self.attempts):
@@ -150,10 +150,9 @@ class Scoring:
     def _bound(self, candidates: int, tries: int) -> float | None:
         """Return the proven bound on identification.
 
-        Every guess is nearest to one candidate at most, for the victim and for what was made of
-        it: that many are identified without looking at the upload. The attack may choose by the
-        upload how many guesses it makes, so the most that it made of any upload count, and one
-        where it made none.
+        Each guess is nearest to at most one candidate, both for the victim and for its transformed
+        version. This limits the success of guesses that ignore the upload. The number of guesses
+        may depend on the upload, so the largest number over all uploads counts, and at least one.
         """
         if self.bound is None:
             return None
@@ -162,7 +161,7 @@ class Scoring:
         return self.bound(min(1.0, tries * guesses / candidates))
 
     def _matched(self, index: int, upload: Upload, result: Reconstruction) -> _Matched:
-        """Return the guesses of an attempt, assigned to the examples behind its upload; once."""
+        """Return the guesses of an attempt, assigned to the private examples; computed once."""
         if index not in self._own:
             self._own[index] = self._match(result, upload.truth)
         return self._own[index]
@@ -190,7 +189,7 @@ class Scoring:
         return _Matched(rows, torch.cat([guess, modality.nothing(guess)])[rows])
 
     def _identified(self, matched: _Matched, private: Batch, pool: Tensor) -> Tensor:
-        """Return whether each victim is told apart from its look-alikes; not without a guess."""
+        """Return which victims are identified among their look-alikes; none without a guess."""
         truth, count = self.world.modality.values(private.inputs), len(pool)
         found = self.world.modality.identified(matched.values[:count], truth[:count], pool)
         return found & (matched.rows >= 0)[:count]
@@ -198,7 +197,7 @@ class Scoring:
     def _against_transformed(
         self, attempt: Attempt, upload: Upload, result: Reconstruction, pool: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """Return identification and metrics against what was trained on, if it differs."""
+        """Return identification and metrics against the trained examples, if they differ."""
         seen, count, modality = upload.trained_on, len(pool), self.world.modality
         if seen.inputs.shape != upload.truth.inputs.shape or torch.equal(
             seen.inputs, upload.truth.inputs
@@ -215,14 +214,14 @@ class Scoring:
         return self._identified(matched, seen, others), metrics
 
     def _look_alikes(self, attempt: Attempt) -> Tensor:
-        """Return the examples that each victim has to be told apart from."""
+        """Return the look-alikes of each victim."""
         rows = look_alikes(
             self.world, attempt.victims, seed=self.seed, observation=attempt.observation
         )
         return self.world.train_values.inputs[rows]
 
     def _counterfactual(self, index: int, upload: Upload, pool: Tensor) -> Tensor | None:
-        """Return whether the guess of another observation, of other victims, identifies these."""
+        """Return whether the guesses for an observation with other victims identify these."""
         own = {*self.attempts[index].victims.tolist()}
         others = (*self.attempts[index + 1 :], *self.attempts[:index])
         other = next((one for one in others if own.isdisjoint(one.victims.tolist())), None)
@@ -232,7 +231,7 @@ class Scoring:
 
 
 def _labels_correct(result: Reconstruction, upload: Upload, matched: _Matched) -> Tensor | None:
-    """Return whether the labels of the matched guesses are right, if they were inferred."""
+    """Return whether the labels of the matched guesses are right; None if not inferred."""
     granted = upload.observation.targets is not None
     if result.targets is None or granted or upload.truth.targets.dim() > 1:  # no labels
         return None
@@ -241,7 +240,7 @@ def _labels_correct(result: Reconstruction, upload: Upload, matched: _Matched) -
 
 
 def _guess(attempt: Attempt) -> tuple[Upload, Reconstruction] | None:
-    """Return what was seen and made of it; None if there is nothing to score."""
+    """Return the upload and its reconstruction; None if there is nothing to score."""
     if attempt.upload is None or not isinstance(attempt.result, Reconstruction):
         return None
     return attempt.upload, attempt.result

@@ -1,4 +1,4 @@
-"""A server that attacks uploads: what it is granted, what it makes of them, what that is worth."""
+"""A server that attacks uploads, and the scores of its attacks."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .scoring import Attempt, Scoring
 
 @dataclass(frozen=True)
 class Server:
-    """A server that attacks the uploads of one arm, of a run or captured.
+    """A server that attacks the uploads of one arm, from a run or a capture.
 
     Attributes:
         world: The scenario and its data.
         defense: The clients' defense.
         adversary: The attack.
-        threat: What it is granted of every upload.
-        seed: Repetition; with the scenario, it determines look-alikes.
-        draws: What the adversary's draws depend on.
-        examined: What the examination of the clients' replay found; None if they do nothing.
+        threat: The knowledge that the attack has of every upload.
+        seed: Repetition. Together with the scenario, it determines look-alikes.
+        draws: The values that seed the adversary's generators.
+        examined: Examines the clients' replay; None if clients have no defense.
     """
 
     world: World
@@ -45,12 +45,12 @@ class Server:
     _replays: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
 
     def granted(self, victims: Tensor, number: int, *, examples: int) -> ThreatModel:
-        """Return what the adversary is granted of an upload: candidates, if it chooses among them.
+        """Return the adversary's knowledge of an upload, with candidates if it needs them.
 
         Args:
             victims: Indices of the private examples that are scored.
-            number: The upload's.
-            examples: Private examples behind it, of which candidates are made only for a lone one.
+            number: The number of the upload.
+            examples: Private examples in the upload. Candidates exist only for a single example.
         """
         if not (self.adversary.needs_candidates and len(victims) == examples == 1):
             return self.threat
@@ -58,12 +58,12 @@ class Server:
         return replace(self.threat, candidates=among)
 
     def replay(self, client: Client, models: tuple[nn.Module, ...], number: int = 0) -> Replay:
-        """Return the replay of clients that received some models: one for all their uploads.
+        """Return the replay of clients that received some models, one for all their uploads.
 
         Args:
-            client: What the clients are alike in.
-            models: What each of them received.
-            number: Of the first upload, if each has models of its own.
+            client: The properties that all clients share.
+            models: The model that each client received.
+            number: The number of the first upload, if every upload has other models.
         """
         if models not in self._replays:
             self._replays[models] = make_replay(
@@ -81,13 +81,13 @@ class Server:
             return AS_GIVEN
         try:
             return mending_of(self.examined(client))
-        except Refused:  # of the clients that are examined: these may accept
+        except Refused:  # only the examined clients refused; these may accept
             return AS_GIVEN
 
     def attack(
         self, observations: Mapping[int, Observation]
     ) -> dict[int, Reconstruction | NotApplicable]:
-        """Return what the adversary makes of observations, by their numbers."""
+        """Return the adversary's result for each observation, by its number."""
         rngs = [generator("adversary", *self.draws, number) for number in observations]
         seen = [*observations.values()]
         found = self.adversary.reconstruct_all(seen, rngs) if seen else []
@@ -115,10 +115,10 @@ class Server:
 
         Args:
             attempts: The attacks.
-            busy: Seconds that they took.
-            rounds: Rounds of training before them; None if nothing is proven of the model.
-            shown: The uploads of which guesses are kept for the gallery.
-            each: How many victims of each of these.
+            busy: Seconds that the attacks took.
+            rounds: Rounds of training before them; None if no bound is proven for the model.
+            shown: The uploads whose guesses are kept for the gallery.
+            each: How many victims are kept of each of these uploads.
         """
         claim = claim_of(self.defense)
         bound = None

@@ -1,7 +1,7 @@
-"""What is said of a scenario's data and model before the first cell.
+"""Checks of a scenario's data and model before the first cell.
 
-What would make results meaningless is refused; what merely surprises is warned of. A model is
-judged by what it does, not by the names of its layers.
+They raise an error if results would be meaningless, and warn if results may be surprising. They
+judge a model by its behaviour, not by the names of its layers.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from ..users.names import label
 from ..world.scenario import World
 
 EXAMPLES = 2
-"""Private examples that a model is tried on."""
+"""Number of private examples on which a model is tested."""
 
 MORE_EXAMPLES = 16
-"""As many, where a first estimate of the time is above the limit."""
+"""The number of examples if a first estimate of the time is above the limit."""
 
 LONG = 0.5
-"""Seconds per example from which on an estimate is not repeated."""
+"""Seconds per example above which the estimate is not repeated."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a run asks of one cell.
+    """The work of one attack cell.
 
     Attributes:
         uploads: Attacked uploads.
         search: Name of the adversary that replays the client most often; "" without a search.
-        replays: How often it does, for each upload.
-        time_limit: Seconds after which a cell is given up.
+        replays: How often it replays the client for each upload.
+        time_limit: Seconds after which a cell is stopped.
     """
 
     uploads: int
@@ -54,14 +54,14 @@ class Work:
 
 
 def notes(world: World, work: Work | None = None) -> Iterator[str]:
-    """Yield what to warn of in a scenario.
+    """Yield the warnings about a scenario.
 
     Args:
-        world: The scenario, with its data at hand.
-        work: What the run asks of a cell; None if there is no run.
+        world: The scenario with its data.
+        work: The work of a cell; None if there is no run.
 
     Raises:
-        ValueError: If nothing could be learned from any cell; it says what to do.
+        ValueError: If all results would be meaningless. The message says what to do.
     """
     check_classes(world)
     scenario = world.scenario
@@ -72,11 +72,11 @@ def notes(world: World, work: Work | None = None) -> Iterator[str]:
     yield from _probabilities(model, world)
     loss = world.modality.loss
     batch = world.train.at(slice(EXAMPLES))
-    if world.space.continuous or own_code(scenario.model):  # language models of ours can be
+    if world.space.continuous or own_code(scenario.model):  # our language models are
         check_twice_differentiable(label(scenario.model), model, loss, batch)
     if work is not None and world.space.continuous:
         yield from _too_slow(model, world, work)
-    # Last, because buffers may change.
+    # This comes last because it may change buffers.
     yield from mode_notes(label(scenario.model), model, world.space, scenario.mode)
 
 
@@ -87,21 +87,22 @@ def check_classes(world: World) -> None:
     found = torch.cat([world.train.targets, world.test.targets]).unique()
     if len(found) < 2:
         raise ValueError(
-            f"{world.scenario.data_name} has examples of one class only: there is nothing to "
-            "learn, accuracy is always 100 %, and all gradients soon vanish. Give examples of at "
-            "least two classes, e.g. one folder each"
+            f"{world.scenario.data_name} has examples of one class only. A model has nothing to "
+            "learn, its accuracy is always 100 %, and its gradients vanish. Provide examples of "
+            "at least two classes, e.g. one folder for each"
         )
 
 
 def check_twice_differentiable(name: str, model: nn.Module, loss: Loss, batch: Batch) -> None:
-    """Raise if a client's gradient cannot be differentiated, as attacks do; name the culprit."""
+    """Raise if a client's gradient cannot be differentiated. The message names the module."""
     try:
         _differentiate_twice(model, loss, batch)
     except (RuntimeError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"{name} cannot be differentiated twice, as attacks do: {_culprit(model, batch.inputs)}"
-            f"{reason}. Replace it by operations of PyTorch that have a second derivative"
+            f"{name} cannot be differentiated twice, but attacks need this: "
+            f"{_culprit(model, batch.inputs)}{reason}. Replace it by PyTorch operations that have "
+            "a second derivative"
         ) from error
 
 
@@ -122,7 +123,7 @@ def _slopes(values: Sequence[Tensor], unknown: Sequence[Tensor]) -> None:
 
 
 def _culprit(model: nn.Module, inputs: Tensor) -> str:
-    """Return the first innermost module that cannot be differentiated twice, for a message."""
+    """Return the name of the first innermost module that cannot be differentiated twice."""
     calls: dict[str, Callable[[], None]] = {}
     hooks = [
         module.register_forward_hook(_remember(calls, name or "the model itself"), with_kwargs=True)
@@ -150,7 +151,7 @@ def _remember(calls: dict[str, Callable[[], None]], name: str) -> Callable[..., 
 
 
 def _try_alone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Differentiate what a module makes of its inputs twice."""
+    """Differentiate the output of a module twice."""
     places = [i for i, one in enumerate(args) if _is_real(one)]
     given = {str(i): args[i].detach().clone().requires_grad_() for i in places}
 
@@ -177,33 +178,33 @@ def _unused(model: nn.Module, world: World) -> Iterator[str]:
     names = [name for name, slope in zip(parameters, slopes, strict=True) if slope is None]
     if names:
         yield (
-            f"{label(world.scenario.model)}: the loss does not depend on {', '.join(names)}, of "
-            "which zeros are uploaded; freeze them by requires_grad_(False)"
+            f"{label(world.scenario.model)}: the loss does not depend on {', '.join(names)}. "
+            "Clients upload zeros for them. Freeze them with requires_grad_(False)"
         )
 
 
 def _same_weights(world: World) -> Iterator[str]:
-    """Yield a warning if a user's factory gives the same weights for every seed."""
+    """Yield a warning if a user's factory returns the same weights for every seed."""
     if not own_code(world.scenario.model):
         return
     name, first, other = label(world.scenario.model), world.built(seed=0), world.built(seed=1)
     if other is first:
         raise ValueError(
-            f"{name} returns the same object at every call, so that cells would train one and the "
-            "same model: make a new one within the function"
+            f"{name} returns the same object at every call, so all cells would train the same "
+            "model. Create a new model in the function"
         )
     pairs = zip(first.parameters(), other.parameters(), strict=True)
     if all(torch.equal(*pair) for pair in pairs):
         yield (
-            f"{name} gives the same weights for every seed, so that seeds differ in data and noise "
-            "alone. That is right for pretrained weights; otherwise remove torch.manual_seed from "
-            "the factory: the harness seeds it"
+            f"{name} returns the same weights for every seed, so seeds differ only in data and "
+            "noise. That is right for pretrained weights. Otherwise remove torch.manual_seed from "
+            "the factory, because the harness seeds it"
         )
 
 
 @torch.no_grad()
 def _probabilities(model: nn.Module, world: World) -> Iterator[str]:
-    """Yield a warning if a model returns probabilities, or their logarithms, and no logits."""
+    """Yield a warning if a model returns probabilities or their logarithms instead of logits."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         inputs = 3 * some_inputs(world.space, EXAMPLES).to(world.device)
@@ -212,44 +213,44 @@ def _probabilities(model: nn.Module, world: World) -> Iterator[str]:
     one = torch.ones_like(outputs[..., 0])
     if bool((outputs >= 0).all()) and torch.allclose(outputs.sum(-1), one, atol=1e-4):
         yield (
-            f"{name} returns probabilities (a softmax), and the loss applies a softmax once more: "
-            "training is slow, and less leaks than from the usual model. Return logits: leave the "
-            "last softmax out"
+            f"{name} returns probabilities (a softmax), and the loss applies a second softmax. "
+            "Training is slow, and the model leaks less than usual. Return logits: remove the "
+            "last softmax"
         )
     elif bool((outputs <= 0).all()) and torch.allclose(outputs.exp().sum(-1), one, atol=1e-4):
         yield (
-            f"{name} returns logarithms of probabilities (a log-softmax), which the loss computes "
-            "itself. That changes no gradient; the last log-softmax can be left out"
+            f"{name} returns logarithms of probabilities (a log-softmax), but the loss computes "
+            "them itself. Gradients do not change. You can remove the last log-softmax"
         )
 
 
 def mode_notes(name: str, model: nn.Module, space: InputSpace, mode: Mode) -> Iterator[str]:
-    """Yield whether dropout and other randomness of training is switched off, or on.
+    """Yield a note that says whether dropout and similar randomness is active in training.
 
     Args:
-        name: What a message calls the model.
-        model: The model; it is left in evaluation mode, and its buffers may change.
+        name: The name of the model in messages.
+        model: The model. It is left in evaluation mode, and its buffers may change.
         space: Its inputs.
-        mode: In which mode clients train.
+        mode: The mode in which clients train.
     """
     if not training_differs(model, space):
         return
     kinds = dropping(model)
-    what = f"dropout ({', '.join(kinds)})" if kinds else "what it does in training mode alone"
+    what = f"dropout ({', '.join(kinds)})" if kinds else "behaviour that only training mode has"
     if mode == "train":
         yield (
-            f"{name}: clients train in training mode, with {what}; the adversary's replay draws "
-            "masks of its own"
+            f"{name}: clients train in training mode, with {what}. The adversary's replay draws "
+            "its own masks"
         )
     else:
         yield (
-            f"{name}: {what} is switched off, because clients train in evaluation mode; set mode: "
-            "train to let them draw it"
+            f"{name}: {what} is switched off, because clients train in evaluation mode. Set mode: "
+            "train to switch it on"
         )
 
 
 def _too_slow(model: nn.Module, world: World, work: Work) -> Iterator[str]:
-    """Yield a warning if a cell will probably be given up, by the time of a few gradients."""
+    """Yield a warning if a cell will probably time out, estimated from a few gradients."""
     scenario, loss = world.scenario, world.modality.loss
     training, limit = scenario.training, work.time_limit
     share = scenario.client_batch if world.protocol.uploads_gradient else _largest_share(world)
@@ -264,19 +265,19 @@ def _too_slow(model: nn.Module, world: World, work: Work) -> Iterator[str]:
     ]
     for what, count, step in kinds:
         each = _seconds(partial(step, model, loss), world, EXAMPLES)
-        if count * each > limit and each < LONG:  # many at once take less time each
+        if count * each > limit and each < LONG:  # larger batches take less time per example
             each = _seconds(partial(step, model, loss), world, MORE_EXAMPLES)
         if count * each > limit:
             shape = " x ".join(map(str, world.space.shape))
             yield (
-                f"{scenario.name}: {what} will take about {_duration(count * each)}, and a cell is "
-                f"given up after {_duration(limit)}. Resize the inputs ({shape}), take a smaller "
-                "model, fewer observations or rounds, or raise time_limit"
+                f"{scenario.name}: {what} will take about {_duration(count * each)}, but a cell is "
+                f"stopped after {_duration(limit)}. Resize the inputs ({shape}), take a smaller "
+                "model, fewer observations or fewer rounds, or raise time_limit"
             )
 
 
 def _seen(world: World, examples: int) -> int:
-    """Return how many examples the local steps on some examples see, one after the other."""
+    """Return how many examples all local steps of a client see in total."""
     protocol = world.protocol
     return protocol.local_steps(examples) * min(examples, protocol.step_size(examples))
 
@@ -286,7 +287,7 @@ def _largest_share(world: World) -> int:
 
 
 def _seconds(step: Callable[[Batch], object], world: World, examples: int) -> float:
-    """Return the time that a step takes for each example."""
+    """Return the seconds that a step takes per example."""
     batch = world.train.at(torch.arange(examples).remainder(len(world.train.targets)))
     start = time.perf_counter()
     step(batch)

@@ -1,4 +1,4 @@
-"""Results on disk: one SQLite file per run, one transaction per cell."""
+"""Results on disk: one SQLite file per run, and one transaction per cell."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from ..foundations.rows import TABLES, Cell, Outcome, columns
 
 FILE_NAME = "results.sqlite"
 READING = 300.0
-"""Seconds that a file may take to be read."""
+"""The time limit for reading a file, in seconds."""
 
 _TABLE = re.compile(r"CREATE TABLE \w+ \([\w, ]+\)")
 _INDEX = re.compile(r"CREATE INDEX \w+ ON \w+ \(\w+\)")
-"""What runs make: no brackets within brackets, hence no expressions."""
+"""The tables and indices of runs. Nested brackets, hence expressions, do not match."""
 
 _JOURNAL = bytes.fromhex("d9d505f920a163d7")
-"""What SQLite begins a journal with, and ends the name of a super-journal with."""
+"""The bytes at the start of a journal of SQLite, and after the name of a super-journal."""
 
-_APPLICATION_ID = 0x4C46524F  # marks the file as ours
+_APPLICATION_ID = 0x4C46524F  # marks files of leakfrontier
 _FORMAT = 1
 
 _TYPED: dict[type, Callable[[Any], Any]] = {
-    # a column of nothing but NULL is read as an object
+    # pandas reads a column of only NULL as objects
     int: pd.to_numeric,
     float: pd.to_numeric,
     bool: lambda values: values.astype("boolean"),
@@ -56,14 +56,14 @@ _TYPED: dict[type, Callable[[Any], Any]] = {
 
 
 class StoreError(UserError):
-    """The results file cannot be used; the message says why and what to do."""
+    """The results file cannot be used. The message says why and what to do."""
 
 
 class Store:
     """The results of one run, in `results.sqlite` of its folder.
 
-    Rows of a cell are written once, in one transaction, by one process: a run that is killed at
-    any moment leaves whole cells only.
+    One process writes all rows of a cell in one transaction. A run that is killed at any moment
+    leaves only complete cells.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
@@ -80,7 +80,7 @@ class Store:
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
-        """Keep other runs out of the folder; whoever is killed, the system lets go of it."""
+        """Lock the folder against other runs. If the process is killed, the system unlocks it."""
         if sys.platform == "win32":
             yield
             return
@@ -93,7 +93,7 @@ class Store:
                     fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise StoreError(
-                        f"another run is at work in {self.folder}: wait for its end, or choose "
+                        f"another run is using {self.folder}: wait until it ends, or choose "
                         "another --out folder"
                     ) from None
             yield
@@ -107,13 +107,13 @@ class Store:
         cells: Sequence[Cell],
         notes: Sequence[str] = (),
     ) -> None:
-        """Record what is about to run; refuse a folder that another panel version made."""
+        """Store the plan of a run. Raise if the folder has results of another panel version."""
         with self._connect(writing=True) as database:
             known = self._meta(database).get("panel")
             if known not in (None, panel):
                 raise StoreError(
-                    f"{self.path} was made with panel {known!r}, this is panel {panel!r}: "
-                    "rates of different panels cannot be mixed; choose another --out folder"
+                    f"{self.path} was made with panel {known!r}, this is panel {panel!r}. Rates of "
+                    "different panels cannot be mixed: choose another --out folder"
                 )
             meta = {"panel": panel, "config": config, "notes": [*notes]}
             database.executemany(
@@ -127,7 +127,7 @@ class Store:
             )
 
     def replace(self, cells: Iterable[tuple[Cell, Cell]]) -> None:
-        """Put cells in the places of planned ones, which come first in each pair."""
+        """Replace planned cells by others, given as pairs (planned, new)."""
         with self._connect(writing=True) as database:
             places = dict(database.execute("SELECT cell, place FROM plan"))
             for planned, cell in cells:
@@ -150,7 +150,7 @@ class Store:
             return {key for (key,) in database.execute(query)}
 
     def victims(self) -> dict[str, list[tuple[int, int, bool]]]:
-        """Return, for every cell, the uploads and victims attacked, and whether identified."""
+        """Return the attacked uploads and victims of every cell, and whether it identified them."""
         found: dict[str, list[tuple[int, int, bool]]] = defaultdict(list)
         query = "SELECT cell, observation, victim, identified FROM attacks"
         with self._connect() as database:
@@ -159,7 +159,7 @@ class Store:
         return found
 
     def write(self, key: str, outcome: Outcome, seconds: float) -> None:
-        """Write all rows of a cell, in place of those of an earlier failure."""
+        """Write all rows of a cell. They replace those of an earlier failure."""
         with self._connect(writing=True) as database:
             for table in ("outcomes", *TABLES):
                 database.execute(f"DELETE FROM {table} WHERE cell = ?", (key,))
@@ -174,7 +174,7 @@ class Store:
         """Return the rows of the cells that the last run planned, with their labels.
 
         Raises:
-            StoreError: For values that no run writes, too.
+            StoreError: If the file cannot be read, or has values that no run writes.
         """
         try:
             return self._results()
@@ -210,7 +210,7 @@ class Store:
         query = "SELECT cell, kind, labels FROM plan WHERE place IS NOT NULL ORDER BY place"
         found = [
             {"cell": key, "kind": kind, **_object(parse_json(labels))}
-            # an error must leave no query open, which would lock the file
+            # fetch all: after an error, an open query would lock the file
             for key, kind, labels in database.execute(query).fetchall()
         ]
         return pd.DataFrame(found, columns=None if found else ["cell"])
@@ -237,9 +237,9 @@ class Store:
 
     @contextmanager
     def _connect(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
-        """Open the file for one transaction: all of it is kept, or nothing.
+        """Open the file for one transaction, which is kept as a whole or not at all.
 
-        It may come from others: nothing but plain tables is read, and only for so long.
+        The file may come from others, so only plain tables are read, and under a time limit.
         """
         try:
             with closing(self._open(writing=writing)) as database, database:
@@ -248,55 +248,54 @@ class Store:
                     database.execute("PRAGMA query_only = ON")
                     end = time.monotonic() + READING
                     database.set_progress_handler(lambda: time.monotonic() > end, 100_000)
-                database.execute("BEGIN")  # the module's own transactions leave CREATE out
+                database.execute("BEGIN")  # implicit transactions of sqlite3 exclude CREATE
                 self._check_schema(database)
                 yield database
         except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK:
                 raise StoreError(
-                    f"a run was interrupted while writing to {self.path}: run the same command "
-                    "again to finish it; if the folder comes from others, ask them for a pack"
+                    f"a run was interrupted while writing to {self.path}. Run the same command "
+                    "again to finish it. If the folder comes from others, ask them for a pack"
                 ) from error
             raise StoreError(
-                f"{self.path} cannot be used as a results file ({error}): check that its folder "
-                "is writable; if the file is damaged, move it away and run again"
+                f"{self.path} cannot be used as a results file ({error}). Check that its folder is "
+                "writable. If the file is damaged, move it away and run again"
             ) from error
 
     def _open(self, *, writing: bool) -> sqlite3.Connection:
-        """Open the file, and no other one: what lies beside it may name any file of the user's.
+        """Open the file, and no other file. A journal beside it could name any file of the user.
 
-        To roll an interrupted write back, SQLite follows the journal: it deletes the
-        super-journal that is named there. Readers leave journals alone, writers take only those
-        that a run of ours leaves. While another run writes, readers wait for its lock.
+        To roll back an interrupted write, SQLite follows the journal and deletes the super-journal
+        that it names. So readers ignore journals, and writers accept only those that our runs
+        leave. While another run writes, readers wait for its lock.
         """
-        place = os.path.realpath(self.path)  # journals lie beside the file, not beside a link
+        place = os.path.realpath(self.path)  # journals are beside the file, not beside a link
         self._check_beside(place, writing=writing)
         address = f"{Path(place).as_uri()}?mode={'rwc' if writing else 'ro'}"
         return sqlite3.connect(address, uri=True, timeout=60, isolation_level=None)
 
     def _check_beside(self, place: str, *, writing: bool) -> None:
-        """Refuse files that SQLite would follow or write, and that no run makes."""
+        """Raise if SQLite would follow or write files that no run creates."""
         journal = f"{place}-journal"
         wrong = [f"{place}{end}" for end in ("-wal", "-shm") if os.path.lexists(f"{place}{end}")]
         if os.path.lexists(place):
             if not os.path.isfile(place):
-                raise StoreError(f"{self.path} is no file: choose another --out folder")
-            with suppress(OSError), open(place, "rb") as file:  # SQLite says what is wrong
+                raise StoreError(f"{self.path} is not a file: choose another --out folder")
+            with suppress(OSError), open(place, "rb") as file:  # SQLite reports the error
                 if 2 in file.read(20)[18:]:
                     raise StoreError(
-                        f"{self.path} keeps its rows in a write-ahead log, which no run does: "
-                        "it was not read"
+                        f"{self.path} was not read: it has a write-ahead log, which no run makes"
                     )
         if os.path.lexists(journal) and not _is_plain(journal, ours=writing):
             wrong.append(journal)
         if wrong:
             raise StoreError(
                 f"{self.path} was not opened: {wrong[0]} lies beside it, which no run makes. Do "
-                "not trust the folder if it comes from others; if it is yours, move that file away"
+                "not trust the folder if it comes from others. If it is yours, move that file away"
             )
 
     def _check_schema(self, database: sqlite3.Connection) -> None:
-        """Refuse views, triggers and computed columns, which run as soon as they are touched."""
+        """Raise if the file has views, triggers or computed columns, which can execute code."""
         query = "SELECT type, name, coalesce(sql, '') FROM sqlite_master"
         for kind, name, made_by in database.execute(query).fetchall():
             plain = {"table": _TABLE, "index": _INDEX}.get(kind)
@@ -335,7 +334,7 @@ class Store:
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if version != _FORMAT:
             raise StoreError(
-                f"{self.path} has format {version}, this version of leakfrontier reads format "
+                f"{self.path} has format {version}, but this version of leakfrontier reads format "
                 f"{_FORMAT}: choose another --out folder, or use the version that made the file"
             )
 
@@ -346,7 +345,7 @@ class Store:
 
 
 def other_configuration(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """Return which keys of a configuration differ from that of the results in a folder."""
+    """Return the keys in which a configuration differs from the one stored in a folder."""
     if not (folder / FILE_NAME).exists():
         return []
     store = Store(folder, create=True)
@@ -357,7 +356,7 @@ def other_configuration(folder: Path, config: Mapping[str, Any]) -> list[str]:
 
 
 def received_results(folder: Path) -> Conclusions:
-    """Return the results of a folder that may come from others, if reports can be made of it."""
+    """Return the results of a folder that may come from others. Raise if a report would fail."""
     store = Store(folder)
     results = store.results()
     try:
@@ -378,9 +377,9 @@ def _planned(cell: Cell, place: int) -> tuple[str, str, str, str, int]:
 
 
 def _is_plain(journal: str, *, ours: bool) -> bool:
-    """Return whether a journal is a file of its own; if it must be ours, of one database alone.
+    """Return whether a journal is a regular file without links; if ours, of a single database.
 
-    The journal of several ends with the name of their super-journal and these bytes.
+    The journal of several databases ends with the name of their super-journal and `_JOURNAL`.
     """
     try:
         about = os.lstat(journal)

@@ -1,9 +1,9 @@
-"""Defenses of several packs, ranked per setting: who leaks less at equal utility.
+"""Ranks the defenses of several packs in each setting.
 
-A setting is a scenario and an attacked round; packs meet in it if their scenarios are the same in
-all but their title. Verdicts and places are those of `dominance.judge`, as on a run's own page.
-Within a pack, comparisons are paired over victims and seeds; across packs, intervals must not
-overlap. Each setting of a pack is judged by its own checks: what fails them has no place.
+A setting is a scenario and an attacked round. Packs share a setting if their scenarios differ only
+in their title. `dominance.judge` gives verdicts and places, as on the page of a run. Within a pack,
+comparisons are paired over victims and seeds. Across packs, intervals must not overlap. Each
+setting of a pack is judged by its own checks. If they fail, its defenses have no place.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Evaluation:
     """One setting of one pack.
 
     Attributes:
-        pack: The pack's name.
+        pack: The name of the pack.
         results: Its rows of this setting.
-        frontier: Every defense, as the pack alone shows it.
-        checks: Whether to trust it.
-        orders: Which defense is better than which, by server.
+        frontier: The frontier of the pack alone.
+        checks: The checks of the evaluation.
+        orders: All pairwise comparisons of defenses, by server.
     """
 
     pack: str
@@ -49,25 +49,25 @@ class Evaluation:
 
     @property
     def failed(self) -> bool:
-        """Return whether its own checks speak against it."""
+        """Return whether its own checks fail."""
         return overall(self.checks) == "fail"
 
     @property
     def conclusion(self) -> str:
-        """Return what its checks amount to."""
+        """Return the conclusion of its checks."""
         return conclusion(self.checks)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A scenario and an attacked round, and all that packs say of it.
+    """A scenario and an attacked round, with the evaluations of all packs.
 
     Attributes:
-        name: The scenario's name.
+        name: The name of the scenario.
         checkpoint: The attacked round.
-        modality: What is attacked: `Medium.examples`.
+        modality: The kind of private examples: `Medium.examples`.
         evaluations: One per pack.
-        table: `standings`.
+        table: The table of `standings`.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """Return what readers call it."""
+        """Return its name for readers."""
         return f"{self.name}, model of round {self.checkpoint}"
 
 
@@ -92,12 +92,12 @@ def make_settings(packs: Sequence[Pack]) -> list[Setting]:
     """Return every setting of some packs, with its standings.
 
     Raises:
-        UserError: If packs have the same name, or are of different panels.
+        UserError: If packs have the same name or different panels.
     """
     panels = {_panel(pack): pack.name for pack in packs}
     if len(panels) > 1:
         listed = "; ".join(f"{panel!r} ({name})" for panel, name in panels.items())
-        raise UserError(f"packs must be of one panel, whose rates compare, got {listed}")
+        raise UserError(f"packs must be of one panel to be comparable, got {listed}")
     names = [pack.name for pack in packs]
     for name in names:
         if names.count(name) > 1:
@@ -121,26 +121,29 @@ def make_settings(packs: Sequence[Pack]) -> list[Setting]:
 
 
 def standings(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
-    """Return one row per server and defense of a setting, the first place first.
+    """Return one row per server and defense of a setting, ordered by place.
 
-    Columns: `server`; `pack`; `defense`, `family`, `control`; `success` of the server's worst case
-    and `accuracy`, with `_low`, `_high` and `_text`; `epsilon`; `place`, NaN where there is none;
-    `tied`, how many others share it; `dominated` and `tied_with`, the defense that dominates it or
-    that it is tied with; `partner`, `partner_success_text`, `partner_epsilon` and `beside`, the
-    DP-SGD of equal accuracy in the same pack and the verdict, for a passive server; `verdict`;
-    `evaluation`, the verdict of the checks. A defense that two packs measured alike has one row.
+    A defense with the same measurements in two packs has one row. The columns are:
+
+    - `server`, `pack`, `defense`, `family`, `control` and `epsilon`;
+    - `success` of the server's worst case and `accuracy`, each with `_low`, `_high` and `_text`;
+    - `place`, NaN if there is none, and `tied`, the number of others that share it;
+    - `dominated` and `tied_with`, the defense that dominates it or that it is tied with;
+    - `partner`, `partner_success_text` and `partner_epsilon`, the DP-SGD of equal accuracy in the
+      same pack, and `beside`, the verdict on the pair, for a passive server;
+    - `verdict`, and `evaluation`, the verdict of the checks.
     """
     rows = [row for server in THREATS for row in _ranked(_entries(evaluations, server), server)]
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
 def _entries(evaluations: Iterable[Evaluation], server: str) -> list[dict[str, Any]]:
-    """Return what is known of every defense against a server, each once."""
+    """Return the measurements of every defense against a server, without duplicates."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     rate, low, high = (column(server, name) for name in ("rate", "low", "high"))
     if server == "passive":
         rate, low, high = "success", "success_low", "success_high"
-    for evaluation in sorted(evaluations, key=lambda one: one.failed):  # the sound one is kept
+    for evaluation in sorted(evaluations, key=lambda one: one.failed):  # sound ones first
         points, pairs = evaluation.frontier.points, evaluation.frontier.baseline
         beside = pairs.set_index("defense")
         described = points.set_index("defense")
@@ -176,7 +179,7 @@ def _entries(evaluations: Iterable[Evaluation], server: str) -> list[dict[str, A
 
 
 def _ranked(entries: list[dict[str, Any]], server: str) -> list[dict[str, Any]]:
-    """Return the entries with their verdicts and places, in order."""
+    """Return the entries with their verdicts and places, ordered by place."""
     arms = {number: _arm(one) for number, one in enumerate(entries)}
     verdicts = judge(arms, lambda one, other: _gap(entries[one], entries[other]))
     names = {number: str(one["defense"]) for number, one in enumerate(entries)}
@@ -194,7 +197,7 @@ def _ranked(entries: list[dict[str, Any]], server: str) -> list[dict[str, Any]]:
 
 
 def _arm(entry: Mapping[str, Any]) -> Arm:
-    """Return what is judged of an entry, by the control of its own pack."""
+    """Return an entry as an `Arm`, relative to the control of its own pack."""
     order: Dominance = entry["orders"][entry["pack"]]
     return Arm(
         leak=advantage(entry["success"], entry["blind"]),
@@ -208,7 +211,7 @@ def _arm(entry: Mapping[str, Any]) -> Arm:
 
 
 def _gap(one: Mapping[str, Any], other: Mapping[str, Any]) -> Gap:
-    """Return how one defense compares with another: paired within a pack, else by intervals."""
+    """Compare two defenses: paired within a pack, otherwise by intervals."""
     pair = (str(one["defense"]), str(other["defense"]))
     orders: Mapping[str, Dominance] = one["orders"]
     for pack, order in orders.items():
@@ -231,7 +234,7 @@ def _order(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
-    """Yield every setting of a pack, by what it is in all but its title."""
+    """Yield the evaluations of a pack, with a key that excludes the scenario's title."""
     results = pack.results
     places = results.attacks[["scenario", "checkpoint"]].drop_duplicates()
     configs = pack.meta["config"].get("scenarios", ())
@@ -255,7 +258,7 @@ def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
 
 
 def _scenario_digest(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
-    """Return what a scenario is, whatever it is called, wherever it runs, whoever takes part."""
+    """Return a digest of a scenario without its title, device and defenses."""
     if isinstance(config, dict):
         own = ("title", "device", "defenses")
         config = {key: value for key, value in config.items() if key not in own}
@@ -265,7 +268,7 @@ def _scenario_digest(config: Any) -> str:  # noqa: ANN401 - a part of a configur
 
 
 def _panel(pack: Pack) -> str:
-    """Return whose attacks a pack's are: two panels of one's own differ if their attacks do."""
+    """Return the panel of a pack; a custom panel is identified by its attacks."""
     attacks = pack.meta["config"].get("adversaries", "panel")
     return pack.comparable if attacks == "panel" else f"{pack.comparable}: {json.dumps(attacks)}"
 

@@ -1,17 +1,17 @@
-"""A run in one small file that others can check: a reproducibility pack.
+"""A reproducibility pack: a run in one small file that others can verify.
 
-A pack is a zip archive, the same bytes for the same run on the same machine:
+A pack is a zip archive. The same run on the same machine gives the same bytes:
 
     pack.json       format, panel, configuration, versions, machine, verdict
     cells.csv       every planned cell: its status, its labels, a digest of its exact rows
-    rows/*.csv      the rows of all cells, numbers with six digits
-    tables/*.csv    the rates, the frontier and the checks that follow from these rows
-    gallery/*       what the panel makes of a few victims under every defense
+    rows/*.csv      the rows of all cells; numbers have six digits
+    tables/*.csv    the rates, the frontier and the checks, derived from these rows
+    gallery/*       a few victims and their reconstructions under every defense
     sources/*       users' own defenses, adversaries, protocols and models
-    SHA256SUMS      checksums of all of it, as sha256sum writes them
+    SHA256SUMS      checksums of all files, in the format of sha256sum
 
-It has no weights, no data, and no pictures of private examples but the gallery's. Nothing in it is
-executed by reading it.
+It contains no weights and no data. The gallery contains the only pictures of private examples.
+Reading a pack executes nothing.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from .packed_rows import from_csv, outcomes_of, rows_digest, to_csv
 
 FORMAT = 1
 VICTIMS = 4
-"""Victims that the gallery of a pack shows under every defense."""
+"""The number of victims that the gallery of a pack shows under every defense."""
 
 MANY_UPLOADS = 1000
-"""Uploads that a configuration may have even if none was attacked."""
+"""The number of uploads that a configuration may have even if none was attacked."""
 
 META, CELLS = "pack.json", "cells.csv"
 
@@ -80,11 +80,11 @@ _TABLES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack that was read, and whose checksums are right.
+    """A pack whose checksums are right.
 
     Attributes:
-        name: What it is called.
-        meta: What `pack.json` says.
+        name: The name of the pack.
+        meta: The content of `pack.json`.
         entries: The content of all files, by name.
     """
 
@@ -99,7 +99,7 @@ class Pack:
 
     @cached_property
     def comparable(self) -> str:
-        """Return the panel whose rates compare: that in force, if it differs on texts alone."""
+        """Return the panel to compare with: the current one if they differ only on texts."""
         shown = {*self.rows("renderings")["media"]}
         for version in PANEL.alike if shown and "tokens" not in shown else ():
             if re.search(rf"(?<![\d.]){re.escape(version)}(?!\d)", self.panel):
@@ -113,7 +113,7 @@ class Pack:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """Return the planned cells, in their order: cells.csv with `labels` as data."""
+        """Return the planned cells in their order: cells.csv with parsed `labels`."""
         cells = from_csv(self.entries[CELLS], dict.fromkeys(_CELL_COLUMNS, Column(str)))
         labels: list[Any] = [check_labels(parse_json(text)) for text in cells["labels"]]
         cells["labels"] = labels
@@ -121,7 +121,7 @@ class Pack:
 
     @cached_property
     def results(self) -> Conclusions:
-        """Return the rows, as those of a run's folder."""
+        """Return the rows in the form of a run's results."""
         cells = self.cells
         labels = pd.DataFrame(
             [{"cell": cell.cell, "kind": cell.kind, **cell.labels} for cell in rows(cells)]
@@ -139,7 +139,7 @@ class Pack:
         )
 
     def rows(self, table: str) -> pd.DataFrame:
-        """Return a table's rows by the keys of their cells."""
+        """Return the rows of a table, with the keys of their cells."""
         return self._rows[table]
 
     @cached_property
@@ -164,18 +164,18 @@ def pack_run(folder: Path, *, trust_code: bool = False) -> bytes:
     """Return the pack of a run.
 
     Args:
-        folder: Holds `results.sqlite`.
+        folder: The folder of a run, with `results.sqlite`.
         trust_code: Whether code that the run names may be executed.
 
     Raises:
-        PackError: If it is not that of a run, or the code is no longer what made its rows.
+        PackError: If it is not the folder of a run, or if the code has changed since the run.
     """
     results = received_results(folder)
     if not {"scenarios", "defenses", "observations"} <= {*results.config}:
-        raise PackError(f"{folder} is no folder of `leakfrontier run`: nothing else can be packed")
+        raise PackError(f"{folder} is not a folder of `leakfrontier run`: only these can be packed")
     config = received_config(results.config, Path(), trust_code=trust_code)
     if config.observations > max(MANY_UPLOADS, len(results.attacks)):
-        raise PackError(f"{folder} has a run of {config.observations:,} uploads, and no such rows")
+        raise PackError(f"{folder} has a run of {config.observations:,} uploads, but fewer rows")
     trials = narrowed(plan_of(config), results)
     outcomes = outcomes_of(results)
     finished = results.cells["status"].isin(FINISHED).tolist()
@@ -184,8 +184,8 @@ def pack_run(folder: Path, *, trust_code: bool = False) -> bytes:
         same = same and (trial.cell.key == key or not done)
     if not same:
         raise PackError(
-            f"the rows of {folder} are not of the code as it is now: run the same command again, "
-            "which runs what has changed, and pack it then"
+            f"the code has changed since the rows of {folder} were made. Run the same command "
+            "again to renew the affected rows, then pack the folder"
         )
     labels = [dict(trial.cell.labels) for trial in trials]
     return write_pack(results, labels, outcomes, *portable(config))
@@ -203,12 +203,12 @@ def write_pack(
     Args:
         results: All rows.
         labels: The labels of every cell, in the order of `results.cells`.
-        outcomes: What cells have left behind, by their keys: the same rows.
+        outcomes: The same rows as outcomes of cells, by their keys.
         config: The configuration, without paths of this machine.
-        sources: The files that it names, by the names that it gives them.
+        sources: The files that the configuration names, by name.
     """
     cells = results.cells[["cell", "kind", "status", "error", "note", "seconds", "busy"]].copy()
-    for name in ("error", "note"):  # tracebacks name folders of this machine
+    for name in ("error", "note"):  # tracebacks contain folders of this machine
         cells[name] = [str(text or "").partition("\n")[0] for text in cells[name].fillna("")]
     cells["digest"] = [rows_digest(outcomes.get(key, Outcome())) for key in cells["cell"]]
     cells["labels"] = [json.dumps(one) for one in labels]
@@ -230,7 +230,7 @@ def write_pack(
     written = Pack("", meta, entries)
     entries |= derived(written.results)
     meta["conclusion"] = conclusion(written.results.checks())
-    # Keys stay in their order: options have it in labels.
+    # Keys keep their order because labels list options in it.
     entries[META] = (json.dumps(meta, indent=1) + "\n").encode()
     return zipped(entries)
 
@@ -239,19 +239,19 @@ def read_pack(path: Path) -> Pack:
     """Return a pack whose checksums are right.
 
     Raises:
-        PackError: If it is none, or not one that can be read here.
-        AlteredError: If a file is not what its checksum says.
+        PackError: If it is not a pack, or this version cannot read it.
+        AlteredError: If a file does not match its checksum.
     """
     entries = unzipped(path, (META, CELLS, *(f"rows/{table}.csv" for table in TABLES)))
     meta = _parsed(path, entries[META])
     if meta["format"] != FORMAT:
         raise PackError(
-            f"{path} has format {meta['format']}, this version of leakfrontier reads {FORMAT}: "
+            f"{path} has format {meta['format']}, but this version of leakfrontier reads {FORMAT}: "
             "open it with the version that made it"
         )
     pack = Pack(path.stem, meta, entries)
     try:
-        pack.results  # noqa: B018 - whatever is wrong with a row is wrong here
+        pack.results  # noqa: B018 - raises if any row is wrong
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise PackError(f"{path} has rows that cannot be read: {error}") from error
     return pack
@@ -260,7 +260,7 @@ def read_pack(path: Path) -> Pack:
 def portable(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return a configuration without folders of this machine, and the files that it names.
 
-    Users' code lies in `sources/`; their data is not in a pack, and called `data/NAME`.
+    Users' code is in `sources/`. Users' data is not in a pack, and is called `data/NAME`.
     """
     methods = [method for one in config.scenarios for method in (one.model, one.protocol)]
     methods += config.defenses
@@ -270,7 +270,7 @@ def portable(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:
     files: dict[str, bytes] = {}
     for spec in dict.fromkeys(name for method in methods for name in own_code(method)):
         file = file_of(spec)
-        if file is None:  # of an installed package
+        if file is None:  # it is from an installed package
             continue
         folder = f"sources/{len(names)}"
         names[spec] = f"{folder}/{file.name}:{spec.rpartition(':')[2]}"
@@ -289,16 +289,16 @@ def portable(config: RunConfig) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def plan_of(config: RunConfig) -> list[Trial]:
-    """Return the cells of a configuration from others; whatever is wrong with it is said."""
+    """Return the cells of a configuration from others. Raise an error for users if it is wrong."""
     with given_by_user():
         planned = plan(config)
         for trial in planned:
-            trial.cell  # noqa: B018 - it is kept
+            trial.cell  # noqa: B018 - computes and caches it
     return planned
 
 
 def narrowed(trials: Sequence[Trial], results: Conclusions) -> list[Trial]:
-    """Return planned cells as they were run: on the uploads that a cascade left them."""
+    """Return planned cells with the uploads on which they ran in a cascade."""
     attacked = results.attacks.groupby("cell")["observation"].unique()
     found: list[Trial] = []
     for trial, cell in zip(trials, rows(results.cells), strict=False):
@@ -310,7 +310,7 @@ def narrowed(trials: Sequence[Trial], results: Conclusions) -> list[Trial]:
 
 
 def derived(results: Conclusions) -> dict[str, bytes]:
-    """Return the tables that follow from rows."""
+    """Return the tables that are derived from rows."""
     frontiers = [frontier.points for frontier in results.frontiers()]
     tables = {
         "rates": results.rates(),
@@ -324,7 +324,7 @@ def derived(results: Conclusions) -> dict[str, bytes]:
 
 
 def _gallery(results: Conclusions, numbers: Mapping[str, int]) -> dict[str, bytes]:
-    """Return the best that passive attacks made of the first victims, under every defense."""
+    """Return the best passive reconstructions of the first victims under every defense."""
     attacks = with_scores(results.attacks, results.scores)
     chosen = attacks["threat"].eq("passive") & ~attacks["candidates_granted"] & ~attacks["baseline"]
     place, victim = ["scenario", "checkpoint", "defense"], ["seed", "observation", "victim"]

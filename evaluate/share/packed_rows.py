@@ -1,4 +1,4 @@
-"""Rows as a pack has them: CSV with the types of its columns, and digests of all digits."""
+"""The rows of a pack: CSV with typed columns, and digests of the exact numbers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..foundations.rows import TABLES, Column, Outcome, columns, digest
 from .archive import sha256
 
 DIGITS = 6
-"""Significant digits of the numbers in a pack; a cell's digest is of all of them."""
+"""Significant digits of the numbers in a pack. Digests use all digits."""
 
 
 def to_csv(frame: pd.DataFrame) -> bytes:
-    """Return a table as CSV, numbers with `DIGITS`."""
+    """Return a table as CSV. Numbers have `DIGITS` significant digits."""
     text = frame.to_csv(index=False, float_format=f"%.{DIGITS}g", lineterminator="\n")
     return str(text).encode()
 
 
 def from_csv(body: bytes, types: Mapping[str, Column]) -> pd.DataFrame:
-    """Return a table with the types of its columns; others are refused."""
+    """Return a table with typed columns. Raise if its columns differ from `types`."""
     frame = pd.read_csv(io.BytesIO(body), dtype=str, keep_default_na=False)
     if [*frame.columns] != [*types]:
         raise ValueError(f"columns must be {', '.join(types)}, got {', '.join(frame.columns)}")
@@ -53,14 +53,14 @@ _TYPED: dict[type, Callable[[Any], Any]] = {
 
 
 def _value(value: Any, column: Column) -> Any:  # noqa: ANN401 - a cell of a table
-    """Return a cell of a table as its row has it."""
+    """Return the value of a table's cell in the type of its column."""
     if is_missing(value) and (column.optional or column.kind in (bool, int, float)):
         return None
     return column.kind(value)
 
 
 def outcomes_of(results: Conclusions) -> dict[str, Outcome]:
-    """Return what every cell has left behind, by its key."""
+    """Return the outcome of every cell, by its key."""
     found: dict[str, dict[str, Any]] = {}
     for table, row_type in TABLES.items():
         own = columns(row_type)
@@ -72,7 +72,7 @@ def outcomes_of(results: Conclusions) -> dict[str, Outcome]:
 
 
 def rows_digest(outcome: Outcome) -> str:
-    """Return a digest of all rows of a cell, in all digits, without the seconds that it took."""
+    """Return a digest of all rows of a cell, with all digits but without `seconds`."""
     tables = {}
     for table, row_type in TABLES.items():
         own = {name: one for name, one in columns(row_type).items() if name != "seconds"}
@@ -85,7 +85,7 @@ def rows_digest(outcome: Outcome) -> str:
 
 
 def frame_of(outcome: Outcome, table: str) -> pd.DataFrame:
-    """Return the rows of one cell as a pack has them."""
+    """Return the rows of one cell in the precision of a pack."""
     types = columns(TABLES[table])
     own = pd.DataFrame([asdict(row) for row in getattr(outcome, table)], columns=[*types])
     return from_csv(to_csv(own), types)

@@ -1,11 +1,11 @@
-"""Whether a pack's rows are what its code gives: some of its cells are run again.
+"""Verifies a pack: some of its cells are run again and their rows are compared.
 
-Whatever can be checked without running a cell is checked for all of them: that the cells are those
-of the configuration, that a cascade left out only what it may, and that rates, frontier and checks
-follow from the rows. What is left is that rows are what the cells give, which takes as long as the
-run itself. A few cells, chosen at random once the pack is given away, tell how probable it is that
-alterations escape: the pack of one who has altered k of n cells passes m checks with probability
-C(n - k, m) / C(n, m).
+Some checks run no cell, and cover all cells. The cells must be those of the configuration. A
+cascade must have skipped only what it may. Rates, frontier and checks must follow from the rows.
+
+Only a new run can show that rows are genuine, but running all cells takes as long as the run
+itself. So a few cells are chosen at random after the pack was published. If k of n cells were
+altered and m are run again, all alterations escape with probability C(n - k, m) / C(n, m).
 """
 
 from __future__ import annotations
@@ -46,26 +46,27 @@ from .packed_rows import frame_of, rows_digest
 
 TOLERANCE = (
     "the same uploads scored, refused and not applicable; no significant difference in who is "
-    "identified (exact sign test over uploads, p < 0.01, which 7 altered uploads of a cell "
-    "escape); test accuracy within 3 points; epsilon within 1 %; the same verdict of audits"
+    "identified (exact sign test over uploads, p < 0.01; it misses up to 7 altered uploads of a "
+    "cell); test accuracy within 3 points; epsilon within 1 %; the same verdict of audits"
 )
-"""What is asked of rows that another version, or another kind of processor, has made."""
+"""The requirements on rows from another version or another kind of processor."""
 
 _LEAST_P, _POINTS, _EPSILON = 0.01, 0.03, 0.01
 _BITS = ("system", "architecture", "processor", "instructions")
 _SAME = ("uploads_differ", "random", "draws", "straight_through", "one_by_one")
+_WORDS = {"tables/frontier.csv": ["verdict"], "tables/checks.csv": ["text"]}
 
 RerunVerdict = Literal["equal", "within tolerance", "different", "failed"]
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """What became of one cell.
+    """The comparison of one cell that was run again.
 
     Attributes:
-        what: The cell, for readers.
-        verdict: How its rows compare; `failed` if it did not run again.
-        reason: What differs.
+        what: A description of the cell.
+        verdict: How its rows compare; `failed` if it could not be run again.
+        reason: The differences.
     """
 
     what: str
@@ -75,15 +76,15 @@ class Rerun:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was found out about a pack.
+    """The findings about a pack.
 
     Attributes:
-        cells: Cells that have rows, and could be chosen.
-        chosen: How many were, at random.
-        reruns: What became of these, and of trainings that they needed.
-        problems: What is wrong with the pack as a whole.
-        differences: In which versions or machine this place differs from the pack's.
-        seed: By which cells were chosen.
+        cells: The number of cells with rows. The choice is among these.
+        chosen: The number of cells that were chosen at random.
+        reruns: The comparisons of these cells, and of the trainings that they needed.
+        problems: The problems of the pack as a whole.
+        differences: Differences in versions and machine between here and the pack.
+        seed: The seed of the choice.
     """
 
     cells: int
@@ -95,13 +96,13 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Return whether nothing speaks against the pack."""
+        """Return whether no problem and no different cell was found."""
         bad = [one for one in self.reruns if one.verdict in ("different", "failed")]
         return not bad and not self.problems
 
 
 def escape_probability(cells: int, altered: int, checked: int) -> float:
-    """Return how probable it is that no altered cell is among those that are checked."""
+    """Return the probability that no altered cell is among the checked ones."""
     if not 0 <= altered <= cells or not 0 <= checked <= cells:
         raise ValueError(
             f"altered and checked must be in [0, cells = {cells}], got {altered} and {checked}"
@@ -110,7 +111,7 @@ def escape_probability(cells: int, altered: int, checked: int) -> float:
 
 
 def choose(cells: Sequence[int], count: int, seed: int) -> list[int]:
-    """Return some of the cells, each as probably as any other."""
+    """Return a uniformly random choice of cells."""
     rng = np.random.default_rng(seed)
     return sorted(rng.permutation(np.array(cells, dtype=int))[:count].tolist())
 
@@ -126,31 +127,31 @@ def verify(
     engine: Engine = LOCAL,
     console: Console | None = None,
 ) -> Verification:
-    """Return what checks of a whole pack and new runs of some of its cells find.
+    """Check a whole pack, run some of its cells again, and return the findings.
 
     Args:
         pack: The pack.
-        cells: How many cells are run again; a training that one needs comes on top.
-        seed: By which they are chosen: whoever made the pack must not know it.
+        cells: How many cells to run again. The trainings that they need are added.
+        seed: The seed of the choice. The author of the pack must not know it.
         trust_code: Whether users' Python files in the pack may be executed.
-        data: A folder with the data that the configuration has by path.
-        workers: Processes; by default as many as the engine has room for.
+        data: A folder with the data that the configuration names by path.
+        workers: Number of processes. Default: as many as the engine allows.
         engine: Where cells run.
-        console: Where progress is shown.
+        console: Where to show progress.
 
     Raises:
-        PackError: If it cannot be verified here.
+        PackError: If the pack cannot be verified here.
     """
     if not pack.comparable.removeprefix("custom (").startswith(PANEL.version):
         raise PackError(
-            f"{pack.name} was made with panel {pack.panel!r}, this is panel {PANEL.version!r}: "
-            f"verify it with leakfrontier {pack.meta['versions'].get('leakfrontier', '?')} as of "
+            f"{pack.name} was made with panel {pack.panel!r}, but this is panel {PANEL.version!r}: "
+            f"verify it with leakfrontier {pack.meta['versions'].get('leakfrontier', '?')} and "
             "that panel"
         )
     code = {*pack.sources, *named_code(pack.meta["config"], Path())}
     if code and not trust_code:
         raise PackError(
-            f"{pack.name} brings along or names code, which would be executed: read "
+            f"{pack.name} contains or names code, which would be executed: read "
             f"{', '.join(sorted(code))}, and give --trust-code if you trust it"
         )
     forget_digests()
@@ -162,7 +163,7 @@ def verify(
         here = environment()
         problems = [*_not_as_planned(pack, planned), *_not_derived(pack, here)]
         if config.panel != pack.comparable:
-            problems.append(f"its configuration is of panel {config.panel}, not of {pack.panel}")
+            problems.append(f"its configuration has panel {config.panel}, not {pack.panel}")
         trials = narrowed(planned, pack.results)
         if not problems:
             problems += _not_a_cascade(pack, planned, trials, config)
@@ -191,7 +192,7 @@ def verify(
 
 
 def _config(pack: Pack, folder: Path, data: Path | None, trust_code: bool) -> RunConfig:
-    """Return the configuration of a pack, whose code and data are put into a folder."""
+    """Return the configuration of a pack. Its code and data are put into a folder."""
     for name, body in pack.sources.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,61 +206,61 @@ def _config(pack: Pack, folder: Path, data: Path | None, trust_code: bool) -> Ru
         place = name.removeprefix(f"{folder}/")
         if place.startswith("data/") and not (folder / place).exists():
             raise PackError(
-                f"{pack.name} is of data that it does not hold: give --data with a folder that "
+                f"{pack.name} needs data that it does not contain: give --data with a folder that "
                 f"has {place.removeprefix('data/')!r}"
             )
     return config
 
 
 def _check_extent(pack: Pack, config: RunConfig) -> None:
-    """Refuse a configuration of more than the pack holds, before it is planned."""
+    """Raise if a configuration asks for more than the pack contains, before it is planned."""
     arms = config.seeds * sum(len(config.defenses_of(one)) for one in config.scenarios)
     uploads = max(MANY_UPLOADS, len(pack.results.attacks))
     if arms > len(pack.cells) or config.observations > uploads:
         raise PackError(
             f"{pack.name} has a configuration of {arms:,} trainings and {config.observations:,} "
-            f"uploads, and only {len(pack.cells):,} cells with {len(pack.results.attacks):,} "
+            f"uploads, but only {len(pack.cells):,} cells with {len(pack.results.attacks):,} "
             "attacked uploads"
         )
 
 
 def _not_as_planned(pack: Pack, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield where the cells of a pack are not those of its configuration."""
+    """Yield problems if the cells of a pack are not those of its configuration."""
     cells = pack.cells
     if len(cells) != len(trials):
-        yield f"its configuration asks for {len(trials)} cells, it has {len(cells)}"
+        yield f"its configuration asks for {len(trials)} cells, but it has {len(cells)}"
         return
     for number, trial in enumerate(trials):
         if json.loads(json.dumps(trial.cell.labels)) != cells["labels"][number]:
-            yield f"cell {number} is not {_what(trial)}, as its configuration has it"
+            yield f"cell {number} is not {_what(trial)}, which its configuration asks for"
             return
     if not cells["cell"].is_unique:
         yield "two of its cells have the same key"
     with_rows = {key for table in TABLES for key in pack.rows(table)["cell"]}
     for cell, trial in zip(rows(cells), trials, strict=True):
-        if cell.status != "ok" and cell.cell in with_rows:  # which would never be run again
-            yield f"{_what(trial)} is said to be {cell.status!r}, and has rows"
+        if cell.status != "ok" and cell.cell in with_rows:  # these rows would never be checked
+            yield f"{_what(trial)} has the status {cell.status!r}, but also rows"
             return
         if cell.status == "not needed" and not isinstance(trial, AttackTrial):
-            yield f"{_what(trial)} is said to be not needed, and is no attack"
+            yield f"{_what(trial)} has the status 'not needed', but is not an attack"
             return
 
 
 def _not_derived(pack: Pack, here: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tables of a pack that do not follow from its rows.
 
-    Other code may call a frontier's verdicts otherwise. Nothing is derived from these words.
+    Other code may use other words for verdicts and answers. Nothing is derived from these words.
     """
     same_code = pack.meta["code"] == here["code"]
     for name, body in derived(pack.results).items():
         given = pack.entries.get(name, b"")
-        words = ["verdict"] if name == "tables/frontier.csv" and not same_code else []
+        words = [] if same_code else _WORDS.get(name, [])
         if given != body and not _nearly(given, body, words):
             yield f"{name} does not follow from its rows"
 
 
 def _nearly(given: bytes, own: bytes, words: list[str]) -> bool:
-    """Return whether two tables differ in no more than the last digits of numbers, and words."""
+    """Return whether two tables differ only in the last digits of numbers and in `words`."""
     try:
         a, b = (pd.read_csv(io.BytesIO(body)).drop(columns=words) for body in (given, own))
         pd.testing.assert_frame_equal(a, b, rtol=1e-3)
@@ -271,9 +272,9 @@ def _nearly(given: bytes, own: bytes, words: list[str]) -> bool:
 def _not_a_cascade(
     pack: Pack, planned: Sequence[Trial], ran: Sequence[Trial], config: RunConfig
 ) -> list[str]:
-    """Return which cell left out uploads that it should have attacked, by the rows of the others.
+    """Return a problem if a cell skipped uploads that it should have attacked.
 
-    Of cells that failed nobody knows: those after them are not looked at.
+    The rows of the other cells decide this. Cells that come after a failed one are not checked.
     """
     schedule = Schedule(planned, cascade=not config.individual)
     numbers = {trial.cell.key: number for number, trial in enumerate(planned)}
@@ -296,8 +297,8 @@ def _not_a_cascade(
         )
         if step.trial.cell.config != ran[number].cell.config:
             return [
-                f"{_what(step.trial)} was run on {attacked} uploads, and not on the {left} that "
-                "others left"
+                f"{_what(step.trial)} ran on {attacked} uploads, and not on the {left} that other "
+                "attacks left"
             ]
         waiting += schedule.after(step.trial, victims.get(str(pack.cells["cell"][number]), ()))
     return []
@@ -314,7 +315,7 @@ def _run(
     engine: Engine,
     console: Console,
 ) -> Iterator[Rerun]:
-    """Yield how cells compare that are run again, and the trainings that they need."""
+    """Run cells again, with the trainings that they need, and yield the comparisons."""
     numbers = {trial.cell.key: number for number, trial in enumerate(trials)}
     needed = [
         TrainTrial(trial.scenario, trial.defense, trial.seed).cell.key
@@ -345,7 +346,7 @@ def _run(
 
 
 def _run_narrowly(task: tuple[Trial, Path]) -> Outcome:
-    """Run a cell of a pack that was made when seeds had 32 bits."""
+    """Run a cell of a pack from the time when seeds had 32 bits."""
     with narrow_seeds():
         return run_trial(task)
 
@@ -353,10 +354,10 @@ def _run_narrowly(task: tuple[Trial, Path]) -> Outcome:
 def _compare(
     pack: Pack, number: int, trial: Trial, outcome: Outcome, here: Mapping[str, Any]
 ) -> Rerun:
-    """Return how the rows of a cell compare with those of a pack.
+    """Compare the rows of a cell with those of a pack.
 
-    They must be bit-equal in the same place by the same code: what a pack says of itself is taken
-    at its word, and whatever it says differs is part of the verdict.
+    With the same code, versions and machine they must be bit-equal. The versions and the machine
+    that a pack reports cannot be verified. The verdict says if they differ.
     """
     cell = pack.cells.iloc[number]
     same_code = trial.cell.key == cell["cell"] or pack.meta["code"] == here["code"]
@@ -370,7 +371,7 @@ def _compare(
     if not unequal and rows_digest(outcome) == cell["digest"]:
         return Rerun(what, "equal")
     if same_code and same_place:
-        return Rerun(what, "different", ", ".join(unequal) or "beyond the digits of the pack")
+        return Rerun(what, "different", ", ".join(unequal) or "digits that the pack omits")
     beyond = [*_beyond_tolerance(found, own)]
     if beyond:
         return Rerun(what, "different", "; ".join(beyond))
@@ -391,7 +392,7 @@ def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:
 
 
 def _as_text(column: pd.Series[Any]) -> pd.Series[str]:
-    """Return values as text; numbers as floats, which they are where another cell lacks them."""
+    """Return values as text. Whole numbers become floats, as in tables with missing values."""
     numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
     return (column.astype(float) if numeric else column).astype(str)
 
@@ -407,7 +408,7 @@ def _other_pictures(shown: pd.DataFrame, outcome: Outcome) -> list[str]:
 def _beyond_tolerance(
     given: dict[str, pd.DataFrame], own: dict[str, pd.DataFrame]
 ) -> Iterator[str]:
-    """Yield what another version or processor does not explain: see `TOLERANCE`."""
+    """Yield differences that another version or processor does not explain: see `TOLERANCE`."""
     key = ["observation", "victim"]
     a, b = (frames["attacks"].set_index(key).sort_index() for frames in (given, own))
     if not a.index.equals(b.index) or not (a["outcome"] == b["outcome"]).all():
@@ -421,24 +422,24 @@ def _beyond_tolerance(
             upload.to_numpy(),
         )
         if p_value < _LEAST_P:
-            yield f"others are identified (p = {p_value:.1g})"
+            yield f"other victims were identified (p = {p_value:.1g})"
     a, b = (frames["utility"].set_index("round").sort_index() for frames in (given, own))
     if not a.index.equals(b.index) or not a["total"].equals(b["total"]):
         yield "other rounds were evaluated"
     elif ((a["correct"] - b["correct"]).abs() > _POINTS * a["total"]).any():
-        yield "another accuracy"
+        yield "the accuracy differs"
     a, b = (frames["guarantees"].reset_index(drop=True) for frames in (given, own))
     if len(a) != len(b) or not np.allclose(a["epsilon"], b["epsilon"], rtol=_EPSILON):
-        yield "another epsilon"
+        yield "epsilon differs"
     elif not a["violated"].equals(b["violated"]):
-        yield "another verdict of the audit"
+        yield "the verdict of the audit differs"
     a, b = (frames["replays"][[*_SAME]].reset_index(drop=True) for frames in (given, own))
     if not a.equals(b):
-        yield "the replay is another"
+        yield "the replay differs"
 
 
 def _differences(pack: Pack, here: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return in what this place differs from that of the pack, where bits may depend on it."""
+    """Return the differences in versions and machine from the pack that may change results."""
     there = pack.meta
     pairs = [(name, other, here["versions"].get(name)) for name, other in there["versions"].items()]
     pairs += [(name, there["machine"].get(name), here["machine"][name]) for name in _BITS]
@@ -446,7 +447,7 @@ def _differences(pack: Pack, here: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _what(trial: Trial) -> str:
-    """Return a cell for readers."""
+    """Return a description of a cell."""
     labels = trial.cell.labels
     place = f"{labels['defense']}, {labels['scenario']}, seed {labels['seed']}"
     if isinstance(trial, AttackTrial):
@@ -457,6 +458,6 @@ def _what(trial: Trial) -> str:
 
 
 def escapes(cells: int, checked: int) -> Iterator[tuple[int, float]]:
-    """Yield how probable it is that one altered cell, 5 %, or 10 % of all escape."""
+    """Yield the probabilities that one altered cell, or 5 % or 10 % of all, escape."""
     for altered in sorted({1, math.ceil(0.05 * cells), math.ceil(0.1 * cells)}):
         yield altered, escape_probability(cells, altered, checked)

@@ -128,7 +128,7 @@ def test_a_scenario_may_have_defenses_of_its_own() -> None:
     assert arms == [("a", None), ("a", 0.1), ("a", 0.2), ("b", None)]
     assert "defenses" not in config.scenarios[0].config()
     assert [one.name for one in config.of_scenarios(["b"]).scenarios] == ["b"]
-    with pytest.raises(ConfigError, match="no scenario is called 'c': there are a, b"):
+    with pytest.raises(ConfigError, match="no scenario is called 'c': choose from a, b"):
         config.of_scenarios(["c"])
     content["defenses"] = ["none", {"name": "TopK", "ratio": 0.1}]
     with pytest.raises(ConfigError, match="two defenses are called"):

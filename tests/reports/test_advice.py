@@ -81,7 +81,7 @@ def test_the_page_says_everything(tmp_path: Path) -> None:
 
 def test_without_measurements_there_are_bounds_alone(tmp_path: Path) -> None:
     text = write_advice(proofs(), tmp_path).read_text()
-    assert "From proofs alone" in text
+    assert "From proofs only" in text
     assert ">accuracy</th>" not in text
     spec = curves_figure(proofs()).page_spec()
     assert "proven bound, one upload" in spec

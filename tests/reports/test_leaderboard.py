@@ -167,7 +167,7 @@ def test_what_cannot_be_ranked(
     (tmp_path / "no.zip").write_text("no")
     code, _, errors = command("leaderboard", tmp_path / "no.zip")
     assert code == 2
-    assert "no pack, or damaged" in errors
+    assert "not a pack, or damaged" in errors
     code, _, errors = command("leaderboard", tmp_path / "absent.zip")
     assert code == 2
     assert "there is no pack" in errors

@@ -221,7 +221,7 @@ def test_page_says_what_was_refused_and_what_was_not_needed(faulty: Path) -> Non
     assert "Attacks refused by the client" in page
     assert "the first layer isolates examples" in page
     assert "<td>refused by the client</td>" in page
-    assert "sent 6 times in 80 rounds of training" in page
+    assert "refused the honest model 6 times in 80 rounds of training" in page
     assert "nothing left to find" in page
     assert "uploads still safe; " in page
     assert "informed" not in page.partition("<script>")[0]
@@ -243,7 +243,7 @@ def test_nothing_is_said_of_refusals_and_cascades_without_any(
 DEFINITIONS = {
     "image/png": ["by pixel L2", "PSNR, SSIM of images"],
     "audio/wav": ["by L2 of the amplitudes", "&minus;1 to 1"],
-    "tokens": ["of tokens in common (F1", "Token accuracy</dt>", "ROUGE</dt>"],
+    "tokens": ["the tokens in common (F1", "Token accuracy</dt>", "ROUGE</dt>"],
 }
 
 

@@ -162,7 +162,7 @@ def test_answers_name_the_defense_or_the_reason(tmp_path: Path) -> None:
 
 
 def test_small_runs_say_that_they_are_small() -> None:
-    assert "the run is too small for this question" in made_up(draws=50).answers[0]
+    assert "The run is too small for this question" in made_up(draws=50).answers[0]
 
 
 @pytest.mark.parametrize(

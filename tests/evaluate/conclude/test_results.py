@@ -49,9 +49,9 @@ def test_changed_rows_are_analysed_anew(results: Conclusions) -> None:
 def test_a_frontier_is_chosen_by_name(results: Conclusions) -> None:
     frontier = results.frontier(SCENARIOS[1], 20)
     assert (frontier.scenario, frontier.checkpoint) == (SCENARIOS[1], 20)
-    with pytest.raises(ValueError, match=r"must leave one frontier, got 2; there are: .*lenet' at"):
+    with pytest.raises(ValueError, match=r"must select one frontier, got 2; choose .*lenet' at"):
         results.frontier(checkpoint=0)
-    with pytest.raises(ValueError, match=r"'nothing' and checkpoint None must leave .* got 0"):
+    with pytest.raises(ValueError, match=r"'nothing' and checkpoint None must select .* got 0"):
         results.frontier("nothing")
 
 
@@ -61,5 +61,5 @@ def test_the_only_frontier_needs_no_name(tmp_path: Path) -> None:
 
 
 def test_without_attacks_there_is_no_frontier(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="none, since nothing was attacked"):
+    with pytest.raises(ValueError, match="none, because no attack ran"):
         make_results(tmp_path, scenarios=SCENARIOS[:1], checkpoints=()).frontier()

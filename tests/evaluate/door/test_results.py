@@ -21,7 +21,7 @@ def test_the_first_frontier_is_shown_unless_one_is_named(results: Results) -> No
     first = results.frontiers()[0]
     assert results.frontier() is first
     assert results.frontier(first.scenario, first.checkpoint) is first
-    with pytest.raises(ValueError, match="must leave one frontier, got 0"):
+    with pytest.raises(ValueError, match="must select one frontier, got 0"):
         results.frontier("missing")
 
 

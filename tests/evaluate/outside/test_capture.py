@@ -191,14 +191,14 @@ def test_a_model_that_is_not_the_described_one_is_refused_at_once(tmp_path: Path
 def test_a_second_capture_does_not_overwrite_the_first(tmp_path: Path) -> None:
     weights = described().build().state_dict()
     write_capture(tmp_path / "one", described(), weights=weights, update=weights)
-    with pytest.raises(CaptureError, match="holds a capture already"):
+    with pytest.raises(CaptureError, match="already contains a capture"):
         write_capture(tmp_path / "one", described(), weights=weights, update=weights)
 
 
 def test_data_by_path_stays_at_home(tmp_path: Path) -> None:
     weights = described().build().state_dict()
     about = described(dataset=str(tmp_path))
-    with pytest.raises(CaptureError, match="give the path by --dataset"):
+    with pytest.raises(CaptureError, match="give the path with --dataset"):
         write_capture(tmp_path / "one", about, weights=weights, update=weights)
 
 

@@ -76,7 +76,7 @@ def test_without_data_there_is_an_empty_world() -> None:
 
 def test_data_of_another_kind_is_refused() -> None:
     other = load_dataset("fashion-mini").space
-    with pytest.raises(CaptureError, match=r"those of the capture shape \(1, 28, 28\)"):
+    with pytest.raises(CaptureError, match=r"but those of the capture shape \(1, 28, 28\)"):
         world_of(trial().scenario, about(space=other), [])
 
 

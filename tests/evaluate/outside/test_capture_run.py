@@ -419,7 +419,7 @@ def test_galleries_without_truth_show_every_upload(tmp_path: Path, command: Comm
 
 def test_attacks_that_send_models_are_refused(tmp_path: Path) -> None:
     captured(tmp_path / "in", Method(name="none"))
-    with pytest.raises(UserError, match="sends models of its own"):
+    with pytest.raises(UserError, match="sends its own models"):
         attack_captures(tmp_path / "in", tmp_path / "out", adversaries=[Method(name="LOKI")])
 
 

@@ -73,12 +73,12 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "an unknown option": (described(model={"name": "mlp", "depth": 2}), "its options are width"),
     "another model": (
         described(model="mlp"),
-        r"'1.bias' of shape \(8,\), the described model's weights have \(200,\)",
+        r"'1.bias' of shape \(8,\), but the described model's weights have \(200,\)",
     ),
     "a model of other names": (described(model="lenet"), "does not have the described model's"),
     "an unknown defense": (described(defense="Shield"), "unknown defense 'Shield'"),
     "an unknown protocol": (described(protocol="FedX"), "unknown protocol 'FedX'"),
-    "an unknown dataset": (described(dataset="/etc"), "data by path is given by --dataset"),
+    "an unknown dataset": (described(dataset="/etc"), "give other data as a path with --dataset"),
     "no examples": (described(batch_size=0), "batch_size.*must be at least 1"),
     "too few labels": (described(labels=[1]), "labels must be 2, one per private example"),
     "a path that leaves": (described(model="../mine.py:build"), "leaves the folder"),
@@ -92,7 +92,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "a pickle": (pickled, "looks like a pickle"),
     "noise": (
         lambda f: (f / "update.safetensors").write_bytes(bytes(100)),
-        "is no safetensors file",
+        "is not a safetensors file",
     ),
     "a name too many": (
         tensors("update", lambda t: t.update(more=torch.zeros(1))),
@@ -101,7 +101,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "a name too few": (tensors("update", lambda t: t.pop("1.bias")), "1.bias missing"),
     "a wrong shape": (
         tensors("update", lambda t: t.update({"1.bias": torch.zeros(9)})),
-        r"'1.bias' of shape \(9,\), the model's parameters have \(8,\)",
+        r"'1.bias' of shape \(9,\), but the model's parameters have \(8,\)",
     ),
     "NaN": (
         tensors("update", lambda t: t["1.bias"].fill_(torch.nan)),
@@ -148,7 +148,7 @@ def test_captures_are_found_below_a_folder(folder: Path) -> None:
     assert find_captures(folder.parent) == [folder]
     (folder / "capture.json").unlink()
     with pytest.raises(
-        CaptureError, match=r"holds no capture, which is a folder with capture\.json"
+        CaptureError, match=r"contains no capture. A capture is a folder with capture\.json"
     ):
         find_captures(folder.parent)
     with pytest.raises(CaptureError, match="there is no folder"):

@@ -464,8 +464,8 @@ def test_what_becomes_of_an_older_report_is_said_first(tmp_path: Path, tiny: Con
     Store(tmp_path, create=True).begin(before.panel, before.model_dump(mode="json"), [])
     run(load_config(tiny), tmp_path, workers=1, console=console)
     said, _, progress = console.file.getvalue().partition("\n")  # type: ignore[attr-defined]
-    assert "report.html will show this configuration alone" in said
-    assert "choose another --out folder to keep both pages" in said
+    assert "report.html will show only this configuration" in said
+    assert "To keep both pages, choose another --out folder" in said
     assert "cells" in progress
 
 

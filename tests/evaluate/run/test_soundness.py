@@ -88,11 +88,11 @@ def test_nothing_is_said_of_ours(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("softmax", "returns probabilities (a softmax), and the loss applies a softmax once more"),
+        ("softmax", "returns probabilities (a softmax), and the loss applies a second softmax"),
         ("log-softmax", "returns logarithms of probabilities (a log-softmax)"),
-        ("seeded", "gives the same weights for every seed"),
-        ("dropout", "dropout (Dropout) is switched off, because clients train in evaluation mode;"),
-        ("noise", "what it does in training mode alone is switched off"),
+        ("seeded", "returns the same weights for every seed"),
+        ("dropout", "dropout (Dropout) is switched off, because clients train in evaluation mode."),
+        ("noise", "behaviour that only training mode has is switched off"),
     ],
 )
 def test_what_surprises_is_warned_of(own: Callable[..., Method], kind: str, message: str) -> None:
@@ -106,7 +106,7 @@ def test_training_mode_is_stated(own: Callable[..., Method]) -> None:
 
 
 def test_a_factory_that_returns_one_object(own: Callable[..., Method]) -> None:
-    with pytest.raises(ValueError, match=r"returns the same object at every call.*make a new one"):
+    with pytest.raises(ValueError, match=r"returns the same object at every call.*Create a new"):
         found(own(function="shared"))
 
 
@@ -116,7 +116,7 @@ def test_a_model_in_place_of_a_factory(own: Callable[..., Method]) -> None:
 
 
 def test_who_cannot_be_differentiated_twice_is_named(own: Callable[..., Method]) -> None:
-    words = "cannot be differentiated twice, as attacks do: 4.1 (Odd): "
+    words = "cannot be differentiated twice, but attacks need this: 4.1 (Odd): "
     with pytest.raises(ValueError, match=re.escape(words)):
         found(own("fused"))
 

@@ -262,7 +262,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="/proc is where root cannot write")
 def test_a_folder_that_is_not_writable() -> None:
-    with pytest.raises(StoreError, match="check that its folder is writable"):
+    with pytest.raises(StoreError, match="Check that its folder is writable"):
         Store(Path("/proc/self"), create=True)
 
 
@@ -279,7 +279,9 @@ def test_a_database_of_another_program(tmp_path: Path, create: bool) -> None:
 def test_a_file_of_another_format(tmp_path: Path, create: bool, version: int) -> None:
     with sqlite3.connect(written(tmp_path, none=FOUND).path) as database:
         database.execute(f"PRAGMA user_version = {version}")
-    message = f"format {version}, this version of leakfrontier reads format 1: choose another --out"
+    message = (
+        f"format {version}, but this version of leakfrontier reads format 1: choose another --out"
+    )
     with pytest.raises(StoreError, match=message):
         Store(tmp_path, create=create)
 
@@ -445,7 +447,7 @@ def test_a_write_ahead_log_is_refused(tmp_path: Path, use: Callable[[Path], None
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA journal_mode = WAL")
     before = contents(tmp_path)
-    with pytest.raises(StoreError, match="write-ahead log, which no run does"):
+    with pytest.raises(StoreError, match="write-ahead log, which no run makes"):
         use(tmp_path)
     assert contents(tmp_path) == before
 
@@ -511,7 +513,7 @@ def test_two_runs_cannot_share_a_folder_and_a_killed_one_leaves_it(tmp_path: Pat
             assert other.stdout is not None
             assert other.stdout.readline() == "here\n"
             store = Store(tmp_path)  # to read is allowed
-            with pytest.raises(StoreError, match="another run is at work in"), store.occupied():
+            with pytest.raises(StoreError, match="another run is using"), store.occupied():
                 pass
         finally:
             other.kill()

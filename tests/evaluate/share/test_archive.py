@@ -77,7 +77,7 @@ def test_what_is_no_pack(path: Path) -> None:
         unzipped(path.with_name("absent.zip"), [])
     for content in (whole[: len(whole) // 2], b"text"):
         path.write_bytes(content)
-        with pytest.raises(PackError, match="no pack, or damaged"):
+        with pytest.raises(PackError, match="not a pack, or damaged"):
             unzipped(path, [])
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("hello.txt", "hello")

@@ -82,7 +82,7 @@ def test_data_and_models_by_a_relative_path_have_no_folder(
 
 def test_an_edited_file_is_not_packed(ran: Path, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("STEP = 0.02\n")
-    with pytest.raises(PackError, match="not of the code as it is now"):
+    with pytest.raises(PackError, match="the code has changed since the rows"):
         pack_run(ran)
 
 
@@ -100,7 +100,7 @@ def copied(made_up: tuple[Conclusions, Path], tmp_path: Path) -> Path:
 
 
 def test_only_runs_are_packed(made_up: tuple[Conclusions, Path]) -> None:
-    with pytest.raises(PackError, match="no folder of `leakfrontier run`"):
+    with pytest.raises(PackError, match="not a folder of `leakfrontier run`"):
         pack_run(made_up[1].parent)
 
 
