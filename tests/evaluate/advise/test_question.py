@@ -160,7 +160,7 @@ def test_the_summary_says_what_counts() -> None:
     sizes = {"examples": 6000, "clients": 10, "batch_size": 60, "rounds": 30, "local_epochs": 1}
     assert ask(**sizes).summary.endswith("30 rounds x 10 local steps = 300 steps of a client")
     clients = ask(**sizes, unit="client").summary
-    assert clients.endswith("; 30 rounds of a client count, each as a whole with 10 local steps")
+    assert clients.endswith("; 30 rounds of a client count as a whole, each with 10 local steps")
     shuffled = ask(**sizes, poisson_sampling=False).summary
     assert shuffled.endswith("= 300 steps of a client; a record is in 30 of them, which count")
     once = ask(examples=6000, batch_size=60, rounds=10, poisson_sampling=False).summary

@@ -31,7 +31,7 @@ def test_audit_of_an_honest_defense(command: Command) -> None:
     assert output.count("not refuted: ") == len(AUDITS)
     assert "verified" not in output
     assert "a perfect implementation would show" in output
-    assert "Simulated noise is reproducible by design" in output
+    assert "Simulated noise is reproducible from the seed" in output
 
 
 def test_audit_refutes_too_little_noise(command: Command, user_file: UserFile) -> None:

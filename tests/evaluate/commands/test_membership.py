@@ -53,8 +53,8 @@ def test_prints_and_draws_what_is_found_and_permitted(command: Command, tmp_path
         "permitted",
     ]
     assert lines[4].split() == ["permitted", "68.3", "%", "76.4", "%"]  # 2 / sigma apart
-    assert "1 % would take 1000 uploads" in output
-    assert "above what is permitted" not in output
+    assert "1 % needs 1000 uploads" in output
+    assert "above the permitted value" not in output
     folder = tmp_path / "new" / "folder"
     assert str(folder / "membership.png") in errors
     assert (folder / "membership.png").read_bytes().startswith(b"\x89PNG")
@@ -81,7 +81,7 @@ def test_a_broken_claim_is_said(command: Command, user_file: UserFile, tmp_path:
     defense = f"{{name: '{user_file(QUIET)}:Quiet', noise_multiplier: 4.0}}"
     code, output, _ = command(defense, *SMALL, "--out", tmp_path)
     assert code == 1
-    assert "gradient cosine is above what is permitted: the defense does not seem to keep" in output
+    assert "gradient cosine is above the permitted value: the defense does not seem" in output
 
 
 def test_without_a_guarantee_nothing_is_permitted_or_forbidden(
@@ -91,7 +91,7 @@ def test_without_a_guarantee_nothing_is_permitted_or_forbidden(
     code, output, _ = command(*arguments)
     assert code == 0
     assert "likelihood ratio: not applicable: the likelihood of an upload is not known" in output
-    assert "nothing is proven to be out of reach" in output
+    assert "no bound on the attacks is proven" in output
     assert "bound" not in pd.read_csv(tmp_path / "membership.csv")
     assert command(*arguments)[1] == output
 

@@ -304,7 +304,7 @@ def test_quick_reduces_what_is_slow_and_says_so(
     _, output, errors = command("small", "--quick", "--json")
     assert json.loads(output)["reduced"] == slow.reduced
     assert 1000 < json.loads(output)["rows"][0]["ours"]["value"]["value"] < 1001
-    assert "Quick: a batch is reduced to 1 images, 1,000 shift at most." in errors
+    assert "--quick limits each batch to 1 images, 1,000 shift." in errors
     _, output, errors = command("small", "--json")
     assert "reduced" not in json.loads(output)
     assert json.loads(output)["rows"][0]["ours"]["value"]["value"] < 1
