@@ -86,7 +86,7 @@ def test_zero_noise_is_infinite_and_said_so() -> None:
     none = advice.rows[0]
     assert set(none.epsilon.values()) == {math.inf}
     assert none.run_bound == none.upload_bound == 1
-    assert any("sigma 0) epsilon is infinite" in warning for warning in advice.warnings)
+    assert any("sigma 0), epsilon is infinite" in warning for warning in advice.warnings)
 
 
 def test_clients_share_the_examples_and_server_sees_who_takes_part() -> None:
@@ -123,7 +123,7 @@ def test_who_sees_what() -> None:
 def test_a_delta_that_is_not_below_one_over_n_warns_and_says_why() -> None:
     (warning,) = (text for text in advise(ask(delta=1e-3)).warnings if "Delta" in text)
     assert "not below 1 / 60000" in warning
-    assert "publishes one of the 60000 in the clear" in warning
+    assert "publishes one of the 60000 at random" in warning
 
 
 def test_shuffled_epochs_count_one_step_each() -> None:
@@ -143,7 +143,9 @@ def test_weak_guarantees_are_called_weak() -> None:
 def test_unreachable_targets_say_the_closest() -> None:
     with pytest.raises(Unreachable, match=r"success of 0.005 cannot be reached.* is 0.01"):
         advise(ask(epsilon=None, reconstruction_success=0.005))
-    with pytest.raises(Unreachable, match=r"epsilon 0.001 cannot be reached: the closest, with"):
+    with pytest.raises(
+        Unreachable, match=r"epsilon 0.001 cannot be reached: the closest value, with"
+    ):
         advise(ask(epsilon=0.001, batch_size=60_000, rounds=10**14))
     with pytest.raises(ValueError, match="a target accuracy has to be measured"):
         advise(ask(epsilon=None, min_accuracy=0.8))

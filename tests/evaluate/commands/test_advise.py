@@ -79,7 +79,7 @@ def test_one_client_is_warned_with_both_epsilons(command: Command) -> None:
     ("options", "top", "below"),
     [
         (("--shuffled",), "a record is in 1 of them, which counts.", "counts 1 step;"),
-        (("--unit", "client"), "10 rounds of a client count, ", "counts 10 rounds;"),
+        (("--unit", "client"), "10 rounds of a client count as a whole, ", "counts 10 rounds;"),
         ((), "10 steps of a client.", "counts 10 steps;"),
     ],
 )

@@ -109,7 +109,10 @@ def test_another_seed_is_another_repetition(command: Command, tmp_path: Path) ->
         (("DPSGD",), "missing 1 required positional argument: 'noise_multiplier'"),
         (("absent.py:Mine",), "there is no file"),
         (("{name: DPSGD, noise_multiplier: -1}",), "noise_multiplier must be"),
-        (("{name: DPSGD, noise_multiplier: [1, 2]}",), "make 2: give single values"),
+        (
+            ("{name: DPSGD, noise_multiplier: [1, 2]}",),
+            "give 2 configurations, but one is needed: give single values",
+        ),
         ((PRIVATE, "--uploads", 99), "Invalid value for '--uploads'"),
         ((PRIVATE, "--batch", 0), "Invalid value for '--batch'"),
         ((PRIVATE, "--batch", 10_000), "more than the 10000 examples behind an upload"),
