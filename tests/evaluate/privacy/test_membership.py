@@ -284,7 +284,7 @@ def test_the_bound_is_that_of_the_claim(defense: Defense, sigma: float | None) -
 
 def test_says_what_it_cannot_score() -> None:
     meaningless = {"nonsense": lambda *_: torch.tensor([math.nan, 0.0])}
-    assert "not numbers" in str(game(Defense(), uploads=20, scores=meaningless)["nonsense"])
+    assert "are NaN" in str(game(Defense(), uploads=20, scores=meaningless)["nonsense"])
     results = game(Defense(), uploads=20)
     assert isinstance(results["gradient cosine"], ROC)
     assert "likelihood of an upload is not known" in str(results["likelihood ratio"])
