@@ -10,7 +10,8 @@ Honest models are untrained, early (20 rounds) and trained (150; fewer for the l
 come from them, and nothing else uses these seeds. `crafted` runs every attack that sends crafted
 models, and two simple attacks of this file, on all models to which they apply. It adds Gaussian
 noise ("blur") to each crafted tensor, relative to its root mean square. An example counts as
-recovered if a guess reaches 20 dB. Refusals by weights assume that the client agreed to the architecture.
+recovered if a guess reaches 20 dB. Refusals by weights assume that the client agreed to the
+architecture.
 """
 
 from __future__ import annotations

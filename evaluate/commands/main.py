@@ -26,7 +26,7 @@ from .run import run
 from .verify import verify
 
 EXIT_CODES = (
-    "Exit codes: 0: everything was done, and no check fails. 1: cells failed or are missing, a "
+    "Exit code 0: everything was done, and no check fails. 1: cells failed or are missing, a "
     "check failed, a claim is refuted, or a pack is refuted. 2: the input contains a mistake. "
     "130: the command was interrupted (Ctrl-C)."
 )

@@ -61,12 +61,14 @@ def reproduce(
         bool,
         typer.Option(
             "--quick",
-            help=f"Only the first rows, {QUICK_TRIALS} batches each, with fewer slow steps.",
+            help=f"Only the first rows, {QUICK_TRIALS} batches each, with a reduced attack.",
         ),
     ] = False,
     procedure: Annotated[
         str | None,
-        typer.Option(help="`ours`, or `paper` for the paper's own attack procedure if it differs."),
+        typer.Option(
+            help="Attack procedure: `ours`, `paper` (as published) or another of the table."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of batches and weights.")] = 0,
     device: DeviceOption = None,

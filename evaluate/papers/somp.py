@@ -320,6 +320,6 @@ TABLES = (
             )
             for model in MODELS
         },
-        notes="The paper shows this as a figure without numbers.",
+        notes="The paper shows a figure without numbers, and no table.",
     ),
 )

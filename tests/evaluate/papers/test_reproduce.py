@@ -331,7 +331,7 @@ def test_other_data_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(TABLES, "small", replace(SMALL, datasets={"digits": (3, 32, 32)}))  # type: ignore[arg-type]
     code, _, errors = command("small")
     assert code == 2
-    assert "small is about digits, with images of shape (3, 32, 32)" in errors
+    assert "small needs digits, with images of shape (3, 32, 32)" in errors
 
 
 def test_data_that_cannot_be_downloaded(
