@@ -197,7 +197,7 @@ def _print_advice(console: Console, advice: Advice) -> None:
         (
             "Who sees what",
             [
-                f"{point.name}: the server sees {point.sees}: sigma "
+                f"{point.name}: the server sees {point.sees}. Sigma "
                 f"{sigma(point.noise_multiplier)}, epsilon {number(point.epsilon)}, bound "
                 f"{bounded(point.bound)}"
                 for point in advice.observation_points

@@ -138,4 +138,4 @@ def test_refuses_what_cannot_be_scored(
     code, output, errors = command(f"{user_file(BROKEN)}:Broken", *SMALL, "--out", tmp_path)
     assert code == 2
     assert output == ""
-    assert "no attack was applicable: gradient cosine: scores are not numbers" in errors
+    assert "no attack was applicable: gradient cosine: scores are NaN" in errors
