@@ -1,4 +1,4 @@
-"""Print what knowing the defense is worth: informed against ignorant attacks, on the same uploads.
+"""Print the value of knowing the defense: informed and ignorant attacks on the same uploads.
 
 leakfrontier run --preset quick && python benchmarks/adaptive.py runs/quick
 """

@@ -1,4 +1,4 @@
-"""Does advice on DP parameters keep its promise, and how far is it from an exhaustive search?
+"""Test whether advice on DP parameters keeps its promise, and compare it with a full search.
 
 python benchmarks/advise.py promise [OUT]          # fashion-mini, each kind of target
 python benchmarks/advise.py mnist FOLDER [OUT]     # where torchvision keeps or downloads MNIST
@@ -23,19 +23,19 @@ from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario
 
 AFRESH = 4
-"""Repetitions of a recommended row, each with as many new seeds as the advice had."""
+"""Repetitions of a recommended row. Each uses as many new seeds as the advice."""
 
 EXHAUSTIVE = Effort(
     norm_factors=(0.03, 0.1, 0.3, 1.0, 3.0),
     step_sizes=(0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03),
 )
-"""Every pair of a finer and wider grid than the one that is searched."""
+"""A finer and wider grid than that of the search."""
 
 TARGETS = {"epsilon": 3.0, "reconstruction_success": 0.1, "min_accuracy": 0.55}
 
 
 def promise(out: Path) -> None:
-    """Ask for each kind of target, and run what is recommended with seeds of its own."""
+    """Ask for each kind of target, and run the recommended setting with new seeds."""
     scenario = Scenario(model=Method(name="lenet"))
     for target, value in TARGETS.items():
         question = Question(2000, 128, 100, **{target: value})  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def promise(out: Path) -> None:
 
 
 def kept(advice: Advice, afresh: Sequence[AdviceRow]) -> str:
-    """Return what new measurements say of the advice, in words."""
+    """Return the comparison of the advice with new measurements, in words."""
     row, question = advice.recommended, advice.question
     accuracies = [one.accuracy.value for one in afresh if one.accuracy is not None]
     attacks = [one.success for one in afresh if one.success is not None]
@@ -106,7 +106,7 @@ def mnist(folder: Path, out: Path) -> None:
 
 
 def tanh_cnn(space: InputSpace) -> nn.Module:
-    """Return the CNN that is usual for DP-SGD on MNIST (Papernot et al., AAAI 2021)."""
+    """Return the usual CNN for DP-SGD on MNIST (Papernot et al., AAAI 2021)."""
     return nn.Sequential(
         nn.Conv2d(space.shape[0], 16, 8, stride=2, padding=2),
         nn.Tanh(),

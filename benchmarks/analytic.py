@@ -1,12 +1,12 @@
-"""Analytic inversion: what breaks the exact chain, pictures, and how fast analyses are.
+"""Analytic inversion: effect of defenses, pictures, and speed of the analysis.
 
 python benchmarks/analytic.py defenses [--family F]   PSNR against strength, to docs/lab/
 python benchmarks/analytic.py pictures                images and attacks, to docs/lab/
 python benchmarks/analytic.py analyse                 ten classifiers of torchvision
 python benchmarks/analytic.py photo SIZE              a photo by both attacks, to docs/lab/
 
-`defenses` takes CIFAR-100 from the folder of --data, or of LEAKFRONTIER_DATA, with images in
-train/ and test/. The others draw what may be shown: Fashion-MNIST, and NASA's portrait of Eileen
+`defenses` reads CIFAR-100 from the folder of --data or LEAKFRONTIER_DATA, with images in train/ and
+test/. The others use images that may be published: Fashion-MNIST, and NASA's portrait of Eileen
 Collins, which is in the public domain. Seconds are processor time of one core.
 """
 
@@ -68,7 +68,7 @@ CLASSIFIERS = (
 )
 
 Fitted = Callable[[Tensor], Defense]
-"""From the entries of an undefended update to a defense."""
+"""Returns a defense for the entries of an undefended update."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Point:
     """A defense of some strength.
 
     Attributes:
-        family: Its family, and what its strength is.
-        strength: Its strength.
-        problem: What is attacked.
-        fit: The defense, for an undefended update.
+        family: Family of the defense, and meaning of its strength.
+        strength: Strength of the defense.
+        problem: The attacked setting.
+        fit: Returns the defense for an undefended update.
     """
 
     family: str
@@ -89,7 +89,7 @@ class Point:
 
 
 def strengths() -> Iterator[Point]:
-    """Yield families of defenses by strength, from weak to strong, with what is attacked."""
+    """Yield families of defenses from weak to strong, with the attacked setting."""
     lenet = {"network": "LeNet", "activation": "sigmoid"}
     for exponent in (-12, -10, -8, -6, -5, -4, -3, -2):
         scale = 10.0**exponent
@@ -122,14 +122,14 @@ def _relative_noise(scale: float) -> Fitted:
 
 
 def _fitting_sum(clients: int, bits: int) -> Fitted:
-    """Return secure aggregation whose range fits: twice the largest entry of the sum."""
+    """Return secure aggregation with a range of twice the largest entry of the sum."""
     return lambda entries: SecureAggregation(
         clients=clients, bits=bits, clipping_range=2 * float(entries.abs().max())
     )
 
 
 def levels(point: Point, data: Dataset, seed: int) -> tuple[float, float]:
-    """Return the median PSNR of private images, and of what was trained on."""
+    """Return the median PSNR against the private images and against the trained images."""
     seeds = ("analytic", point.problem, seed)
     clean = upload_of(point.problem, data, generator(*seeds), Summed()).observation
     entries = torch.cat([value.flatten() for value in clean.update.values()])
@@ -145,7 +145,7 @@ def levels(point: Point, data: Dataset, seed: int) -> tuple[float, float]:
 
 
 def defenses(folder: Path, only: str) -> None:
-    """Measure what is left of images, family by family; families not chosen stay as they were."""
+    """Measure the PSNR family by family. Keep the stored rows of families not chosen."""
     data = load_dataset(find_data("cifar100", folder)[0])
     table = DOCS / "analytic_defenses.csv"
     families = groupby(strengths(), key=lambda point: point.family)
@@ -161,7 +161,7 @@ def defenses(folder: Path, only: str) -> None:
 
 
 def _measured(point: Point, data: Dataset) -> dict[str, object]:
-    """Return the row of a defense, and print it."""
+    """Measure a defense, print its row and return it."""
     found, refused = [], ""
     for seed in range(IMAGES):
         try:
@@ -181,7 +181,7 @@ def _measured(point: Point, data: Dataset) -> dict[str, object]:
 
 
 def _draw(frame: pd.DataFrame) -> alt.ConcatChart:
-    """Return a curve for each family: of private images, and of what was trained on."""
+    """Return curves for each family, for private and for trained images."""
     long = frame.melt(
         ["family", "strength"], ["private", "trained_on"], var_name="of", value_name="psnr"
     ).dropna()
@@ -193,7 +193,7 @@ def _draw(frame: pd.DataFrame) -> alt.ConcatChart:
         )
         if (part.groupby("strength").psnr.nunique() == 1).all():
             part = part[part.of == "private"]
-        fewer = "bits" in name or "kept" in name  # is stronger
+        fewer = "bits" in name or "kept" in name  # a smaller value is stronger
         across = alt.X("strength:Q", title=name).scale(type=kind, reverse=fewer).axis(tickCount=5)
         up = alt.Y("psnr:Q", title="median PSNR (dB)").scale(domain=[0, 200])
         color = alt.Color("of:N", title=None).scale(domain=["private", "trained_on"])
@@ -212,7 +212,7 @@ def _save(rows: Sequence[Sequence[Tensor]], name: str, scale: int = 2) -> None:
 
 
 def pictures() -> None:
-    """Draw images above what R-CONV++ makes of them under growing noise."""
+    """Draw images, and below them the guesses of R-CONV++ under growing noise."""
     data = load_dataset("fashion-mini")
     problem: PaperSetting = {"network": "LeNet", "activation": "sigmoid"}
     rows: list[list[Tensor]] = [[] for _ in range(6)]
@@ -246,7 +246,7 @@ def analyse() -> None:
 
 
 def _portrait() -> Dataset:
-    """Return one photo, as the only one of ten classes."""
+    """Return a dataset of one photo with ten classes."""
     image = torch.from_numpy(skimage.data.astronaut()).permute(2, 0, 1) / 255
     batch = Batch(image.unsqueeze(0), torch.zeros(1, dtype=torch.long))
     classes = tuple(map(str, range(10)))
@@ -256,7 +256,7 @@ def _portrait() -> Dataset:
 def _attacked(
     attack: Adversary, problem: PaperSetting
 ) -> tuple[Tensor, Reconstruction, float, float]:
-    """Return a photo, what an attack makes of it, seconds, and the process's largest GiB."""
+    """Return a photo, the guess of an attack, its seconds, and the peak GiB of the process."""
     torch.set_num_threads(1)
     data, rng = _portrait(), generator("photo", problem["size"])
     upload = upload_of(problem, data, rng)
@@ -268,11 +268,11 @@ def _attacked(
 
 
 def photo(size: int, precision: str) -> None:
-    """Attack one photo by both attacks, print time and memory, and draw what they found."""
+    """Run both attacks on one photo, print time and memory, and draw the guesses."""
     problem = {"network": "LeNet-ex", "size": size, "precision": precision}
     shown: list[Tensor] = []
     for attack in (RCONV(), RGAP()):
-        with ProcessPoolExecutor(1, get_context("spawn")) as alone:  # for a peak of its own
+        with ProcessPoolExecutor(1, get_context("spawn")) as alone:  # for its own peak
             task = alone.submit(_attacked, attack, problem)
             truth, guess, seconds, memory = task.result()
         shown = [*(shown or truth), *guess.inputs]
@@ -287,11 +287,11 @@ def photo(size: int, precision: str) -> None:
 
 
 def main() -> None:
-    """Run what the command line names."""
+    """Run the benchmark that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("defenses", "pictures", "analyse", "photo"))
     parser.add_argument("size", nargs="?", type=int, default=64)
-    parser.add_argument("--family", default="", help="part of a family's name; all by default")
+    parser.add_argument("--family", default="", help="part of a family's name (default: all)")
     parser.add_argument("--precision", choices=("double", "single"), default="double")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("LEAKFRONTIER_DATA", ".")))
     given = parser.parse_args()

@@ -1,10 +1,10 @@
-"""ARES: how fast activations are inverted, and how well where equations are few.
+"""ARES: speed of the inversion of activations, and its quality with few equations.
 
 python benchmarks/ares.py time      [--data DIR]   a batch of 32, and one activation by cvxpy
 python benchmarks/ares.py inversion [--data DIR]   few equations: 3 kernels, and 512 Gaussian rows
 python benchmarks/ares.py filters   [--data DIR]   12 filters: independent ones, and opposite pairs
 
-On CIFAR-10. Tables of the paper are measured by `leakfrontier reproduce`.
+The dataset is CIFAR-10. `leakfrontier reproduce` measures the tables of the paper.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ T = TypeVar("T")
 
 
 def by_cvxpy(measurement: Measurement, activations: Tensor) -> Tensor:
-    """Return the input behind one activation: the least |a|_1 that solves its equations.
+    """Return the input of one activation: the solution of its equations with the least |a|_1.
 
-    a are cosine coefficients of tiles of 8 by 8, as in the paper: a sparse basis, which SCS needs.
+    a are the cosine coefficients of tiles of 8 by 8, as in the paper. This basis is sparse, as SCS
+    needs it.
     """
     size = math.prod(measurement.shape)
     pixels = torch.eye(size).view(size, *measurement.shape)
@@ -59,7 +60,7 @@ def by_cvxpy(measurement: Measurement, activations: Tensor) -> Tensor:
 
 
 def timing(data: Dataset) -> None:
-    """Time a batch of 32, its inversion alone, and one activation by cvxpy."""
+    """Time a whole batch of 32, its inversion, and one activation by cvxpy."""
     model = build_model("cnn", data.space, generator("model"))
     seen = crafted_upload(ARES(), Setup(model, 32), data, generator("round"))
     seconds, _ = timed(lambda: ARES().reconstruct(seen.observation, generator("attack")))
@@ -78,14 +79,14 @@ def timing(data: Dataset) -> None:
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Return the seconds of processor time that work takes, and its result."""
+    """Return the processor time of a function in seconds, and its result."""
     start = time.process_time()
     result = work()
     return time.process_time() - start, result
 
 
 def inversion(data: Dataset) -> None:
-    """Invert activations of fewer units than there are pixels."""
+    """Invert activations with fewer units than pixels."""
     inputs = data.normalised[0].inputs[:: len(data.train.inputs) // 32][:32]
     low, high = (data.space.to_inputs(torch.full(data.space.shape, v)) for v in (0.0, 1.0))
     layers = (nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 6, 3, padding=1), nn.Linear(3072, 512))
@@ -108,7 +109,7 @@ def inversion(data: Dataset) -> None:
 
 
 def filters(data: Dataset) -> None:
-    """Invert activations of 16 images by several draws of filters; print the worst of each."""
+    """Invert activations of 16 images for several draws of filters. Print the worst PSNR."""
     inputs = data.normalised[0].inputs[:: len(data.train.inputs) // 16][:16]
     for paired in (False, True):
         worst = []

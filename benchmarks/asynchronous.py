@@ -1,10 +1,10 @@
-"""Buffered asynchronous training against averaging in rounds, on fashion-mini.
+"""Compare buffered asynchronous training with averaging in rounds, on fashion-mini.
 
 python benchmarks/asynchronous.py [SEEDS] [ROUNDS]
 
-Both take as many steps of the server, of four uploads each. Printed is the accuracy, averaged over
-the last rounds and over seeds, with the standard error of its difference from FedAvg's with the
-same seeds.
+The server takes the same number of steps in both, with four uploads each. The script prints the
+mean accuracy over the last rounds and over seeds, and its difference from FedAvg with the same
+seeds, with the standard error.
 """
 
 import statistics
@@ -26,7 +26,7 @@ LAST = 20
 
 
 def main(seeds: int = 5, rounds: int = 100) -> None:
-    """Train under every staleness."""
+    """Train with every staleness."""
     baseline = [accuracy(FedAvg(1, 32, 0.05), seed, rounds) for seed in range(seeds)]
     print(f"FedAvg: {100 * statistics.mean(baseline):.1f} %", flush=True)
     for delays in ("uniform", "half-normal"):

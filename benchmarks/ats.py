@@ -1,20 +1,20 @@
-"""Is the search of ATS worth it? Found policies against random ones, on CIFAR-10.
+"""Test the search of ATS: compare the policies it finds with random ones, on CIFAR-10.
 
     python benchmarks/ats.py [FOLDER] [--candidates 200] [--victims 30] [--iterations 300]
         [--per-class 1] [--policies 2] [--score-untrained]
 
-Searches policies for the LeNet with sigmoids, then attacks uploads of the untrained model, of
-one image each, by Inverting Gradients: under no defense, under the best policies found, and
-under policies drawn at random from those that the search accepted, so that only its privacy
-score makes the difference. Nothing else is chosen after seeing results.
+The script searches policies for the LeNet with sigmoids. Then Inverting Gradients attacks uploads
+of the untrained model, of one image each. There are three arms: no defense, the best policies, and
+policies drawn at random from those that the search accepted. So only the privacy score of the
+search makes the difference. Nothing else is chosen after seeing results.
 
-The attack is scored by whether its guess is nearer to the victim than to 99 look-alikes of the
-same class: against transformed images (the look-alikes get the same draws as the victim), which
-is what the upload is made of, and against the original ones. An adversary that knows the policy
-guesses the original, with draws of its own at every iteration. Where that fails, the original is
-not therefore hidden: the rate on transformed images is that of an adversary that has candidates
-and tries the few possible draws on them. Rates under different policies are not of equal
-difficulty: a transformation that adds contrast also sets the look-alikes apart.
+An attack succeeds if its guess is nearer to the victim than to 99 look-alikes of the same class. It
+is scored against transformed images, from which the upload is made (the look-alikes get the same
+draws as the victim), and against the originals. An adversary that knows the policy guesses the
+original, with its own draws at every iteration. If that fails, the original is not therefore
+hidden: an adversary that has candidates and tries the few possible draws reaches the rate on
+transformed images. Rates under different policies are not equally hard: a transformation that adds
+contrast also separates the look-alikes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LOOK_ALIKES = 99
 
 @dataclass(frozen=True)
 class Lab:
-    """What all arms share: the attacked model, the victims and their look-alikes."""
+    """The common parts of all arms: the attacked model, the victims and the attack."""
 
     model: nn.Module
     space: ContinuousSpace
@@ -57,7 +57,7 @@ class Lab:
     attack: InvertingGradients
 
     def attacked(self, policy: str, *, informed: bool) -> dict[str, list[bool]]:
-        """Return which victims are identified, by what the guess is compared with."""
+        """Return which victims are identified, by kind of compared image."""
         defense = ATS(policy).for_space(self.space.mean, self.space.std)
         threat = ThreatModel(knows_defense=informed)
         rng = generator("replay", policy)
@@ -96,7 +96,7 @@ class Lab:
             LOOK_ALIKES,
             generator("look-alikes", victim),
         )
-        # One by one, so that all get the draws that the client made for the victim.
+        # One by one: all get the draws that the client made for the victim.
         images = [
             transform.on_batch(
                 self.train.at(torch.tensor([row])), generator("client", transform.policy, victim)
@@ -108,7 +108,7 @@ class Lab:
 
 
 def semi_trained(space: ContinuousSpace, train: Batch, epochs: int = 30) -> nn.Module:
-    """Return the LeNet trained on a tenth of the data, as the authors' search does."""
+    """Return the LeNet trained on a tenth of the data, as in the authors' search."""
     rng = generator("semi-trained")
     model = build_model("lenet", space, rng)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def compare(lab: Lab, best: list[str], random: list[str], console: Console) -> None:
-    """Attack all arms; print rates over victims, and differences on the same victims."""
+    """Attack all arms. Print rates over victims, and differences on the same victims."""
     arms = {
         "no defense": ([""], False),
         "found": (best, False),
@@ -177,9 +177,9 @@ def compare(lab: Lab, best: list[str], random: list[str], console: Console) -> N
 
 
 def _choose(ranked: list[str], count: int) -> tuple[list[str], list[str]]:
-    """Return the best policies, and as many at random of the others."""
+    """Return the best policies, and as many random ones of the others."""
     if not 1 <= count <= len(ranked) // 2:
-        raise ValueError(f"{len(ranked)} accepted policies are too few for {count} and {count}")
+        raise ValueError(f"{len(ranked)} accepted policies are too few, {2 * count} are needed")
     order = torch.randperm(len(ranked) - count, generator=generator("random policies"))
     return ranked[:count], [ranked[count + i] for i in order[:count]]
 
@@ -192,7 +192,7 @@ def _options() -> argparse.Namespace:
         type=Path,
         nargs="?" if shared else None,
         default=Path(shared or "", "cifar10"),
-        help="images of CIFAR-10 in train/ and test/; by default $LEAKFRONTIER_DATA/cifar10",
+        help="images of CIFAR-10 in train/ and test/ (default: $LEAKFRONTIER_DATA/cifar10)",
     )
     numbers = {"candidates": 200, "victims": 30, "iterations": 300, "policies": 2, "per-class": 1}
     for name, value in numbers.items():
@@ -200,7 +200,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--score-untrained",
         action="store_true",
-        help="take the privacy score on the attacked model, not on a semi-trained one",
+        help="compute the privacy score on the attacked model instead of a semi-trained one",
     )
     parser.add_argument("--save", type=Path, help="JSON file for the policies")
     return parser.parse_args()

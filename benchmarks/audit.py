@@ -1,13 +1,13 @@
-"""What audits find in broken defenses, and that they accuse no correct one.
+"""Run the audits on broken and on correct defenses. They must accuse only the broken ones.
 
 python benchmarks/audit.py faults RESULTS [RUNS]     # every broken defense, 5 times each by default
 python benchmarks/audit.py correct RESULTS [RUNS]    # every correct one, 100 times each by default
 python benchmarks/audit.py page RESULTS [FILE]       # both as docs/lab/audit_faults.md
-python benchmarks/audit.py power [RUNS] [METHOD ...] # DP-SGD at epsilon 4, done right and quietly
+python benchmarks/audit.py power [RUNS] [METHOD ...] # DP-SGD at epsilon 4, right and too quiet
 
-RESULTS is a file of JSON lines, one for each run, to which the first two add: an interrupted
-command goes on where it stopped, and lines of other code do not count. A run has its own seed,
-whatever else is run.
+RESULTS is a file with one JSON line per run. The first two commands append to it. They continue
+after an interruption, and ignore lines of other versions of the code. The seed of a run does not
+depend on other runs.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ from leakfrontier.evaluate.privacy.finding import CANARY_SIGNIFICANCE, SIGNIFICA
 
 EPSILON, LONGER = 4.0, Plan(steps=200, sample_rate=0.05, delta=1e-5)
 CHEAP = tuple(AUDITS)[:-1]  # all but the audit of a whole training run
-AUDITED = ("dpsgd", "client_dp", "noise", "per_example", "pld")  # modules, beside those of ours
+AUDITED = ("dpsgd", "client_dp", "noise", "per_example", "pld")  # modules of defenses
 
 
 def digits() -> tuple[nn.Sequential, Batch]:
-    """Return a perceptron of one hidden layer, and the handwritten digits."""
+    """Return a perceptron with one hidden layer, and the handwritten digits."""
     data = load_dataset("digits")
     torch.manual_seed(0)
     layers = (nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -50,16 +50,16 @@ def digits() -> tuple[nn.Sequential, Batch]:
 
 @dataclass(frozen=True)
 class Runs:
-    """Audits that have been run.
+    """The stored audits.
 
     Attributes:
-        file: Where they are kept.
+        file: File of the audits.
     """
 
     file: Path
 
     def run(self, kind: str, defense: str, runs: int, methods: tuple[str, ...]) -> None:
-        """Audit a defense with every seed that is missing."""
+        """Audit a defense with every missing seed."""
         perceptron, data = digits()
         audited = {"faults": BROKEN, "correct": CORRECT}[kind][defense]
         model = Centred(perceptron) if isinstance(audited, Unchecked) else perceptron
@@ -86,7 +86,7 @@ class Runs:
                 file.write(json.dumps(line) + "\n")
 
     def of(self, kind: str, defense: str) -> list[dict[str, Any]]:
-        """Return a defense's runs by the present code."""
+        """Return the runs of a defense by the present code."""
         if not self.file.exists():
             return []
         lines = map(json.loads, self.file.read_text().splitlines())
@@ -96,7 +96,7 @@ class Runs:
 
 @cache
 def _code() -> str:
-    """Return a digest of what the figures are of: audits, defenses and what is audited."""
+    """Return a digest of the code behind the figures: audits and audited defenses."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     audits = sorted((root / "evaluate" / "privacy").glob("*.py"))
     files = [*audits, *(root / "defenses" / f"{name}.py" for name in AUDITED)]
@@ -106,7 +106,7 @@ def _code() -> str:
 
 
 def audit_all(kind: str, runs: Runs, count: int) -> None:
-    """Audit every defense of a kind, and print a line for each."""
+    """Audit every defense of a kind, and print a row for each."""
     methods = tuple(AUDITS) if kind == "faults" else CHEAP
     for name in BROKEN if kind == "faults" else CORRECT:
         runs.run(kind, name, count, methods)
@@ -115,7 +115,7 @@ def audit_all(kind: str, runs: Runs, count: int) -> None:
 
 
 def fault_row(name: str, lines: Sequence[dict[str, Any]]) -> str:
-    """Return in how many runs each test found a fault, and what the first of them says."""
+    """Return a row: in how many runs each test found a fault, and the first finding."""
     found = {method: _violations(lines, method) for method in AUDITS}
     marks = [f"{len(words)}/{len(lines)}" if words else "" for words in found.values()]
     said = next((words[0] for words in found.values() if words), "not found")
@@ -123,7 +123,7 @@ def fault_row(name: str, lines: Sequence[dict[str, Any]]) -> str:
 
 
 def correct_row(name: str, lines: Sequence[dict[str, Any]]) -> str:
-    """Return how many tests were made of a correct defense, and what they accuse it of."""
+    """Return a row: the number of tests of a correct defense, and their accusations."""
     accused = [f"{method}: {w}" for method in CHEAP for w in _violations(lines, method)]
     applied = {method for line in lines for method in line["found"]}
     tests = [one["p"] for line in lines for one in line["found"].values()]
@@ -139,7 +139,7 @@ def _violations(lines: Sequence[dict[str, Any]], method: str) -> list[str]:
 
 
 def page(runs: Runs, commit: str) -> str:
-    """Return docs/lab/audit_faults.md, of audits by the code of a commit."""
+    """Return the text of docs/lab/audit_faults.md for a commit."""
     broken = {name: runs.of("faults", name) for name in BROKEN}
     sound = {name: runs.of("correct", name) for name in CORRECT}
     audits = sum(map(len, sound.values()))
@@ -198,7 +198,7 @@ def _fewest(runs: Mapping[str, Sequence[object]]) -> int:
 
 
 def power(runs: int, methods: Sequence[str]) -> None:
-    """Audit DP-SGD at epsilon 4 and with 0.8 of its noise, with another seed each time."""
+    """Audit DP-SGD at epsilon 4, correct and with 0.8 of its noise, with several seeds."""
     data = load_dataset("digits")
     model = build_model("mlp", data.space, torch.Generator().manual_seed(0), width=32)
     examples = data.normalised[0].at(slice(200))

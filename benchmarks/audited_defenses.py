@@ -1,6 +1,9 @@
-"""Defenses that break a differential-privacy claim, each in one way, and others that keep it."""
+"""Defenses that break a differential-privacy claim, each in one way, and others that keep it.
 
-# ruff: noqa: D102 - a class says what its one method does
+Docstrings of defenses are their names in the tables of `audit.py`.
+"""
+
+# ruff: noqa: D102 - the docstring of a class describes its one method
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class Mechanism(Defense):
             yield (torch.rand(examples, generator=rng) < batch_size / examples).nonzero().flatten()
 
     def expect(self, batch_size: int) -> None:
-        """Divide by this."""
+        """Use this batch size as divisor."""
         self._expected = batch_size
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
@@ -99,18 +102,18 @@ def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, norm: float) -> Upda
 
 @dataclass(frozen=True)
 class Gradients:
-    """Every example's gradient, as a product that is never multiplied out.
+    """The gradients of all examples, kept as factors.
 
     Attributes:
-        slopes: Of each example's loss at a layer's outputs, by parameter.
-        inputs: Each example's input of the layer, by parameter; 1 at a bias.
+        slopes: Gradient of each example's loss at a layer's outputs, by parameter.
+        inputs: Each example's input of the layer, by parameter. 1 for a bias.
     """
 
     slopes: Update
     inputs: Update
 
     def norms(self, *names: str) -> Tensor:
-        """Return the norms of examples' gradients, of some parameters or of all."""
+        """Return the norms of the examples' gradients, over some or all parameters."""
         squares = [
             self.slopes[name].square().sum(dim=1) * self.inputs[name].square().sum(dim=1)
             for name in names or self.slopes
@@ -118,13 +121,13 @@ class Gradients:
         return torch.stack(squares).sum(dim=0).sqrt()
 
     def weighted(self, factors: Tensor) -> Update:
-        """Return the sum of examples' gradients, each times its factor."""
+        """Return the weighted sum of the examples' gradients."""
         sums = {k: (factors[:, None] * v).T @ self.inputs[k] for k, v in self.slopes.items()}
         return {k: v.squeeze(1) if k.endswith("bias") else v for k, v in sums.items()}
 
 
 def example_gradients(model: nn.Module, loss: Loss, batch: Batch) -> Gradients:
-    """Return every example's gradient, for a model of linear layers alone."""
+    """Return every example's gradient, for a model that has only linear layers."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def keep(name: str, inputs: Tensor, outputs: Tensor) -> None:
@@ -213,7 +216,7 @@ class Truncated(Mechanism):
     """Gaussian noise truncated at 2 sigma, scaled up to the same variance."""
 
     def noise(self, sizes: Mapping[str, int], rng: Generator) -> Update:
-        inside = 0.9544997  # of the normal distribution; its variance there is 0.7737
+        inside = 0.9544997  # share of the normal distribution; its variance there is 0.7737
         normal = torch.distributions.Normal(0.0, 1.0)
         return {
             name: normal.icdf(0.5 + inside * (torch.rand(size, generator=rng) - 0.5))
@@ -300,7 +303,7 @@ class FirstStep(Mechanism):
     _noised: bool = field(default=False, init=False, repr=False, compare=False)
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Begin anew."""
+        """Start the next upload."""
         self._noised = False
         return update
 
@@ -386,7 +389,7 @@ class ActualMean(Mechanism):
 
 @dataclass
 class Unchecked(DPSGD):
-    """DP-SGD that does not look whether the model mixes examples; on one that does."""
+    """DP-SGD without the check whether the model mixes examples."""
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         size = self._batch_size or len(batch.inputs)
@@ -412,7 +415,7 @@ class Unchecked(DPSGD):
 
 
 class Centred(nn.Module):
-    """A model that subtracts the mean over the batch: its examples see each other."""
+    """A model that mixes examples: it subtracts the mean over the batch."""
 
     def __init__(self, model: nn.Sequential) -> None:
         super().__init__()
@@ -575,7 +578,7 @@ def automatic(model: nn.Module, loss: Loss, batch: Batch, norm: float) -> Update
 
 @dataclass
 class NormalisedGradient(Defense):
-    """What can be replayed of automatic clipping."""
+    """The replay of automatic clipping."""
 
     norm: float
 
@@ -685,7 +688,7 @@ class NoisyReplay(Mechanism):
     """Keeps its claim, and has a replay that draws noise from a generator of its own."""
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the defense as it is."""
+        """Return the defense itself."""
         return self
 
     def noise(self, sizes: Mapping[str, int], rng: Generator) -> Update:
@@ -707,4 +710,4 @@ CORRECT: dict[str, Defense] = {
     "`ClientDP`": ClientDP(SIGMA, 0.5),
     "`ClientDP`, then made sparse": Chain((ClientDP(SIGMA, 0.5), TopK(0.1))),
 }
-"""Defenses that keep their claim, by what is unusual about them."""
+"""Defenses that keep their claim, by their unusual property."""

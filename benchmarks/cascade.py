@@ -1,4 +1,4 @@
-"""Compare the worst case of a cascade with that of all attacks on all uploads, victim by victim.
+"""Compare the worst case of a cascade with that of all attacks on all uploads, per victim.
 
 leakfrontier run --preset quick --out runs/cascade
 leakfrontier run --preset quick --individual --out runs/individual
@@ -18,7 +18,7 @@ PLACE = ["server", "scenario", "checkpoint", "defense"]
 
 
 def main(cascade: Path, individual: Path) -> int:
-    """Print, per arm and server, how many victims differ; return how many do in all."""
+    """Print how many victims differ, per arm and server. Return the total."""
     table = compared(*(Store(folder).results() for folder in (cascade, individual)))
     print(table.to_string(index=False))
     differing = int(table["differ"].sum())
@@ -27,10 +27,9 @@ def main(cascade: Path, individual: Path) -> int:
 
 
 def compared(cascade: Conclusions, individual: Conclusions) -> pd.DataFrame:
-    """Return one row per server and arm: its victims, how many are identified and how many differ.
+    """Return one row per server and arm, with the numbers of victims, identified and differing.
 
-    A victim differs if it is identified in one of the runs, and not identified, or never attacked,
-    in the other.
+    A victim differs if one run identifies it and the other does not, or never attacks it.
     """
     lines = [
         (server, *place, *counts)
@@ -48,7 +47,7 @@ def _arms(
     arms = []
     for scenario, checkpoint in both.drop_duplicates().itertuples(index=False, name=None):
         one, other = (victim_matrix(run, scenario, checkpoint, server) for run in runs)
-        one, other = one.align(other)  # what only one of the runs has differs
+        one, other = one.align(other)  # victims of only one run differ
         for defense in one:
             pair = one[defense], other[defense]
             differ = (pair[0] != pair[1]) & ~(pair[0].isna() & pair[1].isna())

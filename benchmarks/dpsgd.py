@@ -1,4 +1,4 @@
-"""DP-SGD: ghost clipping against hooks, and accuracy on MNIST at epsilon 3.
+"""DP-SGD: speed of ghost clipping and hooks, and accuracy on MNIST at epsilon 3.
 
 python benchmarks/dpsgd.py speed
 python benchmarks/dpsgd.py mnist FOLDER     # where torchvision keeps or downloads MNIST
@@ -25,7 +25,7 @@ BATCH, STEPS, DELTA, EPSILON = 1024, 300, 1e-5, 3.0
 
 
 def speed(batch_size: int = 64, repeats: int = 5) -> None:
-    """Time one gradient of a CNN of more than a million parameters, both ways in turn."""
+    """Time one gradient of a CNN with more than a million parameters, both ways."""
     space = ImageSpace((1, 28, 28), 10)
     rng = torch.Generator().manual_seed(0)
     model = build_model("cnn", space, rng)
@@ -46,7 +46,7 @@ def speed(batch_size: int = 64, repeats: int = 5) -> None:
 
 
 def mnist(folder: Path) -> None:
-    """Train a small CNN on all of MNIST under DP-SGD, at the least noise that epsilon allows."""
+    """Train a small CNN on all of MNIST under DP-SGD, with the least noise for epsilon."""
     data = load_dataset("mnist", folder)
     space, (train, test) = data.space, data.normalised
     plan = Plan(STEPS, BATCH / len(train.targets), DELTA)
@@ -72,7 +72,7 @@ def mnist(folder: Path) -> None:
 
 
 def _small_cnn() -> nn.Module:
-    """The tanh CNN that is usual for DP-SGD on MNIST (Papernot et al., AAAI 2021)."""
+    """Return the usual tanh CNN for DP-SGD on MNIST (Papernot et al., AAAI 2021)."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 8, stride=2, padding=2),
         nn.Tanh(),
@@ -88,7 +88,7 @@ def _small_cnn() -> nn.Module:
 
 
 def _calibrate(plan: Plan) -> float:
-    """Return the least noise multiplier that keeps to epsilon, to three digits."""
+    """Return the least noise multiplier that keeps epsilon, to three digits."""
     low, high = 0.3, 5.0
     while high - low > 1e-3:
         middle = (low + high) / 2

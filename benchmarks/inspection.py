@@ -1,4 +1,4 @@
-"""Clients that look at what they are sent: false alarms, detections, and what blur changes.
+"""Clients that inspect the received model: false alarms, detections, and the effect of blur.
 
     python benchmarks/inspection.py calibrate [--out FOLDER]   # statistics of honest models
     python benchmarks/inspection.py honest [--out FOLDER]      # false alarms, on other seeds
@@ -6,12 +6,12 @@
     python benchmarks/inspection.py draw CSV                   # writes docs/lab/malicious_blur.svg
 
 Honest models are untrained, early (20 rounds) and trained (150; fewer for the large ones).
-`calibrate` takes seeds from 1000 on, from which the thresholds of `WeightInspection`
-and `DisaggregationSNR` were read; nothing else takes these. `crafted` takes every attack that may
-send crafted models and two of a few lines, on all models to which they apply, and adds Gaussian
-noise to each crafted tensor, relative to its root mean square. Recovered is an example that a
-guess reaches with 20 dB. Refusals by weights are those of clients to whom the architecture that
-they are sent has been agreed.
+`calibrate` uses seeds from 1000 on. The thresholds of `WeightInspection` and `DisaggregationSNR`
+come from them, and nothing else uses these seeds. `crafted` runs every attack that sends crafted
+models, and two simple attacks of this file, on all models to which they apply. It adds Gaussian
+noise ("blur") to each crafted tensor, relative to its root mean square. An example counts as
+recovered if a guess reaches 20 dB. Refusals by weights assume that the client agreed to the
+architecture.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from leakfrontier.evaluate.foundations.seeds import generator
 from leakfrontier.evaluate.modality import metrics
 from leakfrontier.evaluate.models.models import build_model
 
-BATCHES = (2, 4, 8, 8, 16, 16, 32, 32)  # of which the D-SNR is taken
+BATCHES = (2, 4, 8, 8, 16, 16, 32, 32)  # whose D-SNR is measured
 BLURS = (0.0, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 LOOSE = WeightInspection(1.0, 1.0, 1.0, 1.0, float("inf"), 0.0)
-"""Refuses nothing but another architecture."""
+"""Refuses only another architecture."""
 
 CALIBRATION = 1000
 """The first seed of the calibration."""
 
 
 class Family(NamedTuple):
-    """Honest models of one kind: rounds of the three stages, seeds of the trained and of all."""
+    """Honest models of one kind: rounds of the stages, number of trained and of all seeds."""
 
     model: str
     options: dict[str, Any]
@@ -131,7 +131,7 @@ Rows = list[dict[str, object]]
 
 
 def honest_rows(first_seed: int, names: Sequence[str], data: Dataset) -> tuple[Rows, Rows]:
-    """Return what the inspections find of honest models: a row per model, and one per batch."""
+    """Return the findings of the inspections on honest models: rows per model and per batch."""
     train = data.normalised[0]
     weights: Rows = []
     ratios: Rows = []
@@ -156,7 +156,7 @@ def honest_rows(first_seed: int, names: Sequence[str], data: Dataset) -> tuple[R
 
 
 def refusal(defense: Defense, model: nn.Module, agreed: nn.Module) -> str | None:
-    """Return why a client refuses a model, if it does."""
+    """Return why a client refuses a model. None if it accepts."""
     try:
         defense.on_receive(model, agreed)
     except Refused as reason:
@@ -166,11 +166,11 @@ def refusal(defense: Defense, model: nn.Module, agreed: nn.Module) -> str | None
 
 @dataclass(frozen=True)
 class Bins(Adversary):
-    """Imprint the first layer of a perceptron, whose rows all measure one random projection.
+    """Imprint the first layer of a perceptron: all its rows measure one random projection.
 
     Attributes:
-        single: Whether all rows have one threshold, which one example of a batch exceeds, and
-            directions that differ a little, instead of bins.
+        single: Instead of bins, give all rows slightly different directions and one threshold that
+            one example of a batch exceeds.
     """
 
     threat: ClassVar[Threat] = Threat.PARAMETERS
@@ -194,7 +194,7 @@ class Bins(Adversary):
             levels = torch.full_like(levels, 1 - 1 / round.batch_size)
         first.bias.copy_(-seen.quantile(levels))
         for layer in middle:
-            layer.weight.fill_(layer.in_features**-0.5)  # of a scale that nobody notices
+            layer.weight.fill_(layer.in_features**-0.5)  # a scale that looks honest
             layer.bias.zero_()
         column = torch.linspace(-1, 1, last.out_features) * last.in_features**-0.5
         last.weight.copy_(column[:, None].expand_as(last.weight))
@@ -202,7 +202,7 @@ class Bins(Adversary):
         return Crafted([crafted] * round.clients)
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
-        """Return the rows, or their differences, with the largest gradients of biases."""
+        """Return the rows (or their differences) with the largest bias gradients."""
         weight, bias = (observation.update[f"1.{part}"] for part in ("weight", "bias"))
         if not self.single:
             weight, bias = ((v - torch.cat([v[1:], 0 * v[:1]])) for v in (weight, bias))
@@ -221,7 +221,7 @@ def _linear_layers(model: nn.Module) -> list[nn.Linear]:
 def crafted_rows(
     attacks: dict[str, Adversary], names: Sequence[str], seeds: int, batch_size: int, data: Dataset
 ) -> Iterator[dict[str, object]]:
-    """Yield detection and recovery over the blur: one row per attack, model, blur and seed."""
+    """Yield detection and recovery, one row per attack, model, blur and seed."""
     train, test = data.normalised
     for name in names:
         for attack_name, attack in attacks.items():
@@ -250,12 +250,12 @@ def attacked(
     data: Dataset,
     rng: Generator,
 ) -> dict[str, object]:
-    """Return what both inspections find of a blurred model, and what the attack recovers."""
+    """Return the findings of both inspections on a blurred model, and the recovered share."""
     sent = crafted.models[0]
     blurred = with_blur(sent, blur, rng)
     client = Client(blurred, cross_entropy, Defense(), FedSGD(), data.space)
     (upload,) = observe(client, [share], ThreatModel(), rng, kept=crafted.kept)
-    # The server goes by what it meant to send: weights without noise.
+    # The server attacks with the weights that it crafted, without the noise.
     observation = replace(upload.observation, models=(sent,))
     try:
         guess: Tensor | None = attack.reconstruct(observation, rng).inputs
@@ -282,7 +282,7 @@ def with_blur(model: nn.Module, blur: float, rng: Generator) -> nn.Module:
 
 
 def recovered(guess: Tensor | None, truth: Tensor, data: Dataset) -> float:
-    """Return the share of examples that a guess reaches with 20 dB."""
+    """Return the share of examples for which a guess reaches 20 dB."""
     if guess is None or not len(guess):
         return 0.0
     pixels, private = (data.space.to_unit(v).clamp(0, 1) for v in (guess, truth))
@@ -292,7 +292,7 @@ def recovered(guess: Tensor | None, truth: Tensor, data: Dataset) -> float:
 
 
 def active_attacks(names: Sequence[str]) -> dict[str, Adversary]:
-    """Return the attacks that may send crafted models: those of this file and of the package."""
+    """Return the attacks that send crafted models, of this file and of the package."""
     active = {n: cls() for n, cls in ADVERSARIES.items() if cls.threat is not Threat.PASSIVE}
     attacks = {"bins": Bins(), "single-bin": Bins(single=True), **active}
     return {name: attacks[name] for name in names or attacks}
@@ -313,7 +313,7 @@ def show_honest(weights: pd.DataFrame, ratios: pd.DataFrame) -> None:
 
 
 def draw(rows: pd.DataFrame) -> None:
-    """Write what is recovered and what is refused over the blur, for each attack."""
+    """Write the shares of recovered and refused over the blur, for each attack."""
     rows["refused"] = rows["by weights"].notna().astype(float)
     shares = ["recovered", "refused"]
     means = rows.groupby(["model", "attack", "blur"])[shares].mean().round(3).reset_index()
@@ -338,11 +338,11 @@ def main() -> None:
     """Run one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=["calibrate", "honest", "crafted", "draw"])
-    parser.add_argument("csv", nargs="?", type=Path, help="what `crafted` has written")
+    parser.add_argument("csv", nargs="?", type=Path, help="the file that `crafted` wrote")
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "cnn", "resnet18"])
     parser.add_argument("--dataset", default="fashion-mini")
-    parser.add_argument("--attacks", nargs="+", default=[], help="by default all")
-    parser.add_argument("--seeds", type=int, default=5, help="of crafted models")
+    parser.add_argument("--attacks", nargs="+", default=[], help="names of attacks (default: all)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds of crafted models")
     parser.add_argument("--batch", type=int, default=16, help="examples of an attacked client")
     parser.add_argument("--out", type=Path, default=Path("runs/inspection"))
     given = parser.parse_args()

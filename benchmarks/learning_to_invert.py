@@ -1,12 +1,13 @@
-"""Learning to Invert against gradient matching, on the same uploads of a LeNet, batch size 1.
+"""Compare Learning to Invert with gradient matching, on the same uploads of a LeNet, batch size 1.
 
 python benchmarks/learning_to_invert.py FOLDER|fashion-mini [VICTIMS] [PUBLIC] [DEFENSE ...]
 
-The setting of the paper's Table 1: an untrained LeNet, inputs in [0, 1], no labels granted;
-signs, 99 % pruned and Gaussian noise of 0.1. The adversary's public data is the training split
-and victims are from the test split, or the other way round for fashion-mini, where that is the
-smaller one. Printed are the mean MSE and PSNR, and how many victims are identified among all
-examples of their class that are no public ones. `mean` guesses the mean of the public data.
+The setting is that of the paper's Table 1: an untrained LeNet, inputs in [0, 1], no labels granted.
+The defenses are signs, 99 % pruning and Gaussian noise of 0.1. The adversary's public data is the
+training split, and victims come from the test split. For fashion-mini it is the other way round,
+because its training split is the smaller one. The script prints the mean MSE and PSNR, and how many
+victims are identified among private examples of their class. `mean` guesses the mean of the public
+data.
 """
 
 import sys
@@ -43,7 +44,7 @@ DEFENSES: dict[str, Defense] = {
 
 
 def main(dataset: str, victims: int = 20, public: int = 5000, *names: str) -> None:
-    """Attack the same victims under every defense, ignorant of it and informed."""
+    """Attack the same victims under every defense, with and without knowledge of it."""
     data = load_dataset(dataset)
     private, known = data.test, data.train
     if dataset == "fashion-mini":
@@ -83,7 +84,7 @@ def main(dataset: str, victims: int = 20, public: int = 5000, *names: str) -> No
 
 
 def _observe(client: Client, shares: list[Batch], threat: ThreatModel) -> list[Upload]:
-    """Return one upload per share; all share a replay."""
+    """Return one upload per share. All uploads use one replay."""
     defense = repr(client.defense)
     replay = make_replay(client, threat, generator("replay", defense))
     uploads = []

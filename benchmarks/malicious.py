@@ -1,11 +1,11 @@
-"""Malicious servers: what defenses leave of them, and what they see.
+"""Malicious servers: their success under defenses, and pictures of their guesses.
 
-python benchmarks/malicious.py contrast  [--dataset NAME]   what defenses leave of each attack
-python benchmarks/malicious.py dpsgd     [--dataset NAME]   rates by noise, and noise by gradient
+python benchmarks/malicious.py contrast  [--dataset NAME]   success of each attack under defenses
+python benchmarks/malicious.py dpsgd     [--dataset NAME]   success by noise, and relative noise
 python benchmarks/malicious.py pictures                     writes docs/lab/malicious_server.png
 
-Tables of the papers are measured by `leakfrontier reproduce`, and clients that look at what they
-are sent by `benchmarks/inspection.py`.
+`leakfrontier reproduce` measures the tables of the papers. `benchmarks/inspection.py` measures
+clients that inspect the received model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DEFENSES = {
 
 
 class Case(NamedTuple):
-    """An attack, the model that it is made for, and the tensor that it reads off."""
+    """An attack, the model that it attacks, and the tensor that it reads."""
 
     attack: Adversary
     model: str
@@ -76,7 +76,7 @@ CASES = {
 def upload(
     case: Case, data: Dataset, defense: Defense, *, clients: int = 1, examples: int = EXAMPLES
 ) -> Upload:
-    """Return what the server sees; the private examples are the same for all cases."""
+    """Return the upload that the server sees. All cases use the same private examples."""
     model = build_model(case.model, data.space, generator("model"))
     setup = Setup(model, examples, clients, defense)
     return crafted_upload(case.attack, setup, data, generator("round"))
@@ -89,7 +89,7 @@ def levels(case: Case, seen: Upload, data: Dataset) -> Tensor:
 
 
 def contrast(data: Dataset) -> None:
-    """Attack an MLP of width 512 behind each defense, by the panel's servers that read it off."""
+    """Attack an MLP of width 512 under each defense, with malicious servers of the panel."""
     scenario = Scenario(
         dataset=data.name,
         model=Method(name="mlp", options={"width": 512}),
@@ -137,7 +137,7 @@ def dpsgd(data: Dataset) -> None:
 
 
 def pictures(data: Dataset) -> None:
-    """Write what servers see of the same examples, a row for each."""
+    """Write a picture with the guesses of each server, a row for each."""
     rows = list(_rows(data))
     sheet = torch.cat([torch.cat([*row], dim=2) for row in rows], dim=1)
     pixels = (sheet.clamp(0, 1) * 255).round().byte().repeat_interleave(2, 1)
@@ -174,7 +174,7 @@ def main() -> None:
     """Run one of the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("contrast", "dpsgd", "pictures"))
-    parser.add_argument("--dataset", default="fashion-mini", help="a name, or a path")
+    parser.add_argument("--dataset", default="fashion-mini", help="a name or a path")
     options = parser.parse_args()
     torch.set_num_threads(1)
     Path("docs").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Gradient matching: how fast it is, what SME rests on, and what knowing a defense is worth.
+"""Gradient matching: its speed, the assumptions of SME, and the value of knowing a defense.
 
 python benchmarks/matching.py speed DATA         a plain loop, the engine, and 20 victims at once
 python benchmarks/matching.py dlfa DATA EPOCHS EXAMPLES [ITERATIONS]    SME against DLFA
@@ -7,8 +7,8 @@ python benchmarks/matching.py adaptive DATA      a known defense's replay and li
 python benchmarks/matching.py paths DATA         figures 3 and 4 of the SME paper, to docs/lab/
 python benchmarks/matching.py decline CSV        table 6 of the SME paper as a plot, to docs/lab/
 
-DATA is a folder with cifar100 and emnist_letters as images in train/ and test/; seconds are of one
-core. CSV is that of sme-table2 or sme-table6.
+DATA is a folder with cifar100 and emnist_letters as images in train/ and test/. Seconds are those
+of one core. CSV is the file of sme-table2 or sme-table6.
 """
 
 import json
@@ -50,7 +50,7 @@ PAPERS = "leakfrontier.evaluate.models.networks"
 
 
 def speed(data: str) -> None:
-    """Time iterations: a plain loop as the papers write it, one victim, and 20 at once."""
+    """Time an iteration: a plain loop as in the papers, our engine, and 20 victims at once."""
     images, labels = _images(data)
     space = _space(images, 100)
     ig, sme = InvertingGradients(iterations=8), SME(iterations=8)
@@ -86,7 +86,7 @@ def speed(data: str) -> None:
 
 
 def dlfa(data: str, epochs: int, examples: int, iterations: int = 400) -> None:
-    """Compare SME with DLFA on one upload; fewer iterations of DLFA are scaled up to 400."""
+    """Compare SME with DLFA on one upload. The time of DLFA is scaled to 400 iterations."""
     problem = {"E": epochs, "N": examples}
     upload = sme_upload(problem, load_dataset(f"{data}/emnist_letters"), generator("DLFA"))
     space = upload.observation.space
@@ -100,7 +100,7 @@ def dlfa(data: str, epochs: int, examples: int, iterations: int = 400) -> None:
 
 
 def margins(csv: str) -> None:
-    """Print by how much SME is better than IG on the same uploads."""
+    """Print the gain of SME over IG on the same uploads."""
     for setting, trials in _by_setting(csv):
         paired = trials.pivot(index="trial", columns="attack", values="psnr")
         gains = (paired["SME"] - paired["IG"]).tolist()
@@ -108,7 +108,7 @@ def margins(csv: str) -> None:
 
 
 def paths(data: str) -> None:
-    """Draw how local training moves, for one client of each setting of table 1."""
+    """Draw the path of local training, for one client of each setting of table 1."""
     rows = []
     for row in TABLES["sme-table1"].rows[:4]:
         letters, rng = load_dataset(f"{data}/emnist_letters"), generator("paths")
@@ -138,7 +138,7 @@ def paths(data: str) -> None:
 
 
 def decline(csv: str) -> None:
-    """Draw PSNR over the round in which a client is attacked, ours and the paper's."""
+    """Draw PSNR over the attacked round, ours and the paper's."""
     published = {
         json.dumps([row.method["attack"], *row.problem.values()]): row.paper["psnr"]
         for row in TABLES["sme-table6"].rows
@@ -169,7 +169,7 @@ def decline(csv: str) -> None:
 
 
 def adaptive(data: str) -> None:
-    """Compare informed attacks with the ignorant one, on the same uploads."""
+    """Compare informed and ignorant attacks on the same uploads."""
     images, labels = _images(data)
     space = _space(images, 100)
     model = build_model("lenet", space, generator("model"))
@@ -234,7 +234,7 @@ def _uploads(
 def _attack(
     attack: Adversary, uploads: list[Upload], space: InputSpace
 ) -> tuple[list[float], float]:
-    """Return each upload's mean PSNR, and the seconds of all."""
+    """Return the mean PSNR of each upload, and the total seconds."""
     start = time.process_time()
     rngs = [generator("adversary", i) for i in range(len(uploads))]
     results = attack.reconstruct_all([upload.observation for upload in uploads], rngs)
@@ -248,7 +248,7 @@ def _attack(
 
 
 def _time_attack(attack: Adversary, observations: list[Observation]) -> float:
-    """Return milliseconds per iteration and victim: the difference of two lengths."""
+    """Return milliseconds per iteration and victim, from runs of two lengths."""
     least = []
     for iterations in (2, 10):
         timed = type(attack)(iterations=iterations)  # type: ignore[call-arg]
@@ -258,7 +258,7 @@ def _time_attack(attack: Adversary, observations: list[Observation]) -> float:
 
 
 def _time_plain(observation: Observation, surrogate: bool) -> float:
-    """Return milliseconds of one iteration written as in the papers' code."""
+    """Return the milliseconds of one iteration, written as in the papers' code."""
     model, observed = observation.model, list(observation.update.values())
     inputs = torch.randn(observation.batch_size, *observation.space.shape, requires_grad=True)
     alpha = torch.tensor(0.5, requires_grad=True)
@@ -286,7 +286,7 @@ def _time_plain(observation: Observation, surrogate: bool) -> float:
 
 
 def _least(run: Callable[[], object]) -> float:
-    """Return the least seconds of a few runs, of this process alone."""
+    """Return the smallest processor time of a few runs, in seconds."""
     seconds = []
     for _ in range(5):
         start = time.process_time()

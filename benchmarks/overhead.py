@@ -1,4 +1,4 @@
-"""Print how much time the harness adds to training and attacks, from the rows of a run.
+"""Print the time that the harness adds to training and attacks, from the rows of a run.
 
 python benchmarks/overhead.py runs/quick
 """
@@ -10,7 +10,7 @@ from leakfrontier.evaluate.run.store import Store
 
 
 def main(folder: Path) -> None:
-    """Compare each cell's wall time with the time spent in training or in the attack itself."""
+    """Compare the wall time of each cell with the time of its training or attack."""
     cells = Store(folder).results().cells
     cells["what"] = cells["adversary"].fillna("training")
     sums = cells.groupby(["scenario", "what"])[["seconds", "busy"]].sum()

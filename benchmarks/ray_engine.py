@@ -2,9 +2,9 @@
 
 python benchmarks/ray_engine.py runs/ray_benchmark
 
-The first cells of the quick preset are run by the local engine and on a Ray cluster of two nodes
-on this machine, and their rows are compared bit by bit. The overhead is that of tasks which do
-nothing. The projection is a simulation; what it assumes is printed with it.
+The script runs the first cells of the quick preset with the local engine and on a Ray cluster of
+two nodes on this machine. It compares their rows bit by bit. The overhead is that of empty tasks.
+The projection is a simulation. The script prints its assumptions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TABLES = ("attacks", "scores", "utility", "guarantees", "replays", "renderings")
 
 
 def main(folder: Path) -> int:
-    """Print all figures; return how many tables differ."""
+    """Print all figures. Return how many tables differ."""
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
@@ -56,7 +56,7 @@ def main(folder: Path) -> int:
 
 
 def overhead(engine: Engine) -> tuple[float, float]:
-    """Return the seconds until the first result, and for each further one."""
+    """Return the seconds until the first result, and per further result."""
     start = time.perf_counter()
     done = engine.execute(abs, range(TASKS), workers=WORKERS, time_limit=60)
     next(done)
@@ -84,30 +84,30 @@ def evaluated(engine: Engine, out: Path, name: str) -> Conclusions:
 
 
 def equal(one: Conclusions, other: Conclusions, table: str) -> bool:
-    """Return whether two runs have the same rows, but for the time they took."""
+    """Return whether two runs have the same rows, except for their times."""
     frames = [getattr(r, table).drop(columns="seconds", errors="ignore") for r in (one, other)]
     return frames[0].equals(frames[1])
 
 
 def project(seconds: Sequence[float], start: float, dispatch: float) -> None:
-    """Print how long many cells take on many workers, and what that is compared with ideal."""
+    """Print the projected time of many cells on many workers, and the ideal time."""
     rng = random.Random(0)
     costs = rng.choices(seconds, k=PROJECTED_CELLS)
     ideal = max(max(costs), sum(costs) / PROJECTED_WORKERS)
     wall = simulated(costs, PROJECTED_WORKERS, start, dispatch)
     print(
         f"Projection: {PROJECTED_CELLS} cells of {mean(costs):.1f} s on {PROJECTED_WORKERS} "
-        f"workers take {wall:.0f} s; without any overhead at least {ideal:.0f} s; on one worker "
+        f"workers take {wall:.0f} s, and without overhead at least {ideal:.0f} s. One worker takes "
         f"{sum(costs):.0f} s: a speed-up of {sum(costs) / wall:.0f}.\n"
-        "It assumes that cells cost what those measured here do (drawn with replacement) and that "
-        f"none waits for another; that all workers start in {start:.1f} s; that the driver hands "
-        f"out cells and stores rows one after the other, {1000 * dispatch:.1f} ms each, as "
-        "measured with two workers; and that the network is no slower than this machine's memory."
+        "Assumptions: Cells cost the same as those measured here (drawn with replacement). No cell "
+        f"waits for another. All workers start in {start:.1f} s. The driver handles one cell at a "
+        f"time, {1000 * dispatch:.1f} ms each, as measured with two workers. The network is as "
+        "fast as this machine's memory."
     )
 
 
 def simulated(costs: Sequence[float], workers: int, start: float, dispatch: float) -> float:
-    """Return when the last cell ends, if cells are handed out in order to whoever is free."""
+    """Return when the last cell ends, if each cell goes to the first free worker."""
     free, driver, last = [start] * workers, start, start
     for cost in costs:
         driver = max(driver, heapq.heappop(free)) + dispatch

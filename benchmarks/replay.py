@@ -1,8 +1,8 @@
-"""Do defenses without a replay of their own score like what they are?
+"""Test whether defenses without their own replay get a fair score.
 
-Worthless or weak defenses whose default replay cripples the attack that knows them (noise from a
-public seed, 8-bit floats, fresh Gaussian noise), beside the same with a perfect replay: the rates
-must agree.
+The defenses are weak or worthless: noise from a public seed, 8-bit floats, fresh Gaussian noise.
+Their default replay would cripple an attack that knows them. The script compares each with the
+same defense plus a perfect replay. The rates must agree.
 
     python benchmarks/replay.py [--victims 40] [--models mlp lenet]
 """
@@ -26,7 +26,7 @@ from leakfrontier.evaluate.world.scenario import Scenario
 
 @dataclass
 class PublicNoise(Defense):
-    """Adds noise that everyone can compute."""
+    """Adds noise from a public seed, which everyone can compute."""
 
     scale: float = 0.3
 
@@ -41,7 +41,7 @@ class PublicNoise(Defense):
 
 @dataclass
 class PublicNoiseReplayed(PublicNoise):
-    """The same, with a replay of its own."""
+    """The same defense with its own replay."""
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
         """Return the noise as a constant."""
@@ -56,7 +56,7 @@ class Shifted(Defense):
     values: Update
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        """Return the update, shifted."""
+        """Return the shifted update."""
         return {name: value + self.values[name] for name, value in update.items()}
 
 
@@ -71,16 +71,16 @@ class Float8(Defense):
 
 @dataclass
 class Float8Replayed(Float8):
-    """The same, with a replay of its own."""
+    """The same defense with its own replay."""
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return the rounding, straight through."""
+        """Return the rounding with a straight-through gradient."""
         return Float8StraightThrough()
 
 
 @dataclass
 class Float8StraightThrough(Float8):
-    """The rounding with the slope of the update."""
+    """Rounding with a straight-through gradient."""
 
     def on_update(self, update: Update, rng: Generator) -> Update:
         """Return the update rounded to 8 bits."""
@@ -104,10 +104,10 @@ class GaussianNoise(Defense):
 
 @dataclass
 class GaussianNoiseReplayed(GaussianNoise):
-    """The same, with a replay of its own."""
+    """The same defense with its own replay."""
 
     def replay(self, observed: Mapping[str, Tensor]) -> Defense:
-        """Return nothing: the noise is secret."""
+        """Return a replay without noise, because the noise is secret."""
         return Defense()
 
 
@@ -136,7 +136,7 @@ def rate(model: str, defense: type[Defense], adversary: Method, victims: int) ->
 
 
 def main() -> None:
-    """Print the rates with and without a replay of the defense's own."""
+    """Print the rates of each defense without and with its own replay."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--victims", type=int, default=40)
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet"])

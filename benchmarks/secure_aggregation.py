@@ -1,4 +1,4 @@
-"""Print how long rounds of secure aggregation take, clients and server together.
+"""Print the time of rounds of secure aggregation, clients and server together.
 
 python benchmarks/secure_aggregation.py [THREADS]
 """
@@ -14,7 +14,7 @@ from leakfrontier.defenses.secagg.masks import keystream
 from leakfrontier.defenses.secagg.secure_aggregation import SecureAggregation
 
 DISTINCT = 10
-"""Different updates; more clients share them, so that memory goes into the protocol alone."""
+"""Number of different updates. Clients share them, so only the protocol needs memory."""
 
 ROUNDS = [  # clients, parameters, neighbours, dropout
     (10, 1_000_000, None, 0.0),
@@ -28,7 +28,7 @@ ROUNDS = [  # clients, parameters, neighbours, dropout
 
 
 def main(threads: int = 2) -> None:
-    """Time one mask, then whole rounds; check their sums."""
+    """Time one mask, then whole rounds, and check their sums."""
     torch.set_num_threads(threads)
     vector = np.zeros(1_000_000, np.uint32)
     start = time.process_time()

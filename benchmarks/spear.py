@@ -1,6 +1,6 @@
 """SPEAR++ beyond the paper's tables, on CIFAR-10.
 
-python benchmarks/spear.py speed  [--data DIR]   ours against the paper's procedure, in one run
+python benchmarks/spear.py speed  [--data DIR]   our procedure and the paper's, in one run
 python benchmarks/spear.py phase  [--data DIR]   recovered share over batch size / width
 python benchmarks/spear.py raw    [--data DIR]   inputs that are not centred
 
@@ -54,7 +54,7 @@ def upload(data: Dataset, size: int, width: int, seed: int, *, centred: bool = T
 
 
 def attack(adversary: SPEARPlusPlus, seen: Upload, seed: int) -> tuple[float, float]:
-    """Return the share of images that are exact, and the seconds."""
+    """Return the share of exact images, and the seconds."""
     start = time.perf_counter()
     guess = adversary.reconstruct(seen.observation, generator("attack", seed))
     seconds = time.perf_counter() - start

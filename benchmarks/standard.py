@@ -1,15 +1,15 @@
-"""How the standard preset is chosen, and what came out of it.
+"""Choose the parameters of the standard preset, and print its results.
 
 python benchmarks/standard.py noise
 python benchmarks/standard.py tune FOLDER [SCENARIO] [EPSILON] [NORMS] [RATES]
 python benchmarks/standard.py seconds PACKS...
 python benchmarks/standard.py table PACKS...
 
-`noise` prints the least noise multiplier for each epsilon and scenario. `tune` trains under each
-pair of a clipping norm and a learning rate with a seed that the preset does not use, at one
-epsilon, and the control under each learning rate; a folder that has some of it is continued.
-`seconds` prints what the scenarios of packs have cost, in core-minutes, and `table` their
-standings, as they are in docs/lab/standard.md.
+`noise` prints the least noise multiplier for each epsilon and scenario. `tune` trains at one
+epsilon with each pair of clipping norm and learning rate, and the control with each learning rate.
+Its seed is not one of the preset. It continues the results in its folder. `seconds` prints the cost
+of the scenarios of packs in core-minutes. `table` prints their standings, as in
+docs/lab/standard.md.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ SEED = 1000
 
 
 def busiest(scenario: Scenario, seed: int) -> int:
-    """Return in how many rounds of training the client is that takes part most often."""
+    """Return the number of rounds of the client that takes part most often."""
     training = scenario.training
     rng = generator("training", *TrainTrial(scenario, Method(name="none"), seed).draws)
     counts = torch.zeros(training.clients, dtype=torch.long)
-    for _ in range(training.rounds):  # as `Federation.round` chooses them
+    for _ in range(training.rounds):  # like `Federation.round`
         chosen = torch.randperm(training.clients, generator=fork(rng))
         counts[chosen[: training.clients_per_round]] += 1
     return int(counts.max())
 
 
 def least_noise(config: RunConfig, scenario: Scenario, epsilon: float) -> float:
-    """Return the least noise multiplier, for the client that is in most rounds of any seed."""
+    """Return the least noise multiplier for the busiest client of any seed."""
     world = load_world(scenario)
     rounds = max(busiest(scenario, seed) for seed in range(config.seeds))
     plan = training_plan(world, "record", rounds)
@@ -88,7 +88,7 @@ def tune(
         ]
         trials = []
         for rate, arm in product(map(float, rates.split(",")), arms):
-            lr = rate / 0.005 if scenario.training.server == "sgd" else rate  # of its kind
+            lr = rate / 0.005 if scenario.training.server == "sgd" else rate  # scaled for SGD
             changed = {"lr": lr, "defense_lr": {}}
             training = scenario.training.model_copy(update=changed)
             trials.append(TrainTrial(scenario.model_copy(update={"training": training}), arm, SEED))
@@ -102,7 +102,7 @@ def tune(
 
 
 def seconds(_: RunConfig, *packs: str) -> None:
-    """Print the core-minutes of packs, by scenario, and of the attack that takes longest."""
+    """Print the core-minutes of packs by scenario, and those of the slowest attack."""
     cells = pd.concat(read_pack(Path(pack)).results.cells for pack in packs)
     minutes = cells.groupby("scenario", sort=False)["seconds"].sum() / 60
     attacks = cells.groupby(["scenario", "adversary_name"], sort=False)["seconds"].sum() / 60
@@ -120,7 +120,7 @@ def table(config: RunConfig, *packs: str) -> None:
 
 
 def markdown(setting: Setting) -> str:
-    """Return the standings of a setting, and what else is to be said of them."""
+    """Return the standings of a setting, with remarks and the conclusion."""
     evaluation = setting.evaluations[0]
     names = point_names(evaluation.frontier.points)
     columns = ["place", "defense", "accuracy", *THREATS, "blind", "verdict"]
@@ -143,7 +143,7 @@ def markdown(setting: Setting) -> str:
 
 
 def _originals(results: Conclusions) -> pd.Series[float]:
-    """Return, by defense that transforms examples, who is identified before the transformation."""
+    """Return, for each transforming defense, the share of identified original examples."""
     attacks = results.attacks
     passive = (attacks["threat"] == "passive") & ~attacks["baseline"]
     own = attacks[passive & ~attacks["candidates_granted"] & attacks["transformed"].fillna(False)]

@@ -1,15 +1,15 @@
-"""DAGER and SOMP against language models, in quality and in time.
+"""DAGER and SOMP on language models: quality and time.
 
 python benchmarks/text.py speed                    a random GPT-2 of 12 layers, 50,257 tokens
 python benchmarks/text.py quality [--repeats N]    CoLA and SST-2, batches of 1 to 16
 python benchmarks/text.py long    [--repeats N]    IMDB at 128 tokens, batches of 4 and 8
-python benchmarks/text.py fedavg  [--repeats N]    Rotten Tomatoes, changes of weights
+python benchmarks/text.py fedavg  [--repeats N]    Rotten Tomatoes, weight updates
 python benchmarks/text.py noise   [--repeats N]    Rotten Tomatoes, Gaussian noise and DP-SGD
-python benchmarks/text.py curve   --out CSV        draws what `noise` has written, in docs
+python benchmarks/text.py curve   --out CSV        draws the rows of `noise`, to docs/lab/
 
 Texts are JSONL folders in --data DIR/text. Models: `smollm2`, and `gpt2`, 12 layers of width 768
-with new weights and SmolLM2's tokenizer. Seconds are CPU time of one thread, without loading and
-the client's gradient.
+with new weights and SmolLM2's tokenizer. Seconds are CPU time of one thread. They exclude loading
+and the client's gradient.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SCORES = ("rouge1", "rouge2", "rougeL", "token_accuracy", "exact")
 
 @dataclass(frozen=True)
 class Setting:
-    """What is attacked."""
+    """The attacked setting."""
 
     model: str
     data: str
@@ -80,7 +80,7 @@ def network(name: str, space: TokenSpace) -> torch.nn.Module:
 
 
 def upload(setting: Setting, folder: Path, seed: int) -> tuple[Upload, Text]:
-    """Return what the server sees of a random batch."""
+    """Return the upload of a random batch, as the server sees it."""
     data = dataset(str(folder / setting.data), setting.task, setting.length)
     space = data.space
     assert isinstance(space, TokenSpace)
@@ -118,9 +118,9 @@ def attack(adversary: Adversary, seen: Upload, text: Text, seed: int) -> dict[st
 
 
 def relative_noise(seen: Upload) -> float:
-    """Return the noise of an upload over what is below it, both as root mean squares.
+    """Return the noise of an upload relative to the upload without noise (root mean squares).
 
-    What is below it is replayed: under DP-SGD, the clipped gradient.
+    The upload without noise comes from the replay. Under DP-SGD it is the clipped gradient.
     """
     clean = seen.observation.simulate(*seen.truth)
     noise = sum((value - clean[n]).square().sum() for n, value in seen.observation.update.items())
@@ -153,12 +153,12 @@ def table(
 
 
 def build(name: str) -> Adversary:
-    """Return an attack, which goes on where spaces are full, as the authors' code does."""
+    """Return an attack with the options of its authors' code."""
     return ADVERSARIES[name](**PUBLISHED.get(name, {}))
 
 
 def zipf(vocabulary: int, size: int, length: int, seed: int) -> torch.Tensor:
-    """Return sequences of tokens that are as unequally frequent as words are."""
+    """Return sequences of tokens whose frequencies follow Zipf's law, like words."""
     rng = generator("zipf", size, length, seed)
     chance = 1 / torch.arange(1, vocabulary, dtype=torch.float64)
     tokens = 1 + torch.multinomial(chance, size * length, True, generator=rng).view(size, length)
@@ -168,7 +168,7 @@ def zipf(vocabulary: int, size: int, length: int, seed: int) -> torch.Tensor:
 
 
 def speed(adversaries: Sequence[str], repeats: int) -> Iterator[dict[str, object]]:
-    """Yield the times on a GPT-2 of the published vocabulary."""
+    """Yield the times on a GPT-2 with the published vocabulary."""
     for task in ("classification", "next-token"):
         for size, length in ((4, 10), (8, 16)):
             classes = 2 if task == "classification" else 50_257
@@ -218,9 +218,9 @@ def private_noise() -> float:
 
 
 def curve(csv: Path) -> None:
-    """Draw ROUGE-1 over Gaussian noise, ours and the paper's, and over noise by gradient.
+    """Draw ROUGE-1 over Gaussian noise, ours and the paper's, and over the relative noise.
 
-    Uploads of which an attack makes nothing have no score, and are counted.
+    Uploads on which an attack fails have no score. The table counts them.
     """
     rows = pd.read_csv(csv)
     rows = rows[rows["defense"].str.startswith("Noise")]
@@ -262,7 +262,7 @@ def curve(csv: Path) -> None:
 
 
 def main() -> None:
-    """Run one of the benchmarks, and print a row for each upload."""
+    """Run one of the benchmarks, and print a row per upload."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("speed", "quality", "long", "fedavg", "noise", "curve"))
     parser.add_argument("--data", type=Path, default=os.environ.get("LEAKFRONTIER_DATA"))
@@ -270,14 +270,14 @@ def main() -> None:
     parser.add_argument("--task", choices=("next-token", "classification"), default="next-token")
     parser.add_argument("--attacks", nargs="+", default=["DAGER", "SOMP"])
     parser.add_argument("--sizes", nargs="+", type=int, help="only these batch sizes")
-    parser.add_argument("--first", type=int, help="only so many settings of a model")
+    parser.add_argument("--first", type=int, help="only the first settings of a model")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a CSV file for the rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "curve":
         if options.out is None:
-            parser.error("curve needs --out, the file that noise has written")
+            parser.error("curve needs --out, the file that `noise` wrote")
         curve(options.out)
         return
     if options.what == "speed":

@@ -1,13 +1,13 @@
-"""LAMP and GRAB against the blind guesses, on language models as large as the papers'.
+"""Compare LAMP and GRAB with blind guesses, on language models of the papers' size.
 
 python benchmarks/text_matching.py DATA OUT [--models ...] [--texts ...] [--batches ...]
     [--attacks ...] [--observations N] [--iterations N] [--length N]
 
 DATA is a folder with the texts cola and sst2 as JSONL. Models: `gpt2`, 12 layers of width 768 with
 random weights, as a classifier; `smollm2`, pretrained, learning next tokens; `smollm2-classifier`.
-Each line of OUT (JSONL) is one attacked upload, written as soon as it is known; what is there is
-not run again. Labels of classifiers are granted and lengths are estimated. Scores are means over
-sentences, matched to the truth; seconds are of one core.
+Each line of OUT (JSONL) is one attacked upload. Lines are written at once, and stored uploads are
+not attacked again. Labels of classifiers are granted, and lengths are estimated. Scores are means
+over sentences, matched to the truth. Seconds are those of one core.
 """
 
 import argparse
@@ -49,11 +49,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], Task]] = {
 }
 Row = dict[str, object]
 PUBLIC = 200
-"""Texts that the adversary has, none of them attacked."""
+"""Number of public texts of the adversary. None of them is attacked."""
 
 
 def main() -> None:
-    """Run what is not in OUT yet, and print its table."""
+    """Run the attacks that are not in OUT yet, and print the table."""
     asked = _arguments()
     done = _rows(asked.out)
     with asked.out.open("a") as out:
@@ -85,7 +85,7 @@ _SEARCHES = ("LAMP", "GRAB")
 
 
 def _attack(name: str, iterations: int) -> Adversary:
-    """Return an attack within a budget: a quarter of it before each search for an order."""
+    """Return an attack with a budget. It searches for an order after each quarter."""
     if name in ("PriorGuess", "LanguageGuess"):
         return {"PriorGuess": PriorGuess, "LanguageGuess": LanguageGuess}[name]()
     every = max(1, iterations // 4)
@@ -101,7 +101,7 @@ def _attack(name: str, iterations: int) -> Adversary:
 
 
 def _measured(asked: argparse.Namespace, done: list[Row]) -> Iterator[Row]:
-    """Yield what every attack reaches, the smallest batches first."""
+    """Yield the scores of every attack, the smallest batches first."""
     keys = ("model", "texts", "batch", "index", "attack")
     known = {tuple(row[key] for key in keys) for row in done}
     wanted = product(asked.batches, asked.texts, asked.models, range(asked.observations))
@@ -139,7 +139,7 @@ def _scores(
     except NotApplicable as reason:
         return {"reason": str(reason)}
     seconds = time.process_time() - started
-    values = torch.cat([guess.inputs, modality.nothing(truth.inputs)])  # for whom nobody guessed
+    values = torch.cat([guess.inputs, modality.nothing(truth.inputs)])  # if no guess is left
     matched = values[modality.match(guess.inputs, truth.inputs)]
     scores = modality.scores(matched, truth.inputs)
     texts = [[modality.text(row) for row in part] for part in (truth.inputs, matched)]

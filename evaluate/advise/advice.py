@@ -1,4 +1,4 @@
-"""The answer to a question about DP parameters: a table, and the words around it.
+"""The answer to a question about DP parameters: a table, reasons and warnings.
 
 References:
     [1] Ponomareva, Hazimeh, Kurakin, Xu, Denison, McMahan, Vassilvitskii, Chien, Thakurta. "How
@@ -32,24 +32,24 @@ REASONABLE_EPSILON = 10.0
 """Epsilon up to which a guarantee is commonly called reasonable [1]."""
 
 ALARM = 5e-4
-"""p-value of a success above its bound: 5 % for a hundred attacks and rows together."""
+"""p-value below which a success refutes its bound. 100 tests at this level give 5 % in total."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """An answer.
+    """The answer to a question.
 
     Attributes:
-        question: What was asked.
-        setting: Dataset and model; None without measurements.
-        rows: The table: settings that were measured, or noise multipliers alone.
-        recommended: The setting to take; None if the target cannot be reached.
-        reasons: Why, in sentences.
-        panel: Version of the attacks; None without measurements.
-        proxy: Examples that accuracy was measured with, if not those that were asked about.
-        asked_candidates: Candidates that were asked about, of which the data may have fewer.
-        levers: What other runs would buy, beside the recommended row, or the closest.
-        clipping: What other clipping norms do, all else being as in that row.
+        question: The question.
+        setting: Dataset and model. None without measurements.
+        rows: The table: measured settings, or noise multipliers without measurements.
+        recommended: The recommended setting. None if the target cannot be reached.
+        reasons: Sentences that explain the recommendation.
+        panel: Version of the attack panel. None without measurements.
+        proxy: Number of examples used to measure accuracy, if it differs from the question's.
+        asked_candidates: Number of candidates in the question. The data may have fewer.
+        levers: Effects of other changes to the run, relative to the recommended (or closest) row.
+        clipping: Effects of other clipping norms, with all else as in that row.
     """
 
     question: Question
@@ -65,14 +65,14 @@ class Advice:
 
     @cached_property
     def observation_points(self) -> tuple[ObservationPoint, ...]:
-        """Return who sees what if the recommended noise is added on the client, or later."""
+        """Return what the server sees, depending on where the recommended noise is added."""
         if self.recommended is None:
             return ()
         return tuple(observation_points(self.question, self.recommended))
 
     @property
     def columns(self) -> dict[str, Callable[[AdviceRow], str]]:
-        """Return those of `COLUMNS` that have anything to show."""
+        """Return the non-empty columns of `COLUMNS`."""
         shown = _shown(COLUMNS, self.rows)
         if len({row.rounds for row in self.rows}) < 2:
             del shown["rounds"]
@@ -80,7 +80,7 @@ class Advice:
 
     @property
     def tables(self) -> dict[str, tuple[list[str], list[list[str]]]]:
-        """Return what else could be changed, as tables by title: headers, and rows of cells."""
+        """Return tables of other changes: title -> headers and rows of cells."""
         tables: dict[str, tuple[dict[str, Callable[[Any], str]], Sequence[Any]]] = {
             "What else could be changed": (_shown(LEVER_COLUMNS, self.levers), self.levers),
             "Clipping norms": (CLIPPING_COLUMNS, self.clipping),
@@ -93,7 +93,7 @@ class Advice:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what must be said along with the answer."""
+        """Return the warnings that belong to the answer."""
         return tuple(_warnings(self))
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Advice:
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the settings, and the words around them."""
+        """Return the HTML for notebooks: the table, reasons and warnings."""
         words = f"<pre style='white-space: pre-wrap'>{escape(self)}</pre>"
         shown = [row for row in self.rows if not row.searched]
         if not shown:
@@ -119,7 +119,7 @@ class Advice:
         return str(pd.DataFrame(cells, columns=["", *self.columns]).to_html(index=False)) + words
 
     def document(self) -> dict[str, Any]:
-        """Return the answer as one JSON document; what is infinite or absent is null."""
+        """Return the answer as one JSON document. Infinite or missing values are null."""
         question = self.question
         return {
             "question": {
@@ -150,38 +150,38 @@ class Advice:
 def _shown(
     columns: Mapping[str, Callable[[Any], str]], rows: Sequence[Any]
 ) -> dict[str, Callable[[Any], str]]:
-    """Return the columns that have anything to show."""
+    """Return the non-empty columns."""
     return {name: cell for name, cell in columns.items() if any(cell(row) for row in rows)}
 
 
 def proven_reasons(question: Question, row: AdviceRow) -> Iterator[str]:
-    """Yield why a noise multiplier keeps the target, by the proofs alone."""
+    """Yield the proven reasons why a noise multiplier keeps the target."""
     noise = f"Noise multiplier {sigma(row.noise_multiplier)}"
     by = ", ".join(f"{name.upper()} {number(value)}" for name, value in row.epsilon.items())
     if question.epsilon is not None:
-        start = f"{noise} is the least, rounded up, that keeps epsilon {question.epsilon:g}"
+        start = f"{noise} is the smallest (rounded up) that keeps epsilon {question.epsilon:g}"
     elif question.reconstruction_success is not None:
         start = (
-            f"{noise} is the least, rounded up, that keeps every reconstruction attack at "
-            f"{_percent(question.reconstruction_success)}"
+            f"{noise} is the smallest (rounded up) that keeps every reconstruction attack at or "
+            f"below {_percent(question.reconstruction_success)}"
         )
     else:
-        start = f"{noise} is the largest tested that keeps the accuracy"
+        start = f"{noise} is the largest tested one that keeps the accuracy"
     kind = "step" if question.unit == "record" else "round"
     yield (
-        f"{start}. Its epsilon is {by}, for one {question.unit} that contributes or does not "
-        f"(zero-out: how many {question.unit}s there are is public), at delta "
-        f"{question.used_delta:.2g}, over {counted(question.counted_steps, kind)} that it is in "
-        f"with probability {question.sample_rate:.3g} each. All accountants are upper bounds; "
+        f"{start}. Its epsilon is {by}, at delta {question.used_delta:.2g}. It protects one "
+        f"{question.unit} that contributes or does not (zero-out: the number of {question.unit}s "
+        f"is public). It counts {counted(question.counted_steps, kind)}; the {question.unit} is in "
+        f"each with probability {question.sample_rate:.3g}. All accountants give upper bounds, and "
         "PLD is the tightest."
     )
     several = question.unit == "record" and question.steps_per_round > 1
-    known = "a local step that the victim is in" if several else "that the victim is in it"
+    known = "knows a local step of the victim" if several else "knows that the victim is in it"
     yield (
-        f"Among {question.candidates} candidates, where a blind guess is right in "
-        f"{_percent(question.prior)} of cases, no attack that sees all uploads of the run is right "
-        f"in more than {bounded(row.run_bound)}, none that sees one upload, and knows "
-        f"{known}, in more than {bounded(row.upload_bound)}, and none that does both in more than "
+        f"Among {question.candidates} candidates, a blind guess is right in "
+        f"{_percent(question.prior)} of cases. An attacker who sees all uploads of the run is "
+        f"right in at most {bounded(row.run_bound)}. One who sees one upload and {known} is right "
+        f"in at most {bounded(row.upload_bound)}. One who has both is right in at most "
         f"{bounded(row.bound)}."
     )
 
@@ -192,131 +192,133 @@ def _warnings(advice: Advice) -> Iterator[str]:
         yield _of_local_epochs(question, row)
     if question.taking_part < question.clients and question.max_participations is None:
         yield (
-            f"Clients are chosen for {question.taking_part} places in a round, and any of them may "
-            f"be chosen in all {question.rounds} rounds: that is what counts. To be chosen at "
-            "random gains nothing against a server, which sees who takes part. If a limit is "
-            "enforced, give it by --max-participations: less noise will do."
+            f"{question.taking_part} clients take part in a round, and one client may be chosen in "
+            f"all {question.rounds} rounds. The accounting assumes this. Random choice of clients "
+            "gives no protection against the server, because it sees who takes part. If you "
+            "enforce a limit, give it as --max-participations: then less noise suffices."
         )
     yield (
-        "Tuning on private data costs privacy that no epsilon here counts: every setting tried is "
-        "one more release. Choose C and the learning rate on public or proxy data, or account for "
-        "the search (Papernot and Steinke, ICLR 2022)."
+        "Tuning on private data costs privacy, and no epsilon here counts it: each tried setting "
+        "is one more release. Choose C and the learning rate on public or proxy data, or account "
+        "for the search (Papernot and Steinke, ICLR 2022)."
     )
     if question.unit == "record":
         yield (
-            "The unit is one record: who has several is protected the less, the more they are; and "
-            "what all records of a client have in common is not protected."
+            "The guarantee protects one record. A person with several records is protected less. "
+            "Facts that all records of a client share are not protected."
         )
     else:
         yield (
-            "The unit is a client with all that it has. A server sees who takes part: every round "
-            "that a client is in counts in full."
+            "The guarantee protects all data of one client. The server sees who takes part, so "
+            "each round of a client counts in full."
         )
         if row is not None:
             replaced = question.epsilon_of(row.noise_multiplier / 2)
             yield (
-                "That a client takes part is no secret to the server; what it has, is. For one "
-                f"client replaced by another, instead of zeroed out, epsilon is {number(replaced)}."
+                "The server knows which clients take part; the guarantee hides their data. If one "
+                "client is replaced by another instead of zeroed out, epsilon is "
+                f"{number(replaced)}."
             )
     yield (
-        "The guarantee is against the server only if the noise is on the upload before the server "
-        "sees it: see who sees what."
+        "The guarantee holds against the server only if noise is added before the server sees the "
+        'upload. Compare the cases under "Who sees what".'
     )
     if warning := delta_warning(question.used_delta, question.units):
         yield warning[0].upper() + warning[1:] + "."
     if not question.poisson_sampling:
         yield (
-            "Without Poisson sampling nothing is gained by drawing batches: a record counts in "
-            "full at each step that it is in. That is one per epoch, if a client works through "
-            "all of its examples, shuffled, before it takes any of them again; batches that "
-            "are drawn anew every round have no such bound."
+            "Without Poisson sampling, random batches give no extra protection: each step with a "
+            "record counts in full. This advice assumes one such step per epoch: a client shuffles "
+            "its examples and uses all of them before it uses one again. If you draw batches anew "
+            "in every round, this advice does not hold."
         )
     if row is not None and row.epsilon["pld"] > REASONABLE_EPSILON:
         yield (
-            f"Epsilon {number(row.epsilon['pld'])} is above {REASONABLE_EPSILON:g}: next to "
-            "nothing is guaranteed by it; look at the bounds on reconstruction, and at what else "
-            "could be changed."
+            f"Epsilon {number(row.epsilon['pld'])} is above {REASONABLE_EPSILON:g} and guarantees "
+            'next to nothing. Look at the bounds on reconstruction and at "What else could be '
+            'changed".'
         )
     if any(not one.noise_multiplier for one in advice.rows):
-        yield "Without noise (sigma 0) epsilon is infinite, however small the clipping norm is."
+        yield "Without noise (sigma 0), epsilon is infinite for every clipping norm."
     if advice.setting is None:
         yield (
-            "Nothing was measured: the clipping norm, the learning rate and the accuracy depend on "
-            "model and data, which --model and --dataset give."
+            "Nothing was measured. The clipping norm, the learning rate and the accuracy depend on "
+            "model and data: give --model and --dataset to measure them."
         )
         return
     yield from _measured_warnings(advice)
 
 
 def _of_local_epochs(question: Question, row: AdviceRow | None) -> str:
-    """Return what the noise is worth if a round is a local epoch."""
+    """Return the warning about the case that a round is a local epoch."""
     longer = replace(question, local_epochs=1)
     text = (
-        "A round counts as one step with one batch. If a client trains for an epoch in every "
-        f"round, as is usual with Flower and FedAvg, it takes {longer.steps:,} steps, not "
+        "A round counts as one step with one batch. With Flower and FedAvg, a client usually "
+        f"trains for an epoch in every round. Then it takes {longer.steps:,} steps, not "
         f"{question.steps:,}"
     )
     if row is not None and row.noise_multiplier:
         try:
             epsilon = f"is {number(longer.epsilon_of(row.noise_multiplier))}"
-        except ValueError:  # of more steps than are accounted for
+        except ValueError:  # too many steps to account for
             epsilon = "is far larger"
         text += (
-            f": with noise multiplier {sigma(row.noise_multiplier)} epsilon then {epsilon}, not "
+            f", and epsilon with noise multiplier {sigma(row.noise_multiplier)} {epsilon}, not "
             f"{number(row.epsilon['pld'])}"
         )
-    return f"{text}. Say which by --local-epochs or --local-steps."
+    return f"{text}. Give --local-epochs or --local-steps to say which."
 
 
 def _measured_warnings(advice: Advice) -> Iterator[str]:
     question = advice.question
     yield (
-        "Measured success is that of these attacks on one upload of one example, of an untrained "
-        "model, the candidates being look-alikes with the victim's label. Compare it with the "
-        "bound for one upload. No attack here combines the uploads of a run, as the bound for the "
-        "run allows for: a low success proves nothing about such an attack, the bound does."
+        "These attacks saw one upload of one example from an untrained model. The candidates were "
+        "look-alikes with the victim's label. Compare the measured success with the bound for one "
+        "upload. No attack here combines the uploads of a run. A low success proves nothing about "
+        "attacks that do; only the bound for the run limits them."
     )
     yield (
-        "The settings were compared on the same test examples that accuracy is reported on, with "
-        "other seeds; its interval does not cover that choice."
+        "The search compared settings with other seeds, but on the same test examples as the "
+        "reported accuracy. The interval of the accuracy does not cover that choice."
     )
     norms = {one.max_norm for one in advice.rows if one.searched and one.max_norm is not None}
     chosen = advice.rows[1].max_norm
     if len(norms) > 1 and chosen in (min(norms), max(norms)):
         side = "smallest" if chosen == min(norms) else "largest"
-        yield f"The clipping norm {chosen:g} is the {side} tried: beyond it may be a better one."
+        yield f"The clipping norm {chosen:g} is the {side} tried. A better one may lie beyond it."
     if advice.proxy is not None:
         yield (
-            f"Accuracy was measured with {advice.proxy} examples where {question.examples} were "
-            "asked about: more data usually gives more."
+            f"Accuracy was measured with {advice.proxy} examples, but the question is about "
+            f"{question.examples}. More data usually gives a higher accuracy."
         )
     if advice.asked_candidates is not None and advice.asked_candidates > question.candidates:
         yield (
-            f"{advice.asked_candidates} candidates were asked about, but a class of this data has "
-            f"{question.candidates} look-alikes: all bounds and rates are for these."
+            f"The question is about {advice.asked_candidates} candidates, but a class of this data "
+            f"has {question.candidates} look-alikes. All bounds and rates are for "
+            f"{question.candidates}."
         )
     control = advice.rows[0].success
     if control is not None and not control.low > question.prior:
         yield (
-            "Even undefended no attack is shown to beat a blind guess: that they fail with noise "
-            "proves nothing here."
+            "Even without a defense, no attack is significantly better than a blind guess. So "
+            "their failure with noise proves nothing here."
         )
     for one in advice.rows:
         if one.failed:
             yield (
                 f"At noise multiplier {sigma(one.noise_multiplier)}, {one.failed} attacks crashed "
-                "or ran out of time: the success is that of the others."
+                "or ran out of time. The success is that of the other attacks."
             )
         if one.success is not None and _refutes(one.success, one.upload_bound):
             yield (
-                f"At noise multiplier {sigma(one.noise_multiplier)} the measured success, "
-                f"{one.success}, is above what is proven possible, "
-                f"{bounded(one.upload_bound)}: an error in the defense or in this evaluation."
+                f"At noise multiplier {sigma(one.noise_multiplier)}, the measured success "
+                f"{one.success} is above the proven bound {bounded(one.upload_bound)}. The defense "
+                "or this evaluation contains an error."
             )
 
 
 def _refutes(success: Interval, bound: float) -> bool:
-    """Return whether a success is beyond luck if no attack exceeds a bound."""
+    """Return whether a success is significantly above a bound."""
     successes = round(success.value * success.n)
     return bool(binom.sf(successes - 1, success.n, bound) < ALARM)
 

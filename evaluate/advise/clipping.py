@@ -1,8 +1,8 @@
-"""What a clipping norm does to the gradients of a model: how many it cuts, what noise it brings.
+"""The effect of a clipping norm on gradients: how many it clips, and how much noise it brings.
 
-Noise is in proportion to the clipping norm C; what it hides, the mean of the clipped gradients,
-grows more slowly than C and not at all once nothing is cut. Hence small norms are the less noisy,
-as long as the cut gradients still point where they should.
+The noise is proportional to the clipping norm C. The signal is the mean of the clipped gradients.
+It grows more slowly than C, and stops growing when no gradient is clipped. So a smaller norm gives
+less noise relative to the signal, as long as the clipped gradients keep their direction.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ..foundations.statistics import Interval
 from ..world.scenario import World
 
 SAMPLE, FEWEST, BLOCK = 256, 16, 32
-"""Public examples whose gradients are looked at; the fewest batches, where there are as many; and
-how many of them at once."""
+"""Number of public examples, minimal number of batches (if the data has so many), and batches
+per block."""
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """What clipping does at one model.
+    """The effect of clipping at one model.
 
     Attributes:
-        share: Share of gradients that are cut.
-        noise_over_signal: Norm of the noise of a round's mean update over that of the mean of all
-            clipped gradients; None where that is too small to be seen in a sample.
+        share: Share of gradients that are clipped.
+        noise_over_signal: Norm of the noise in a round's mean update, divided by the norm of the
+            mean clipped gradient. None if the latter is too small to estimate.
     """
 
     share: float
@@ -42,12 +42,12 @@ class Clipped:
 
 @dataclass(frozen=True)
 class ClippingPoint:
-    """One clipping norm, everything else as recommended.
+    """One clipping norm, with all else as recommended.
 
     Attributes:
         max_norm: C.
-        first: What it does at the initial model.
-        last: What it does at the trained one.
+        first: Its effect at the initial model.
+        last: Its effect at the trained model.
         accuracy: Accuracy with it, after all rounds.
     """
 
@@ -62,7 +62,7 @@ class ClippingPoint:
 
 
 def gradient_norms(world: World, model: nn.Module, batch_size: int = 1) -> Tensor:
-    """Return the norms of gradients of batches of public examples."""
+    """Return the gradient norms of batches of public examples."""
     return torch.cat([block.norm(dim=1) for block in _gradients(world, model, batch_size)])
 
 
@@ -73,14 +73,14 @@ def clipped(
     update_noise: float,
     batch_size: int = 1,
 ) -> list[Clipped]:
-    """Return what each of some clipping norms does to the gradients of public batches.
+    """Return the effect of each clipping norm on the gradients of public batches.
 
     Args:
         world: The scenario.
         model: The model.
         max_norms: Clipping norms.
-        update_noise: Standard deviation of the noise in an entry of the mean update, over C.
-        batch_size: Examples behind what is clipped.
+        update_noise: Standard deviation of the noise per entry of the mean update, divided by C.
+        batch_size: Examples per clipped gradient.
     """
     count, sums, squares = 0, [torch.zeros(())] * len(max_norms), [0.0] * len(max_norms)
     cut = [0] * len(max_norms)
@@ -94,7 +94,7 @@ def clipped(
             cut[place] += int((norms > most).sum())
     found = []
     for most, total, square, above in zip(max_norms, sums, squares, cut, strict=True):
-        # The mean of a sample is too long by its own variance, which is taken off.
+        # Subtract the variance of the sample mean: its squared norm is biased by it.
         signal = (float(total.square().sum()) - square) / max(1, count * (count - 1))
         noise = update_noise * most * math.sqrt(total.numel())
         ratio = noise / math.sqrt(signal) if signal > 0 else None

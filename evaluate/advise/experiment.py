@@ -1,14 +1,17 @@
-"""Clipping norm and learning rate under a given noise, and what they are worth: by training.
+"""Search for clipping norm and learning rate at a given noise, and measure the best.
 
-At a fixed epsilon the noise multiplier is set by sampling and steps alone. What is left is the
-clipping norm, which trades bias for noise, and the learning rate. They are searched for together
-by successive halving [1]: every pair for a part of the rounds, the best for all of them, and then
-what is around the winner. A pair is a clipping norm and a *step size*, how far the server moves
-along clipped updates: under Adam, which does not see their scale, that is its learning rate; under
-SGD, the rate times the norm. Other noise asks for another step size, which is searched for at the
-same clipping norm.
+At a fixed epsilon, sampling and steps alone determine the noise multiplier. Two choices remain:
+the clipping norm, which trades bias for noise, and the learning rate. Successive halving [1]
+searches for both together. It trains every pair for a part of the rounds, then the best pairs for
+all rounds, and then pairs near the winner.
 
-Whoever was best was lucky, too. Hence what is recommended is measured again, with other seeds.
+A pair is a clipping norm and a *step size*. The step size is how far the server moves along
+clipped updates. Under Adam, which ignores their scale, it is the learning rate. Under SGD, it is
+the rate times the norm. Other noise needs another step size; it is searched for at the same
+clipping norm.
+
+The winner of a search is partly lucky. So the recommended setting is measured again with other
+seeds.
 
 References:
     [1] Jamieson, Talwalkar. "Non-stochastic Best Arm Identification and Hyperparameter
@@ -45,11 +48,11 @@ from .measurements import Key, Trained, attacked, trained
 from .question import AdviceRow, Question, proven
 
 SEED_STRIDE = 1000
-"""Distance of the seeds of two repetitions, more than any of them uses."""
+"""Distance between the seeds of two repetitions. No repetition uses as many seeds."""
 
 
 class TrainingChoice(NamedTuple):
-    """What a training run can choose; without noise nothing is clipped either."""
+    """The choices of a training run. Without noise, nothing is clipped."""
 
     noise_multiplier: float
     max_norm: float
@@ -61,14 +64,14 @@ class Effort:
     """How much is tried.
 
     Attributes:
-        norm_factors: Clipping norms, relative to the usual norm of a gradient on public data.
+        norm_factors: Clipping norms, relative to the median gradient norm on public data.
         step_sizes: Step sizes of the server.
-        shortening: The first stage takes the rounds divided by this.
-        survivors: Settings that are trained to the end.
-        seeds: Repetitions of what is reported; five make an interval over seeds.
+        shortening: The first stage trains for the rounds divided by this.
+        survivors: Number of settings that are trained for all rounds.
+        seeds: Repetitions of the reported settings. Five give an interval over seeds.
         observations: Attacked uploads per seed.
         adversaries: The attacks.
-        what_if: Whether other clipping norms and other runs are trained at the end.
+        what_if: Whether to train other clipping norms and other runs at the end.
     """
 
     norm_factors: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
@@ -83,15 +86,15 @@ class Effort:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Training and attacks for one question, in cells of a run's folder.
+    """Training and attacks for one question, as cells in the folder of a run.
 
     Attributes:
-        question: What is asked; its candidates are as many as the data allows.
+        question: The question. Its number of candidates fits the data.
         scenario: Data, model and the server's optimizer.
-        out: Folder of the cells; what is there is not run again.
+        out: Folder of the cells. Stored cells are not run again.
         effort: How much is tried.
-        seed: Repetition: another one shares no seed with this.
-        workers: Processes; by default as many as the engine has room for.
+        seed: Number of the repetition. Two repetitions share no seed.
+        workers: Number of processes. By default as many as the engine can run.
         engine: Where cells run.
         console: Where progress is shown.
     """
@@ -112,13 +115,13 @@ class Experiment:
 
     @cached_property
     def norms(self) -> list[float]:
-        """Return the clipping norms to try, around the usual one of public gradients."""
+        """Return the clipping norms to try, around the median norm of public gradients."""
         initial = self.world.model(Defense(), seed=0)
         usual = float(gradient_norms(self.world, initial, self.clipped_examples).median())
         return [_rounded(factor * usual) for factor in self.effort.norm_factors]
 
     def search(self, noise_multiplier: float) -> tuple[TrainingChoice, list[AdviceRow]]:
-        """Return the best setting at one noise multiplier, and the rows of all."""
+        """Return the best setting at one noise multiplier, and the rows of all tried settings."""
         for note in check_scenario(self.scenario):
             self._say(f"[yellow]warning[/yellow] {escape(note)}")
         everything = self.settings(noise_multiplier)
@@ -138,10 +141,10 @@ class Experiment:
     def retune(
         self, best: TrainingChoice, noise: Sequence[float]
     ) -> tuple[list[TrainingChoice], list[AdviceRow]]:
-        """Return the best setting at each of some noise multipliers, and the rows of all.
+        """Return the best setting at each noise multiplier, and the rows of all tried settings.
 
-        The clipping norm stays. Of step sizes whose accuracies are within a standard error of
-        the best, the smallest is taken, as it is the least likely to fail with another seed.
+        The clipping norm stays. Among the step sizes within one standard error of the best
+        accuracy, the smallest wins, because it is the least likely to fail with another seed.
         """
         sizes = sorted({*self.effort.step_sizes, best.step_size})
         levels = [
@@ -173,11 +176,11 @@ class Experiment:
     ) -> list[AdviceRow]:
         """Train and attack settings with seeds that no search uses, and return their rows.
 
-        The attacker knows the defense: to publish it must not weaken a guarantee.
+        The attacker knows the defense, because publishing a defense must not weaken a guarantee.
 
         Args:
             settings: Settings that differ in their noise.
-            repetition: Another `seed` than the experiment's.
+            repetition: Replaces the `seed` of the experiment.
         """
         seeds = self.fresh(self.seed if repetition is None else repetition)
         self._say(f"training and attacks of {len(settings)} settings, with {len(seeds)} new seeds")
@@ -198,7 +201,7 @@ class Experiment:
     def train_all(
         self, trials: Mapping[Key, Sequence[TrainTrial]], what: str
     ) -> dict[Key, Trained]:
-        """Run the trials of several settings, and return what became of each."""
+        """Run the trials of several settings, and return the result of each."""
         self._say(f"training of {what}")
         every = [trial for several in trials.values() for trial in several]
         if not every:
@@ -207,7 +210,7 @@ class Experiment:
         return trained(self._run(every, config), trials)
 
     def _run(self, trials: Sequence[Trial], config: RunConfig) -> Conclusions:
-        """Run cells, each attack on every upload: the rate of the strongest is reported."""
+        """Run cells. Each attack sees every upload, so that the strongest one is known."""
         return run_trials(
             trials,
             self.out,
@@ -221,7 +224,7 @@ class Experiment:
         )
 
     def config(self, settings: Sequence[TrainingChoice]) -> RunConfig:
-        """Return the run of settings that differ in their noise; with the first's step size."""
+        """Return the run of settings that differ in their noise, with the first one's step size."""
         return RunConfig(
             scenarios=(self.scenario_for(settings[0]),),
             defenses=tuple(self.defense(one) for one in settings),
@@ -234,7 +237,7 @@ class Experiment:
     def row(
         self, setting: TrainingChoice, trained: Trained, *, searched: bool = False
     ) -> AdviceRow:
-        """Return what is proven and what was measured of a setting."""
+        """Return the row of a setting: proven values and measurements."""
         return replace(
             proven(self.question, setting.noise_multiplier),
             max_norm=setting.max_norm if setting.noise_multiplier else None,
@@ -247,7 +250,7 @@ class Experiment:
     def setting(self, row: AdviceRow) -> TrainingChoice:
         """Return the setting of a measured row."""
         if row.max_norm is None or row.lr is None:
-            raise ValueError("row must be a measured one")
+            raise ValueError("row must be a measured row with a clipping norm and a learning rate")
         setting = TrainingChoice(row.noise_multiplier, row.max_norm, row.lr)
         return setting._replace(step_size=row.lr * self._scale(setting))
 
@@ -266,7 +269,7 @@ class Experiment:
         return Method(name="DPSGD", options=options)
 
     def scenario_for(self, setting: TrainingChoice, rounds: int | None = None) -> Scenario:
-        """Return the scenario with the question's plan and a setting's learning rate."""
+        """Return the scenario with the question's sizes and a setting's learning rate."""
         question, training = self.question, self.scenario.training
         plan = {
             "rounds": rounds or question.rounds,
@@ -287,11 +290,11 @@ class Experiment:
 
     @property
     def searched(self) -> range:
-        """Return the seed of the search."""
+        """Return the seed of the search (as a range)."""
         return range(SEED_STRIDE * self.seed, SEED_STRIDE * self.seed + 1)
 
     def fresh(self, repetition: int) -> range:
-        """Return the seeds of what is reported."""
+        """Return the seeds of the reported settings."""
         first = SEED_STRIDE * repetition + 1
         return range(first, first + self.effort.seeds)
 
@@ -306,11 +309,11 @@ class Experiment:
 
     @property
     def clipped_examples(self) -> int:
-        """Return how many examples are behind what is clipped."""
+        """Return the number of examples per clipped gradient."""
         return 1 if self.question.unit == "record" else self.question.batch_size
 
     def _scale(self, setting: TrainingChoice) -> float:
-        """Return how a learning rate depends on the clipping norm, at the same step size."""
+        """Return the step size divided by the learning rate."""
         clips = setting.noise_multiplier and self.scenario.training.server == "sgd"
         return setting.max_norm if clips else 1.0
 
@@ -324,7 +327,7 @@ def _best(trained: Mapping[TrainingChoice, Trained]) -> TrainingChoice:
 
 
 def _around(winner: TrainingChoice, grid: Sequence[TrainingChoice]) -> list[TrainingChoice]:
-    """Return what a grid leaves out around its best: step sizes between, and norms beyond."""
+    """Return neighbours of the winner that the grid lacks: step sizes between, norms beyond."""
     norms, sizes = (sorted({one[i] for one in grid}) for i in (1, 2))
     found = [winner._replace(step_size=size) for size in between(winner.step_size, sizes)]
     if len(norms) > 1 and winner.max_norm in (norms[0], norms[-1]):
@@ -334,7 +337,7 @@ def _around(winner: TrainingChoice, grid: Sequence[TrainingChoice]) -> list[Trai
 
 
 def between(size: float, grid: Sequence[float]) -> list[float]:
-    """Return the sizes half a step of a grid below and above one; none where there is no grid."""
+    """Return the sizes half a grid step below and above a size. None without a grid."""
     if not len(grid) > 1:
         return []
     half = (max(grid) / min(grid)) ** (0.5 / (len(grid) - 1))
@@ -342,11 +345,11 @@ def between(size: float, grid: Sequence[float]) -> list[float]:
 
 
 def fitting(question: Question, scenario: Scenario) -> Question:
-    """Return a question with no more candidates than a scenario's data has look-alikes."""
+    """Return a question whose candidates are at most the look-alikes in the data."""
     asked = scenario.model_copy(update={"candidates": question.candidates, "batch_size": 1})
     return replace(question, candidates=candidate_count(load_world(asked)))
 
 
 def _rounded(value: float) -> float:
-    """Return two digits of a number, which are all that a clipping norm is good for."""
+    """Round a clipping norm to two digits; more would not matter."""
     return float(f"{value:.2g}")

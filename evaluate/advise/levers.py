@@ -1,9 +1,9 @@
-"""What else could be changed about a training run, and what each change would buy.
+"""Other changes to a training run, and the effect of each.
 
-At a given target the noise follows from sampling and rounds. What training feels is the noise of
-a round's mean update, and how much of it remains in the mean of all rounds [1, section 5]: larger
-batches and more data lower both; more rounds raise the first and hardly move the second, which is
-why their number is for measurements to choose.
+For a given target, sampling and rounds determine the noise. Training depends on the noise in a
+round's mean update and on the noise in the mean of all rounds [1, section 5]. Larger batches and
+more data lower both. More rounds raise the first and hardly change the second, so the best number
+of rounds has to be measured.
 
 References:
     [1] Ponomareva, Hazimeh, Kurakin, Xu, Denison, McMahan, Vassilvitskii, Chien, Thakurta. "How
@@ -22,7 +22,7 @@ from ..foundations.statistics import Interval, rounded_up
 from .question import DIGITS, AdviceRow, Question, noise_near
 
 MOST_LEVERS = 5
-"""The most changes that are looked at."""
+"""Largest number of changes."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Lever:
 
     Attributes:
         name: The change, in words.
-        question: The run with it.
-        noise_multiplier: The least noise that then keeps the target.
-        epsilon: By PLD, with the noise that is recommended now.
-        round_noise: Noise of a round's mean update at the target, over what it is now.
+        question: The run after the change.
+        noise_multiplier: The smallest noise that keeps the target after the change.
+        epsilon: Epsilon (PLD) after the change, with the presently recommended noise.
+        round_noise: Noise in a round's mean update at the target, relative to now.
         run_noise: The same for the mean over all rounds.
-        accuracy: What was measured at the target; None where it could not be.
+        accuracy: Measured accuracy at the target. None if it could not be measured.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Lever:
 
 
 def changes(question: Question) -> Iterator[tuple[str, Question]]:
-    """Yield changes of a run, at its delta: twice or half of what may be chosen."""
+    """Yield changes of a run at the same delta: sizes doubled or halved."""
     fixed = replace(question, delta=question.used_delta)
     larger = min(2 * question.batch_size, question.share)
     if larger > question.batch_size:
@@ -75,13 +75,13 @@ def changes(question: Question) -> Iterator[tuple[str, Question]]:
 
 
 def pull(name: str, question: Question, now: Question, row: AdviceRow) -> Lever:
-    """Return what a change buys, by accountants and bounds.
+    """Return the effect of a change, by accountants and bounds.
 
     Args:
         name: The change.
-        question: The run with it, and a target that needs no data.
-        now: The run without it.
-        row: What is recommended now.
+        question: The run after the change. Its target needs no data.
+        now: The run before the change.
+        row: The present recommendation.
     """
     sigma = row.noise_multiplier
     found = sigma
@@ -101,13 +101,14 @@ def pull(name: str, question: Question, now: Question, row: AdviceRow) -> Lever:
 
 
 def _guess(question: Question, now: Question, sigma: float) -> float:
-    """Return the noise at which both runs are as private in the limit of many steps.
+    """Return the noise at which both runs are equally private in the limit of many steps.
 
-    There q sqrt(T (exp(1 / sigma^2) - 1)) tells all (Dong et al., Gaussian differential privacy).
+    In this limit, q sqrt(T (exp(1 / sigma^2) - 1)) determines the privacy (Dong et al., Gaussian
+    differential privacy).
     """
     (old,), (new,) = now.schedule(sigma), question.schedule(sigma)
     scale = old.sample_rate**2 * old.steps / (new.sample_rate**2 * new.steps)
-    halved = old.noise_multiplier / sigma  # of shuffled batches
+    halved = old.noise_multiplier / sigma  # for shuffled batches
     exponent = min((halved * sigma) ** -2, 700.0)
     noise: float = math.log1p(scale * math.expm1(exponent)) ** -0.5
     return noise / (new.noise_multiplier / sigma)

@@ -1,4 +1,4 @@
-"""From the rows of cells to what is said of a setting: accuracy, and the strongest attack."""
+"""Accuracy and strongest attack of a setting, from the rows of its cells."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Trained(NamedTuple):
-    """How good the models of a setting became, and how long each took."""
+    """Accuracy of the models of a setting, and seconds per training run."""
 
     accuracy: Interval
     seconds: float
 
 
 def trained(results: Conclusions, trials: Mapping[Key, Sequence[TrainTrial]]) -> dict[Key, Trained]:
-    """Return the accuracy after the last round, from the rows of cells that belong together."""
+    """Return accuracy after the last round and training time, for each group of trials."""
     cells, found = results.cells.set_index("cell"), {}
     for key, own in trials.items():
         keys = [trial.cell.key for trial in own]
@@ -41,9 +41,9 @@ def trained(results: Conclusions, trials: Mapping[Key, Sequence[TrainTrial]]) ->
 
 
 def attacked(results: Conclusions) -> dict[str, dict[str, Any]]:
-    """Return what attacks on each arm achieved, as fields of a row.
+    """Return the success of attacks on each arm, as fields of a row.
 
-    The strongest is chosen among several; its interval holds for all of them at once.
+    The interval of the strongest attack is corrected for the choice among all attacks.
     """
     rates, worst = results.rates(), results.worst_case()
     failed = results.cells[(results.cells["kind"] == "attack") & (results.cells["status"] != "ok")]
@@ -68,11 +68,11 @@ def attacked(results: Conclusions) -> dict[str, dict[str, Any]]:
 def predicted_accuracy(
     correct: Sequence[int], total: Sequence[int], confidence: float = 0.95
 ) -> Interval:
-    """Return the mean accuracy over seeds, and where one more run will be.
+    """Return the mean accuracy over seeds, with a prediction interval for one more run.
 
-    Whoever follows the advice trains once, with yet another seed: the interval is that of a
-    prediction, by Student's t, and contains the one of the mean. One seed predicts nothing, and
-    its interval is that of the test set alone.
+    A user who follows the advice trains once, with another seed. So this is a prediction interval
+    (Student's t). It contains the interval of the mean. With one seed no prediction is possible,
+    and the interval covers only the sampling of the test set.
 
     Args:
         correct: Correctly classified test examples, per seed.

@@ -1,13 +1,13 @@
-"""Who sees what, depending on where the noise is added.
+"""What the server sees, depending on where the noise is added.
 
-Clients who add noise together, each a part, and hide their uploads in a secure sum, reach the
-accuracy of central noise without trusting the server with uploads [1]. The noise of those who are
-lost in a round is missing, and the noise of those who tell it to the server is known: the parts
-must be so large that the others' suffice.
+With distributed noise, each client adds a part of the noise, and a secure sum hides the single
+uploads. This reaches the accuracy of central noise without trusting the server [1]. The noise of
+clients that drop out is missing. The noise of clients that collude is known to the server. So the
+parts must be large enough that the noise of the remaining clients suffices.
 
-Nor does a proof for real numbers hold for what a secure sum adds up: integers. The sum of noised
-uploads that were rounded one by one is no function of the noised sum. Noise that is itself of
-integers has proofs of its own [1, 2], with an epsilon that is close if levels are fine.
+A secure sum adds integers, and proofs for real numbers do not cover integers: the sum of noised
+and rounded uploads is not a function of the noised sum. Integer noise has separate proofs [1, 2].
+Its epsilon is close if the levels are fine.
 
 References:
     [1] Kairouz, Liu, Steinke. "The Distributed Discrete Gaussian Mechanism for Federated Learning
@@ -33,8 +33,8 @@ class ObservationPoint:
         name: `local`, `distributed` (planned for losses and colluders, planned for none, or with
             the secure sum bypassed) or `central`.
         sees: What the server sees of one client.
-        noise_multiplier: The noise on that which it does not know, at the least.
-        epsilon: What is left of the guarantee against the server.
+        noise_multiplier: The least noise in it that the server does not know.
+        epsilon: The guarantee that holds against the server.
         bound: Largest success of the server's attack on the run and one known upload.
     """
 
@@ -46,11 +46,11 @@ class ObservationPoint:
 
 
 def observation_points(question: Question, row: AdviceRow) -> Iterator[ObservationPoint]:
-    """Yield who sees what if a row's noise is added on the client, or later."""
+    """Yield what the server sees if a row's noise is added on the client, or later."""
     sigma = row.noise_multiplier
     yield ObservationPoint(
         "local",
-        "an upload that the client itself has noised; this is what the table is about",
+        "an upload to which the client has added noise; the table describes this case",
         sigma,
         row.epsilon["pld"],
         row.bound,
@@ -59,8 +59,8 @@ def observation_points(question: Question, row: AdviceRow) -> Iterator[Observati
         yield from _distributed(question, row)
     yield ObservationPoint(
         "central",
-        "uploads in the clear, since the server itself adds the noise: the guarantee is against "
-        "those who see the model alone, none against the server",
+        "uploads without noise, because the server adds the noise. The guarantee protects against "
+        "people who see only the model, and not against the server",
         0.0,
         math.inf,
         1.0,
@@ -69,15 +69,16 @@ def observation_points(question: Question, row: AdviceRow) -> Iterator[Observati
 
 def _distributed(question: Question, row: AdviceRow) -> Iterator[ObservationPoint]:
     sigma, clients, makers = row.noise_multiplier, question.taking_part, question.noise_makers
-    gone = f"{question.dropout:.0%} of them are lost and {question.colluders:.0%} tell their noise"
+    gone = f"{question.dropout:.0%} of them drop out and {question.colluders:.0%} tell their noise"
     if makers:
         part = sigma / math.sqrt(makers)
         yield ObservationPoint(
             "distributed",
-            f"only the sum of {clients} uploads, each with {part:.4g} of noise, 1/sqrt({makers}) "
-            f"of the local, which suffices even if {gone}: as private as local, and the mean has "
-            f"1/{math.sqrt(makers):.3g} of its noise. Integers, as a secure "
-            "sum takes, need noise with a proof of its own (discrete Gaussian, Skellam)",
+            f"only the sum of {clients} uploads. Each has noise {part:.4g}, which is "
+            f"1/sqrt({makers}) of the local noise. It suffices even if {gone}. This is as private "
+            f"as local noise, and the mean has 1/{math.sqrt(makers):.3g} of the noise. A secure "
+            "sum adds integers, so the noise needs a proof for integers (discrete Gaussian, "
+            "Skellam)",
             sigma,
             row.epsilon["pld"],
             row.bound,
@@ -85,13 +86,13 @@ def _distributed(question: Question, row: AdviceRow) -> Iterator[ObservationPoin
     left = sigma * math.sqrt(makers / clients)
     yield _seen(
         "distributed, planned for no loss",
-        f"the same, if each adds 1/sqrt({clients}) and {gone}",
+        f"the same sum, if each client adds only 1/sqrt({clients}) of the noise and {gone}",
         left,
         question,
     )
     yield _seen(
         "distributed, sum bypassed",
-        "a single upload, because secure aggregation is broken or other clients are the server's",
+        "a single upload, because secure aggregation is broken or the server owns other clients",
         sigma / math.sqrt(makers or clients),
         question,
     )

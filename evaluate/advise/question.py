@@ -1,11 +1,14 @@
-"""What is asked about DP parameters, and what is proven of each answer.
+"""A question about DP parameters, and the proven facts about each answer.
 
-Three bounds on reconstruction stand beside each epsilon, because they answer three questions. Over
-the *run*, the attacker sees every upload and does not know which of them the victim is in: secret
-sampling protects it. Of *one upload* the attacker knows a step that the victim is in, as one who
-inverts a gradient does: there sampling is of no help. Either may be the larger.
-*Both* at once, one known upload and all others, is what no attacker exceeds; measured success is
-about one upload.
+Each epsilon comes with three bounds on reconstruction, for three kinds of attackers:
+
+- *run*: The attacker sees every upload, but does not know which of them the victim is in. Secret
+  sampling protects the victim.
+- *one upload*: The attacker knows a step that the victim is in, like an attacker who inverts a
+  gradient. Sampling does not help. Either of these bounds may be the larger.
+- *both*: The attacker knows one such upload and sees all others. No attacker exceeds this bound.
+
+Measured success is about one upload.
 """
 
 from __future__ import annotations
@@ -40,49 +43,49 @@ from ..privacy.accounting import (
 from ..privacy.bounds import Bounds
 
 TARGETS = ("epsilon", "reconstruction_success", "min_accuracy")
-"""What a question may ask for: exactly one of them."""
+"""Possible targets. A question has exactly one of them."""
 
 TOLERANCE = 2e-4
-"""How closely a noise multiplier is calibrated, before it is rounded up."""
+"""Relative precision of a noise multiplier, before it is rounded up."""
 
 DIGITS = 4
-"""Digits of a noise multiplier, rounded up: what is printed keeps the target, too."""
+"""Digits of a noise multiplier. It is rounded up, so the printed value keeps the target."""
 
 _OPTIONAL_SIZES = ("local_epochs", "local_steps", "clients_per_round", "max_participations")
 
 
 @dataclass(frozen=True)
 class Question:
-    """A training run, and what its noise is to achieve.
+    """A training run, and the target for its noise.
 
-    In each round that it takes part in, a client takes one local step or several, each with a batch
-    of its own examples. All steps that it may take count: the server sees who takes part, so that
-    being chosen at random gains nothing.
+    A client takes one or more local steps in each of its rounds. Each step uses a batch of the
+    client's examples. All steps that a client may take count. The server sees who takes part, so
+    random choice of clients gives no protection.
 
     Attributes:
         examples: Training examples of all clients together.
-        batch_size: Examples that one client expects in a batch.
-        rounds: Rounds of all clients.
-        clients: Clients that share the examples evenly.
-        local_epochs: Passes over a client's examples in one round; of them and `local_steps` one
-            may be given. Without either, a round is one step.
+        batch_size: Expected number of examples in a client's batch.
+        rounds: Rounds of the whole training.
+        clients: Clients, which share the examples evenly.
+        local_epochs: Passes over a client's examples in one round. Give this or `local_steps`.
+            Without either, a round is one step.
         local_steps: Steps of a client in one round.
-        clients_per_round: Clients that take part in a round; None for all.
-        max_participations: Rounds that a client takes part in at most, which has to be enforced;
-            None for all rounds.
-        unit: What is protected: one `record` (DP-SGD), or all that a `client` has.
-        delta: Failure probability; None for a default that suits the number of units.
-        candidates: N, among how many an attacker has to find the right one: a blind guess
-            succeeds with probability 1 / N.
-        poisson_sampling: Whether batches are Poisson samples. Of shuffled epochs, a record is in
-            one batch each: as many steps count, in full.
-        dropout: Share of clients that may be lost in a round; it matters to noise that clients
-            add together, as do the next.
+        clients_per_round: Clients that take part in a round. None for all.
+        max_participations: Largest number of rounds of one client. The deployment must enforce
+            it. None for all rounds.
+        unit: What is protected: one `record` (DP-SGD), or all data of a `client`.
+        delta: Failure probability. None for a default that fits the number of units.
+        candidates: N, the number of candidates among which an attacker must find the right one.
+            A blind guess succeeds with probability 1 / N.
+        poisson_sampling: Whether batches are Poisson samples. Otherwise epochs are shuffled: a
+            record is in one batch of each epoch, and this step counts in full.
+        dropout: Share of clients that may drop out of a round. It matters only for distributed
+            noise, like `colluders`.
         colluders: Share of clients that may tell the server their noise.
-        epsilon: The largest epsilon, by PLD.
-        reconstruction_success: The largest probability of reconstruction, by an attacker who
-            knows one upload that the victim is in, and sees all others.
-        min_accuracy: The least test accuracy; needs data.
+        epsilon: Target: the largest epsilon, by PLD.
+        reconstruction_success: Target: the largest success of an attacker who knows one upload
+            that the victim is in and sees all others.
+        min_accuracy: Target: the least test accuracy. Needs data.
     """
 
     examples: int
@@ -119,7 +122,7 @@ class Question:
             raise ValueError("give local_epochs or local_steps, not both")
 
     def _check_shares(self) -> None:
-        """Raise if clients, rounds and examples do not go together."""
+        """Raise if clients, rounds and examples do not fit each other."""
         if not self.taking_part <= self.clients:
             raise ValueError(
                 f"clients_per_round must be at most the {self.clients} clients, got "
@@ -128,9 +131,9 @@ class Question:
         if not self.rounds <= self.possible_rounds:
             raise ValueError(
                 f"max_participations must be at least "
-                f"{-(-self.rounds * self.taking_part // self.clients)}: {self.rounds} rounds of "
-                f"{self.taking_part} of {self.clients} clients cannot be filled otherwise, got "
-                f"{self.max_participations}; give fewer rounds or clients_per_round"
+                f"{-(-self.rounds * self.taking_part // self.clients)}, got "
+                f"{self.max_participations}: {self.rounds} rounds with {self.taking_part} of "
+                f"{self.clients} clients need more. Or give fewer rounds or clients_per_round"
             )
         if not self.clients <= self.examples:
             raise ValueError(f"clients must be at most the {self.examples} examples")
@@ -141,7 +144,7 @@ class Question:
             )
 
     def _check_target(self) -> None:
-        """Raise if it is not clear what is protected, from whom and how well."""
+        """Raise if unit, delta, candidates, shares or target are invalid."""
         if self.unit not in ("record", "client"):
             raise ValueError(f"unit must be record or client, got {self.unit!r}")
         if self.delta is not None and not 0 < self.delta < 1:
@@ -162,17 +165,17 @@ class Question:
 
     @property
     def target(self) -> str:
-        """Return which of `TARGETS` is asked for."""
+        """Return the name of the target, one of `TARGETS`."""
         return next(name for name in TARGETS if getattr(self, name) is not None)
 
     @property
     def value(self) -> float:
-        """Return what the target must keep to."""
+        """Return the value of the target."""
         return float(getattr(self, self.target))
 
     @property
     def share(self) -> int:
-        """Return the examples of one client; of the one with fewer, if they do not divide."""
+        """Return the number of examples of one client, rounded down."""
         return self.examples // self.clients
 
     @property
@@ -182,20 +185,20 @@ class Question:
 
     @property
     def participations(self) -> int:
-        """Return how many rounds a client takes part in at most."""
+        """Return the largest number of rounds of one client."""
         most = self.rounds if self.max_participations is None else self.max_participations
         return min(self.rounds, most)
 
     @property
     def possible_rounds(self) -> float:
-        """Return how many rounds the limit on participations leaves enough clients for."""
+        """Return the largest number of rounds that the limit on participations permits."""
         if self.max_participations is None:
             return math.inf
         return self.max_participations * self.clients // self.taking_part
 
     @property
     def epoch_steps(self) -> int:
-        """Return the steps of a pass over a client's examples; of one with more, if any has."""
+        """Return the steps of a pass over the examples of the largest client."""
         largest_share = -(-self.examples // self.clients)
         return -(-largest_share // self.batch_size)
 
@@ -208,18 +211,18 @@ class Question:
 
     @property
     def steps(self) -> int:
-        """Return how many steps a client takes at most."""
+        """Return the largest number of steps of one client."""
         return self.participations * self.steps_per_round
 
     @property
     def may_be_misread(self) -> bool:
-        """Return whether a round was perhaps meant to be a local epoch, and not one step."""
+        """Return whether the user may have meant a local epoch per round, and not one step."""
         said = self.local_epochs is not None or self.local_steps is not None
         return self.unit == "record" and not said and self.epoch_steps > 1
 
     @property
     def summary(self) -> str:
-        """Return what the run is, with the products that sizes could be mistaken for."""
+        """Return the sizes of the run with their products, to prevent confusion between them."""
         about = "" if self.examples % self.clients == 0 else "about "
         text = (
             f"{counted(self.clients, 'client')} x {about}{counted(self.share, 'example')} = "
@@ -229,14 +232,14 @@ class Question:
             mean = self.rounds * self.taking_part / self.clients
             text += (
                 f"{self.taking_part:,} of the clients in each of {counted(self.rounds, 'round')}: "
-                f"a client is in {mean:.3g} on average, and in at most {self.participations:,}, "
-                "which count; "
+                f"a client is in {mean:.3g} on average and in at most {self.participations:,} "
+                "(these count); "
             )
         rounds = counted(self.participations, "round")
         local = counted(self.steps_per_round, "local step")
         if self.unit == "client":
             count = "counts" if self.participations == 1 else "count"
-            return text + f"{rounds} of a client {count}, each as a whole with {local}"
+            return text + f"{rounds} of a client {count} as a whole, each with {local}"
         text += f"{rounds} x {local} = {counted(self.steps, 'step')} of a client"
         if self.counted_steps < self.steps:
             count = "counts" if self.counted_steps == 1 else "count"
@@ -245,12 +248,12 @@ class Question:
 
     @property
     def counted_steps(self) -> int:
-        """Return how many steps count for a record, or rounds for a client."""
+        """Return how many steps (unit record) or rounds (unit client) count."""
         return self.schedule(1.0)[0].steps
 
     @property
     def noise_makers(self) -> int:
-        """Return how many clients add noise that the server does not know, at the least."""
+        """Return the least number of clients whose noise the server does not know."""
         count = self.taking_part
         gone = math.ceil(self.dropout * count) + math.ceil(self.colluders * count)
         return max(0, count - gone)
@@ -272,11 +275,11 @@ class Question:
 
     @property
     def sample_rate(self) -> float:
-        """Return q, as far as it counts."""
+        """Return q, the sampling probability that counts."""
         return self.schedule(1.0)[0].sample_rate
 
     def schedule(self, noise_multiplier: float) -> Schedule:
-        """Return the run with this noise, as its accountants see it."""
+        """Return the run with this noise as a schedule for the accountants."""
         if self.unit == "client":
             return (client_segment(noise_multiplier, self.participations),)
         segment = record_segment(
@@ -286,7 +289,7 @@ class Question:
             self.steps,
             poisson_sampling=self.poisson_sampling,
         )
-        if not self.poisson_sampling and self.steps_per_round > 1:  # epochs begin with the round
+        if not self.poisson_sampling and self.steps_per_round > 1:  # each round starts a new epoch
             passes = self.local_epochs or shuffled_passes(
                 self.share, self.batch_size, self.steps_per_round
             )
@@ -294,10 +297,10 @@ class Question:
         return (segment,)
 
     def update_noise(self, noise_multiplier: float) -> float:
-        """Return the noise of a round's mean update, as a standard deviation over C.
+        """Return the standard deviation of the noise in a round's mean update, divided by C.
 
-        Every client noises the sum of each batch, or its whole update; the mean is over local steps
-        and clients.
+        Every client adds noise to the sum of each batch (unit record) or to its whole update
+        (unit client). The mean is over local steps and clients.
         """
         if self.unit == "client":
             return noise_multiplier / math.sqrt(self.taking_part)
@@ -306,12 +309,12 @@ class Question:
         )
 
     def bound(self, noise_multiplier: float) -> float:
-        """Return the largest success of an attack on the run, one step of the victim known."""
+        """Return the largest success of an attack on the run that knows one step of the victim."""
         (segment,) = self.schedule(noise_multiplier)
         return self._known_step(segment)
 
     def upload_bound(self, noise_multiplier: float) -> float:
-        """Return the largest success of an attack on one upload, a step of the victim known."""
+        """Return the largest success of an attack on one upload that knows a step of the victim."""
         (segment,) = replace(self, rounds=1, max_participations=None).schedule(noise_multiplier)
         return self._known_step(segment)
 
@@ -325,54 +328,54 @@ class Question:
         return _epsilon(self.schedule(noise_multiplier), self.used_delta)
 
     def noise_for(self, epsilon: float) -> float:
-        """Return the least noise multiplier of `DIGITS` that keeps an epsilon, by PLD."""
+        """Return the least noise multiplier (with `DIGITS` digits) that keeps an epsilon by PLD."""
 
         def loose(sigma: float) -> float:
             return rough_epsilon(self.schedule(sigma), self.used_delta)
 
         try:
             guess = least_noise("epsilon", epsilon, loose, tolerance=0.01)
-        except Unreachable:  # by RDP, which is fast, but not the last word
+        except Unreachable:  # by RDP, which is fast but loose
             guess = least_noise("epsilon", epsilon, self.epsilon_of)
         return rounded_up(noise_near(guess, epsilon, self.epsilon_of), DIGITS)
 
     def least_noise(self) -> float:
-        """Return the least noise multiplier of `DIGITS` that keeps a target which needs no data.
+        """Return the least noise multiplier that keeps the target, if the target needs no data.
 
         Raises:
-            Unreachable: If none does; it says the closest that can be reached.
+            Unreachable: If no noise does. The message names the closest value.
         """
         if self.epsilon is not None:
             return self.noise_for(self.epsilon)
         if self.reconstruction_success is None:
-            raise UserError("an accuracy can only be kept where it can be measured: give a model")
+            raise UserError("a target accuracy has to be measured: give a model or a dataset")
         target = self.reconstruction_success
         return rounded_up(least_noise("a reconstruction success of", target, self.bound), DIGITS)
 
 
 @dataclass(frozen=True)
 class AdviceRow:
-    """One setting: what is proven of it, and what was measured.
+    """One setting, with its proven bounds and its measurements.
 
     Attributes:
         noise_multiplier: sigma.
-        epsilon: Epsilon by accountant; infinite without noise.
+        epsilon: Epsilon by each accountant. Infinite without noise.
         run_bound: Largest success of an attack on the run: gamma(kappa).
         upload_bound: Largest success of an attack on one upload that the victim is in.
         bound: Largest success of an attack on both.
-        rounds: Rounds of which all this is said.
-        max_norm: C, the clipping norm; None where nothing was measured, or clipped.
+        rounds: Rounds of the run that these values describe.
+        max_norm: C, the clipping norm. None without measurements or without clipping.
         lr: The server's learning rate.
-        accuracy: Test accuracy, and where that of one more run will be; over seeds that had no
-            part in choosing C and lr, unless `searched`.
-        success: Share of uploads that the strongest attack identified: what `upload_bound` is
-            about. The interval allows for the choice among the attacks.
-        strongest: That attack; None if no attack identified any.
-        any_attack: Share that any attack identified. Several attacks are several guesses, so that
-            this may exceed a bound on one.
-        failed: Attacks that crashed or ran out of time, whose success is not known.
+        accuracy: Test accuracy with a prediction interval for one more run. Unless `searched`,
+            its seeds were not used to choose C and lr.
+        success: Share of uploads that the strongest attack identified. `upload_bound` limits it.
+            The interval is corrected for the choice among the attacks.
+        strongest: The strongest attack. None if no attack identified any upload.
+        any_attack: Share of uploads that at least one attack identified. It may exceed the bound,
+            which limits a single guess.
+        failed: Number of attacks that crashed or ran out of time. Their success is unknown.
         seconds: Time of one training run.
-        searched: Whether the row is of the search, with one seed.
+        searched: Whether the row belongs to the search, which uses one seed.
     """
 
     noise_multiplier: float
@@ -392,7 +395,7 @@ class AdviceRow:
     searched: bool = False
 
     def document(self) -> dict[str, Any]:
-        """Return the row as JSON values; what is infinite or absent is null."""
+        """Return the row as JSON values. Infinite or missing values are null."""
         intervals = {
             name: None
             if (interval := getattr(self, name)) is None
@@ -407,13 +410,13 @@ class AdviceRow:
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things in words."""
+    """Return a number with its noun, e.g. `1 step` or `2 steps`."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 @lru_cache(maxsize=64)
 def proven(question: Question, noise_multiplier: float) -> AdviceRow:
-    """Return what is proven of a noise multiplier."""
+    """Return the row of a noise multiplier with its proven values."""
     schedule = question.schedule(noise_multiplier)
     return AdviceRow(
         noise_multiplier,
@@ -433,9 +436,9 @@ def _epsilon(schedule: Schedule, delta: float) -> float:
 
 
 def noise_near(guess: float, target: float, risk: Callable[[float], float]) -> float:
-    """Return the least noise multiplier, to `TOLERANCE`, whose risk is at most a target.
+    """Return the least noise multiplier, up to `TOLERANCE`, whose risk is at most a target.
 
-    With few evaluations if the guess is good, such as the noise of another accountant.
+    A good guess, such as the noise of another accountant, saves evaluations.
     """
     floor = math.log(NOISE_RANGE[0])
 

@@ -1,4 +1,4 @@
-"""Choose DP parameters: from a question to a table and a recommended row of it."""
+"""Choose DP parameters: answer a question with a table and its recommended row."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .tables import bounded
 from .what_if import over_norms, pulled
 
 PROVEN_LADDER = tuple(2 ** (step / 2) for step in range(-2, 5))
-"""Noise multipliers in a table of proofs alone, relative to the one asked for."""
+"""Noise multipliers in a table without measurements, relative to the recommended one."""
 
 MEASURED_LADDER = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""The same where each is trained and attacked."""
+"""Noise multipliers in a table with measurements, relative to the recommended one."""
 
 BUDGET = 10.0
-"""CPU seconds after which proofs leave out other noise multipliers and other runs."""
+"""CPU seconds after which other noise multipliers and other runs are left out."""
 
 EPSILONS = (32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5)
-"""Epsilons whose noise is tried where an accuracy is asked for, the least noise first."""
+"""Epsilons that are tried if the target is an accuracy, the least noise first."""
 
 TUNED_AT = 4.0
-"""The one of them at which the clipping norm and the learning rate are then chosen."""
+"""The one of `EPSILONS` at which clipping norm and learning rate are tuned."""
 
 
 def advise(
@@ -57,18 +57,18 @@ def advise(
 
     Args:
         question: The training run and its target.
-        scenario: Data, model and server's optimizer to measure accuracy and attacks with; its
-            other training parameters are the question's. None answers from proofs alone.
-        out: Folder of the measurements, which an interrupted call continues; by default they are
+        scenario: Data, model and server's optimizer of the measurements. The question sets the
+            other training parameters. None answers from proofs alone.
+        out: Folder of the measurements, from which a later call continues. By default they are
             not kept.
         effort: How much is tried.
-        seed: Repetition: other seeds throughout.
-        workers: Processes; by default as many as the engine has room for.
+        seed: Number of the repetition. Each repetition uses other seeds.
+        workers: Number of processes. By default as many as the engine can run.
         engine: Where cells run.
-        console: Where progress is shown; by default nowhere.
+        console: Where progress is shown. By default nowhere.
 
     Raises:
-        Unreachable: If no noise keeps an epsilon or a bound; it says the closest.
+        Unreachable: If no noise keeps an epsilon or a bound. The message names the closest value.
     """
     if scenario is None:
         return _proofs(question, console or terminal(quiet=True))
@@ -102,27 +102,27 @@ def advise(
 
 
 def check_sizes(question: Question, scenario: Scenario) -> None:
-    """Raise if a scenario cannot be trained as a question says: its clients, batches and steps."""
+    """Raise if a scenario does not fit the clients, batches or steps of a question."""
     if question.steps_per_round > 1:
         raise UserError(
-            f"what is measured takes one local step in a round, not {question.steps_per_round}: "
-            "leave out --dataset and --model for the noise of several, and measure it by `run` "
-            "with the protocol FedAvg"
+            "measurements need one local step per round, and the question has "
+            f"{question.steps_per_round}: leave out --dataset and --model to get the noise, and "
+            "measure it with `leakfrontier run` and the protocol FedAvg"
         )
     found = len(load_world(scenario).train.targets)
     if not question.batch_size <= found // question.clients:
         raise UserError(
             f"the dataset has {found} training examples, {found // question.clients} for each of "
-            f"{question.clients} clients, where a batch takes {question.batch_size}: give fewer "
+            f"{question.clients} clients, but a batch needs {question.batch_size}: give fewer "
             "clients, a smaller batch or a larger dataset"
         )
 
 
 def _proofs(question: Question, console: Console) -> Advice:
-    """Answer from accountants and bounds, showing how far it is.
+    """Answer from accountants and bounds, and show the progress.
 
-    The noise nearest to the answer comes first, then other runs, then other noise: what takes too
-    long is left out.
+    The order is: the noise nearest to the answer, other runs, other noise. When the time budget
+    is used up, the rest is left out.
     """
     start = time.process_time()
     with _progress(console) as advance:
@@ -144,7 +144,7 @@ def _proofs(question: Question, console: Console) -> Advice:
     rows = [recommended, *(one for one in found if isinstance(one, AdviceRow))]
     reasons = [*proven_reasons(question, recommended)]
     if len(found) < len(more):
-        reasons.append("Some noise multipliers and changes of the run take long, and are left out.")
+        reasons.append("Slow noise multipliers and changes of the run are left out.")
     return Advice(
         question,
         setting=None,
@@ -156,13 +156,13 @@ def _proofs(question: Question, console: Console) -> Advice:
 
 
 def _scaled(question: Question, sigma: float, factor: float) -> AdviceRow:
-    """Return what is proven of a multiple of a noise multiplier."""
+    """Return the proven row of a multiple of a noise multiplier."""
     return proven(question, rounded_up(factor * sigma, DIGITS))
 
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[], None]]:
-    """Show how many of the steps of a proof are done."""
+    """Show a progress bar of the accounting."""
     steps = 1 + len(PROVEN_LADDER) + MOST_LEVERS
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("accounting", total=steps)
@@ -170,9 +170,9 @@ def _progress(console: Console) -> Iterator[Callable[[], None]]:
 
 
 def levers_of(question: Question, row: AdviceRow) -> list[Callable[[], Lever]]:
-    """Return what finds what each change of a run would buy, by accountants and bounds.
+    """Return functions that compute the effect of each change of a run.
 
-    Where an accuracy is asked for, the target is the epsilon of the row.
+    If the question's target is an accuracy, they use the epsilon of the row as target.
     """
     asked = question
     if question.min_accuracy is not None:
@@ -181,7 +181,7 @@ def levers_of(question: Question, row: AdviceRow) -> list[Callable[[], Lever]]:
 
 
 def _measurements(experiment: Experiment) -> Advice:
-    """Answer from training and attacks as well."""
+    """Answer from proofs, training and attacks."""
     question = experiment.question
     if question.min_accuracy is None:
         tuned_at = question.least_noise()
@@ -218,15 +218,15 @@ def _measurements(experiment: Experiment) -> Advice:
         levers=tuple(pulled(experiment, levers, setting)),
         clipping=tuple(over_norms(experiment, setting)),
     )
-    experiment.measure(settings)  # nothing runs again, but `report` shows what was run last
+    experiment.measure(settings)  # from the store: `report` shows what was run last
     return advice
 
 
 def most_private(rows: Sequence[AdviceRow], least: float) -> AdviceRow | None:
-    """Return the last of rows, from the least noise on, before accuracy is not shown to suffice.
+    """Return the row with the most noise whose accuracy suffices.
 
-    It suffices where the lower confidence limit does. Rows are looked at in a fixed order until
-    the first failure, so that the choice does not spoil the confidence in what is chosen.
+    Accuracy suffices if its lower confidence limit does. The rows are tested in a fixed order,
+    least noise first, until the first failure. So the choice does not lower the confidence.
     """
     chosen = None
     for row in rows:
@@ -237,7 +237,7 @@ def most_private(rows: Sequence[AdviceRow], least: float) -> AdviceRow | None:
 
 
 def closest(rows: Sequence[AdviceRow]) -> AdviceRow:
-    """Return the row with noise whose accuracy is the highest for sure."""
+    """Return the row with noise whose accuracy has the highest lower limit."""
     return max(rows[1:], key=lambda row: row.accuracy.low if row.accuracy else 0.0)
 
 
@@ -254,39 +254,40 @@ def _reasons(
     yield from proven_reasons(question, recommended)
     yield (
         f"Clipping norm {recommended.max_norm:g} and learning rate {recommended.lr:g} were the "
-        "best of those tried, with one seed: the norm at noise multiplier "
-        f"{best.noise_multiplier:.4g}, the rate at this one. With {experiment.effort.seeds} other "
-        f"seeds the accuracy is {recommended.accuracy}; without clipping and noise it is "
-        f"{control.accuracy}."
+        "best of those tried, with one seed. The norm was tuned at noise multiplier "
+        f"{best.noise_multiplier:.4g}, the rate at the recommended one. With "
+        f"{experiment.effort.seeds} other seeds, the accuracy is {recommended.accuracy}. Without "
+        f"clipping and noise, it is {control.accuracy}."
     )
     yield (
         f"{_strongest(recommended)} identified {recommended.success} of "
-        f"{recommended.success.n if recommended.success else 0} uploads of one example, where no "
-        f"attack can exceed {bounded(recommended.upload_bound)}; all attacks together "
-        f"{recommended.any_attack}. Undefended: {_strongest(control)} identified "
+        f"{recommended.success.n if recommended.success else 0} uploads of one example. No attack "
+        f"can exceed {bounded(recommended.upload_bound)}. All attacks together identified "
+        f"{recommended.any_attack}. Without a defense: {_strongest(control)} identified "
         f"{control.success}."
     )
 
 
 def _strongest(row: AdviceRow) -> str:
-    """Return which attack a row's success is of; without any success, none is the strongest."""
+    """Return the sentence's subject: the strongest attack of a row, if any succeeded."""
     if row.strongest is None:
         return "No attack succeeded; each"
     return f"The strongest attack, {row.strongest},"
 
 
 def _closest(question: Question, rows: Sequence[AdviceRow]) -> Iterator[str]:
-    """Yield why no row keeps an accuracy, and what comes closest."""
+    """Yield why no row keeps the accuracy, and which row comes closest."""
     control, row = rows[0], closest(rows)
     yield (
-        f"An accuracy of {100 * question.value:g} % is not shown to be kept at any epsilon up to "
-        f"{EPSILONS[0]:g}. The closest is {row.accuracy}, at noise multiplier "
-        f"{row.noise_multiplier:.4g} (epsilon {number(row.epsilon['pld'])}); without clipping "
-        f"and noise it is {control.accuracy}."
+        f"No tested epsilon up to {EPSILONS[0]:g} is shown to keep an accuracy of "
+        f"{100 * question.value:g} %. The closest accuracy is {row.accuracy}, at noise multiplier "
+        f"{row.noise_multiplier:.4g} (epsilon {number(row.epsilon['pld'])}). Without clipping "
+        f"and noise, it is {control.accuracy}."
     )
     if row.accuracy is not None and row.accuracy.value >= question.value:
         yield (
-            "The estimate suffices, its lower limit does not: more test examples would narrow it."
+            "The estimate suffices, but its lower limit does not. More test examples would narrow "
+            "the interval."
         )
     else:
-        yield "Another model may help, or another run: see what else could be changed."
+        yield 'Another model or another run may help: see "What else could be changed".'

@@ -1,4 +1,4 @@
-"""How an advice is written in tables; what is a promise is rounded to the safe side, upwards."""
+"""Tables of an advice. Promises (bounds, noise) are rounded up, to the safe side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .question import DIGITS, AdviceRow
 
 
 def sigma(value: float) -> str:
-    """Return a noise multiplier in all its digits."""
+    """Return a noise multiplier with all its digits."""
     return f"{value:.{DIGITS}g}"
 
 
@@ -41,7 +41,7 @@ COLUMNS: dict[str, Callable[[AdviceRow], str]] = {
     "accuracy": lambda row: _optional(row.accuracy),
     "s": lambda row: "" if row.seconds is None else f"{row.seconds:.0f}",
 }
-"""The table of an advice, column by column."""
+"""The columns of the table of an advice."""
 
 LEVER_COLUMNS: dict[str, Callable[[Lever], str]] = {
     "change": lambda lever: lever.name,
@@ -51,7 +51,7 @@ LEVER_COLUMNS: dict[str, Callable[[Lever], str]] = {
     "noise of the run": lambda lever: f"x {lever.run_noise:.2f}",
     "accuracy": lambda lever: _optional(lever.accuracy),
 }
-"""What each lever would buy, column by column."""
+"""The columns of the table of levers."""
 
 CLIPPING_COLUMNS: dict[str, Callable[[ClippingPoint], str]] = {
     "C": lambda point: f"{point.max_norm:g}",
@@ -61,7 +61,7 @@ CLIPPING_COLUMNS: dict[str, Callable[[ClippingPoint], str]] = {
     "noise / signal, last": lambda point: _ratio(point.last.noise_over_signal),
     "accuracy": lambda point: str(point.accuracy),
 }
-"""What each clipping norm does, column by column."""
+"""The columns of the table of clipping norms."""
 
 
 def _ratio(value: float | None) -> str:

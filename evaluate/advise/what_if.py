@@ -1,4 +1,4 @@
-"""What other choices would have brought, measured: clipping norms, and changes of the run."""
+"""Measured effects of other choices: clipping norms, and changes of the run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .levers import Lever
 
 
 def over_norms(experiment: Experiment, setting: TrainingChoice) -> list[ClippingPoint]:
-    """Return what each clipping norm does, all else being as in a setting.
+    """Return the effect of each clipping norm, with all else as in a setting.
 
-    Accuracies are of the search's seed; gradients are those of public examples, at the initial
-    model and at the one that the setting trains.
+    Accuracies use the seed of the search. Gradients are those of public examples, at the initial
+    model and at the model that the setting trains.
     """
     norms = sorted({*experiment.norms, setting.max_norm})
     seeds, rounds = experiment.searched, experiment.question.rounds
@@ -39,7 +39,7 @@ def over_norms(experiment: Experiment, setting: TrainingChoice) -> list[Clipping
 
 
 def _models(experiment: Experiment, trial: TrainTrial) -> list[nn.Module]:
-    """Return the initial model of a training run, and the last."""
+    """Return the initial and the last model of a training run."""
     world, defense = experiment.world, experiment.world.defense(trial.defense)
     first, last = (world.model(defense, trial.seed) for _ in range(2))
     load_model(last, trial.checkpoint(experiment.out, experiment.question.rounds))
@@ -47,11 +47,11 @@ def _models(experiment: Experiment, trial: TrainTrial) -> list[nn.Module]:
 
 
 def pulled(experiment: Experiment, levers: Sequence[Lever], setting: TrainingChoice) -> list[Lever]:
-    """Return levers with the accuracy that each brings at its own noise, where data allows.
+    """Return levers with their measured accuracy at their own noise, if the data suffices.
 
-    The step size is searched for again around the setting's; what is reported is of the seeds
-    that the recommended row was measured with. More data cannot be had: of twice as many examples
-    it is measured what their lower noise brings, and twice as many clients share what there is.
+    Each lever gets a new search for the step size, around that of the setting. The reported
+    accuracy uses the seeds of the recommended row. No additional data exists. So a lever with
+    twice the examples measures only the lower noise, and twice the clients share the same data.
     """
     examples = len(experiment.world.train.targets)
     possible = {

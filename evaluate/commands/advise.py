@@ -40,85 +40,97 @@ class ProtectedUnit(StrEnum):
 
 
 def advise(
-    epsilon: Annotated[float | None, typer.Option(help="Target: the largest epsilon.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target: epsilon at most this.")] = None,
     reconstruction_success: Annotated[
         float | None,
         typer.Option(
-            help="Target: the largest success of any reconstruction attack on the run, as in 0.05."
+            help="Target: every reconstruction attack on the run succeeds with at most this "
+            "probability, e.g. 0.05."
         ),
     ] = None,
     min_accuracy: Annotated[
-        float | None, typer.Option(help="Target: the least test accuracy, as in 0.8; needs data.")
+        float | None,
+        typer.Option(help="Target: test accuracy at least this, e.g. 0.8. Needs data."),
     ] = None,
     examples: Annotated[
         int | None,
-        typer.Option(help="Training examples of all clients together; the dataset's by default."),
+        typer.Option(help="Training examples of all clients together. Default: the dataset's."),
     ] = None,
     examples_per_client: Annotated[
-        int | None, typer.Option(help="Instead of --examples: training examples of one client.")
+        int | None, typer.Option(help="Training examples of one client. Replaces --examples.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a client in one batch.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples in one batch of a client.")] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Rounds. One step each, unless --local-epochs or --local-steps say."),
+        typer.Option(
+            help="Rounds. A round is one step unless --local-epochs or --local-steps is given."
+        ),
     ] = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Instead of --rounds: all passes over a client's examples."),
+        typer.Option(help="Passes over a client's examples in the whole run. Replaces --rounds."),
     ] = None,
     local_epochs: Annotated[
         int | None,
         typer.Option(help="Passes over a client's examples in one round, as in Flower."),
     ] = None,
     local_steps: Annotated[
-        int | None, typer.Option(help="Instead of --local-epochs: steps in one round.")
+        int | None, typer.Option(help="Steps of a client in one round. Replaces --local-epochs.")
     ] = None,
-    clients: Annotated[int, typer.Option(help="Clients in all.")] = 1,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 1,
     clients_per_round: Annotated[
-        int | None, typer.Option(help="Clients that take part in a round; all by default.")
+        int | None, typer.Option(help="Clients that take part in a round. Default: all.")
     ] = None,
     max_participations: Annotated[
         int | None,
-        typer.Option(help="Enforced limit of the rounds that a client takes part in."),
+        typer.Option(help="Limit on the rounds of one client. You must enforce it."),
     ] = None,
-    unit: Annotated[ProtectedUnit, typer.Option(help="What is protected.")] = ProtectedUnit.record,
+    unit: Annotated[
+        ProtectedUnit, typer.Option(help="What the guarantee protects.")
+    ] = ProtectedUnit.record,
     delta: Annotated[
-        float | None, typer.Option(help="By default the smaller of 1e-5 and n^-1.1.")
+        float | None,
+        typer.Option(help="Delta. Default: the smaller of 1e-5 and n^-1.1, for n units."),
     ] = None,
     candidates: Annotated[
-        int, typer.Option(help="Among how many an attacker must find the right one.")
+        int,
+        typer.Option(help="Number of candidates among which an attacker must find the right one."),
     ] = 100,
     shuffled: Annotated[
-        bool, typer.Option("--shuffled", help="Batches are shuffled, not Poisson samples.")
+        bool, typer.Option("--shuffled", help="Batches are shuffled instead of Poisson-sampled.")
     ] = False,
     dropout: Annotated[
-        float, typer.Option(help="Share of clients that may be lost, for distributed noise.")
+        float, typer.Option(help="Share of clients that may drop out (for distributed noise).")
     ] = 0.1,
     colluders: Annotated[
-        float, typer.Option(help="Share that may tell the server their noise, for the same.")
+        float,
+        typer.Option(help="Share of clients that may tell the server their noise (same use)."),
     ] = 0.1,
     dataset: Annotated[
-        str | None, typer.Option(help="Measure on a dataset by name, or a folder of images.")
+        str | None, typer.Option(help="Dataset to measure on: a name or a folder of images.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Measure with a model by name, or FILE.py:factory.")
+        str | None, typer.Option(help="Model to measure with: a name or FILE.py:factory.")
     ] = None,
     data: Data = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for advice.html and advice.json; runs/advise with a dataset."),
+        typer.Option(
+            help="Folder for advice.html and advice.json. Default with data: runs/advise."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Repetition: other seeds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the measurements.")] = 0,
     device: DeviceOption = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose DP parameters: from sizes and one target to noise, clipping norm and their price.
+    """Choose DP parameters: noise, clipping norm and their price, from sizes and one target.
 
-    Sizes alone answer from accountants and proofs, in seconds. With --dataset or --model,
-    settings are trained and attacked as well, in minutes; the same command continues.
+    Without data, the answer comes from accountants and proofs, in seconds. With --dataset or
+    --model, the command also trains and attacks settings, in minutes. You can stop it at any
+    time; the same command continues.
     """
     measured = dataset is not None or model is not None
     folder = out or (Path("runs") / "advise" if measured else None)
@@ -162,7 +174,7 @@ def advise(
 
 
 def _show(advice: Advice, folder: Path | None, *, as_json: bool, progress: Console) -> None:
-    """Print the advice, and write its page where there is a folder."""
+    """Print the advice. Write its page if a folder is given."""
     if as_json:
         typer.echo(json.dumps(advice.document(), indent=2, allow_nan=False))
     else:
@@ -185,7 +197,7 @@ def _print_advice(console: Console, advice: Advice) -> None:
         (
             "Who sees what",
             [
-                f"{point.name}: the server sees {point.sees}: sigma "
+                f"{point.name}: the server sees {point.sees}. Sigma "
                 f"{sigma(point.noise_multiplier)}, epsilon {number(point.epsilon)}, bound "
                 f"{bounded(point.bound)}"
                 for point in advice.observation_points
@@ -200,7 +212,7 @@ def _print_advice(console: Console, advice: Advice) -> None:
 
 
 def _print_rows(console: Console, advice: Advice) -> None:
-    """Print the settings that are not of the search."""
+    """Print the reported settings, without those of the search."""
     shown = [row for row in advice.rows if not row.searched]
     cells = [
         [
@@ -211,13 +223,13 @@ def _print_rows(console: Console, advice: Advice) -> None:
     ]
     _print_table(console, advice.setting or "proven", ["", *advice.columns], cells)
     if len(advice.rows) > len(shown):
-        console.print(f"{len(advice.rows) - len(shown)} rows of the search are on the page.")
+        console.print(f"The page also shows {len(advice.rows) - len(shown)} rows of the search.")
 
 
 def _print_table(
     console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    """Print a table as wide as it is: a narrow terminal wraps it, and loses nothing."""
+    """Print a table at its full width. A narrow terminal wraps it without loss."""
     table = Table(title=title, title_justify="left", box=None)
     for place, name in enumerate(header):
         table.add_column(name, justify="right" if place else "left", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The command that tells whether an architecture alone resists analytic inversion."""
+"""The command that tests whether an architecture by itself resists analytic inversion."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def analyse(
     model: Annotated[
         str,
         typer.Argument(
-            help="A model: a name (`leakfrontier list models`), '{name: lenet, activation: relu}', "
-            "FILE.py:factory, or a name of torchvision's or Hugging Face's."
+            help="Model: a name (see `leakfrontier list models`), '{name: lenet, activation: "
+            "relu}', FILE.py:factory, or the name of a model of torchvision or Hugging Face."
         ),
     ],
     shape: Annotated[
@@ -35,11 +35,11 @@ def analyse(
     ] = "3,32,32",
     classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
     drawing: Annotated[
-        Path | None, typer.Option(help="File for a drawing of the layers: .svg or .png.")
+        Path | None, typer.Option(help="Write a drawing of the layers to this .svg or .png file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count what each layer gives away, and say which analytic attacks an architecture permits."""
+    """Count the constraints that each layer leaks, and name the analytic attacks they permit."""
     analysis = _analysis(model, shape, classes)
     if drawing is not None:
         save_drawing(analysis.document(), drawing)
@@ -65,12 +65,12 @@ def _analysis(model: str, shape: str, classes: int) -> Analysis:
         return analyse_model(built, space.shape, method.name)
     except (RuntimeError, TypeError, IndexError) as error:
         raise UserError(
-            f"{method.name} fails on inputs of shape {space.shape}: {error}; give another --shape"
+            f"{method.name} fails on inputs of shape {space.shape}: {error}. Give another --shape"
         ) from error
 
 
 def print_analysis(console: Console, analysis: Analysis) -> None:
-    """Print the layers, what attacks could do, and the verdict."""
+    """Print the layers, the possible attacks and the verdict."""
     table = Table(box=None, padding=(0, 1, 0, 0))
     for name in ("layer", "", "input"):
         table.add_column(name, no_wrap=True)
@@ -81,8 +81,8 @@ def print_analysis(console: Console, analysis: Analysis) -> None:
         table.add_row(*(escape(text) for text in _cells(row)))
     console.print(table)
     console.print(
-        "weight, gradient: constraints on a layer's input by its outputs and by its weights' "
-        "gradient; rank: of both, `<=` if it is only bounded",
+        "weight, gradient: number of constraints on a layer's input from its outputs and from the "
+        "gradient of its weights; rank: rank of both together (`<=`: an upper bound)",
         highlight=False,
     )
     for verdict in analysis.verdicts:

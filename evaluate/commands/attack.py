@@ -1,4 +1,4 @@
-"""The command that attacks updates captured outside."""
+"""The command that attacks updates that were captured in another training."""
 
 from __future__ import annotations
 
@@ -30,36 +30,41 @@ def attack(
     folder: Annotated[Path, typer.Argument(help="A capture, or a folder with captures below it.")],
     adversary: Annotated[
         list[str] | None,
-        typer.Option(help="An attack in place of the panel, as in a run. May be repeated."),
+        typer.Option(
+            help="Attack to run instead of the panel, given as in a run. May be repeated."
+        ),
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="Data by name or path, for look-alikes; what the capture names else."),
+        typer.Option(
+            help="Dataset (name or path) for look-alikes. Default: the one named in the capture."
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="The model by name or FILE.py:factory; what the capture names else."),
+        typer.Option(help="Model: name or FILE.py:factory. Default: the one named in the capture."),
     ] = None,
     data: Data = None,
     candidates: Annotated[
-        int, typer.Option(min=2, help="Look-alikes of the same class, the victim included.")
+        int,
+        typer.Option(min=2, help="Number of look-alikes of the same class, including the victim."),
     ] = 100,
     trust_code: Annotated[
         bool,
-        typer.Option("--trust-code", help="Execute Python files that a capture brings along."),
+        typer.Option("--trust-code", help="Allow Python files that a capture contains to run."),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results; runs/attack/NAME by default.")
+        Path | None, typer.Option(help="Folder for the results. Default: runs/attack/NAME.")
     ] = None,
     device: DeviceOption = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
     address: Address = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run cells again that ended in an error.")
+        bool, typer.Option("--retry-failed", help="Run failed cells again.")
     ] = False,
 ) -> None:
-    """Attack captured updates; with the truth, a page of scores, else a gallery of guesses."""
+    """Attack captured updates. Write scores if the truth is known, else a gallery of guesses."""
     from leakfrontier.reports import write_report
     from leakfrontier.reports.captured import write_gallery
 
@@ -97,7 +102,7 @@ def attack(
         return
     print_path(console, "Gallery:", write_gallery(folder_out))
     console.print(
-        "No success is claimed: that takes truth.safetensors in every capture, and a dataset.",
+        "No success rate is reported: it needs truth.safetensors in every capture and a dataset.",
         highlight=False,
     )
     if not results.cells["status"].eq("ok").all():

@@ -22,30 +22,30 @@ from .options import AsJson, Data, DefenseText, method_from
 
 def audit(
     defense: DefenseText,
-    steps: Annotated[int, typer.Option(help="Steps for which epsilon is claimed.")] = 100,
+    steps: Annotated[int, typer.Option(help="Number of steps of the claim.")] = 100,
     sample_rate: Annotated[
-        float, typer.Option(help="Probability that a record is in a step.")
+        float, typer.Option(help="Probability that a step uses a given record.")
     ] = 0.05,
-    delta: Annotated[float, typer.Option(help="Delta at which epsilon is claimed.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Delta of the claim.")] = 1e-5,
     method: Annotated[
         list[str] | None,
         typer.Option(
             click_type=click.Choice([name.replace(" ", "-") for name in AUDITS]),
-            help="May be repeated; all by default.",
+            help="Audit to run. May be repeated. Default: all.",
         ),
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Repetitions, with other seeds.")] = 1,
-    dataset: Annotated[str, typer.Option(help="A dataset by name, or a folder.")] = "digits",
+    runs: Annotated[int, typer.Option(min=1, help="Repetitions, each with another seed.")] = 1,
+    dataset: Annotated[str, typer.Option(help="Dataset: a name or a folder.")] = "digits",
     model: Annotated[
-        str, typer.Option(help="A model by name, or FILE.py:factory.")
+        str, typer.Option(help="Model: a name or FILE.py:factory.")
     ] = "{name: mlp, width: 32}",
     data: Data = None,
-    seed: Annotated[int, typer.Option(min=0, help="First repetition.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first repetition.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Test whether a defense keeps its differential-privacy claim; exit code 1 if refuted.
+    """Test whether a defense keeps its differential-privacy claim. Exit code 1 if refuted.
 
-    An audit can refute a claim, or fail to; it never proves one.
+    An audit can refute a claim. It never proves one.
     """
     report = run_audit(
         method_from(defense, "the defense"),

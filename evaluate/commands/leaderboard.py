@@ -15,14 +15,14 @@ from .options import AsJson, print_path
 
 def leaderboard(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PACKS...", help="What `leakfrontier pack` wrote.")
+        list[Path], typer.Argument(metavar="PACKS...", help="Files that `leakfrontier pack` wrote.")
     ],
-    out: Annotated[Path, typer.Option(help="The page; table and figure go beside it.")] = Path(
-        "leaderboard.html"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="File of the page. Table and figure go to the same folder.")
+    ] = Path("leaderboard.html"),
     as_json: AsJson = False,
 ) -> None:
-    """Rank defenses by what they leak at equal utility: a page over packs of one panel."""
+    """Rank the defenses of several packs by leakage at equal utility, and write a page."""
     from leakfrontier.reports.leaderboard import json_of, write_leaderboard
 
     packs = [read_pack(path) for path in paths]

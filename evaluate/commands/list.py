@@ -1,4 +1,4 @@
-"""The command that lists what is there."""
+"""The command that lists defenses, adversaries, datasets and so on."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ KEYS: dict[str, type[Strict]] = {
     "a scenario": Scenario,
     "a scenario's training": Training,
 }
-"""What a configuration file may hold."""
+"""The parts of a configuration file."""
 
 
 class Listing(StrEnum):
-    """What can be listed."""
+    """Things that can be listed."""
 
     defenses = "defenses"
     adversaries = "adversaries"
@@ -48,7 +48,7 @@ class Listing(StrEnum):
 
 
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
-    """List what is there, with the options of each."""
+    """List defenses, attacks, datasets and so on, with their options."""
     columns = ("name", "size and time" if what is Listing.presets else "options", "what it is")
     _print(what.value, columns, _LISTINGS[what]())
     if what is Listing.scenarios:
@@ -91,7 +91,7 @@ def _keys(model: type[Strict]) -> Iterable[tuple[str, str, str]]:
 
 
 def _default(field: FieldInfo) -> str:
-    """Return a default as a configuration file would have it."""
+    """Return a default as in a configuration file."""
     if field.is_required():
         return "required"
     if isinstance(field.default, Method):
@@ -109,14 +109,18 @@ def _datasets() -> Iterable[tuple[str, str, str]]:
     yield (
         "a folder",
         "",
-        "images or WAV files, one subfolder per class, or train/ and test/ of such",
+        "images or WAV files in one subfolder per class, optionally split into train/ and test/",
     )
     yield (
         "a .jsonl file",
         "",
-        "one text and its label per line, or a folder with train and test.jsonl",
+        "one text and its label per line; or a folder with train.jsonl and test.jsonl",
     )
-    yield "hub:ID", "", "texts on the Hugging Face hub; hub:ID@CONFIGURATION for one of several"
+    yield (
+        "hub:ID",
+        "",
+        "texts from the Hugging Face hub; hub:ID@CONFIGURATION chooses a configuration",
+    )
 
 
 def _tables() -> Iterable[tuple[str, str, str]]:
@@ -130,7 +134,7 @@ TIMES = {
     "standard": "4 hours",
     "full": "days",
 }
-"""Roughly how long two cores take for each preset; `full` was never run to its end."""
+"""Approximate time of each preset on two cores. `full` was never run to its end."""
 
 
 def _presets() -> Iterable[tuple[str, str, str]]:

@@ -26,9 +26,9 @@ from .run import run
 from .verify import verify
 
 EXIT_CODES = (
-    "Exit codes: 0 if all that was asked for was done and nothing speaks against the result; 1 if "
-    "cells failed or are missing, a check failed, a claim is refuted, or a pack is not what it "
-    "says; 2 for a mistake in what was given; 130 if interrupted."
+    "Exit code 0: everything was done, and no check fails. 1: cells failed or are missing, a "
+    "check failed, a claim is refuted, or a pack is refuted. 2: the input contains a mistake. "
+    "130: the command was interrupted (Ctrl-C)."
 )
 
 ISSUES = "https://github.com/leakfrontier/leakfrontier/issues"
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 
 
 def _interruptible(command: Callable[P, None]) -> Callable[P, None]:
-    """Return a command that ends with exit code 130 if interrupted, as shells have it."""
+    """Return a command that exits with code 130 if it is interrupted, like other shell commands."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -66,7 +66,7 @@ app.command("list")(list_)
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user's is explained without a traceback."""
+    """Run the command line. Explain mistakes of the user without a traceback."""
     try:
         _command_line()()
     except UserError as error:
@@ -77,13 +77,13 @@ def main() -> None:
             _explain(f"{line}: {type(error).__name__}: {error}")
         if isinstance(error, OSError) and is_about_users_files(error):
             _explain(str(error))
-        error.add_note(f"This looks like a mistake of ours: please report it at {ISSUES}")
+        error.add_note(f"This looks like a bug in leakfrontier. Please report it at {ISSUES}")
         raise
 
 
 @cache
 def _command_line() -> Callable[[], object]:
-    """Return all commands, put together once."""
+    """Return the command line with all commands (built once)."""
     return typer.main.get_command(app)
 
 

@@ -1,4 +1,4 @@
-"""The command that asks of uploads who is behind them."""
+"""The command that runs membership inference on uploads."""
 
 from __future__ import annotations
 
@@ -39,22 +39,25 @@ Found = Mapping[str, ROC | NotApplicable]
 
 def membership(
     defense: DefenseText,
-    dataset: Annotated[str, typer.Option(help="A dataset by name, or a folder.")] = "fashion-mini",
-    model: Annotated[str, typer.Option(help="A model by name, or FILE.py:factory.")] = "lenet",
+    dataset: Annotated[str, typer.Option(help="Dataset: a name or a folder.")] = "fashion-mini",
+    model: Annotated[str, typer.Option(help="Model: a name or FILE.py:factory.")] = "lenet",
     uploads: Annotated[
-        int, typer.Option(min=100, help="Uploads; 1000 show a false positive rate of 1 %.")
+        int,
+        typer.Option(
+            min=100, help="Number of uploads. 1000 suffice for a false positive rate of 1 %."
+        ),
     ] = 1000,
-    batch: Annotated[int, typer.Option(min=1, help="Examples behind an upload.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Examples per upload.")] = 1,
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Folder for membership.png, .svg and .csv.")] = Path(
         "runs/membership"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Repetition: other weights, uploads.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and uploads.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Tell members of a batch from others by its upload, beside what the defense permits.
+    """Run membership inference on uploads, and compare it with the defense's guarantee.
 
-    Exit code 1 if an attack finds more than that.
+    Exit code 1 if an attack exceeds what the guarantee permits.
     """
     from leakfrontier.reports.membership import write_membership
 
@@ -62,7 +65,7 @@ def membership(
     method = defense_from(defense)
     writable(out)
     world, defended, attacked = loaded(scenario, method, seed)
-    torch.set_num_threads(1)  # uploads are small: several threads wait for each other
+    torch.set_num_threads(1)  # uploads are small, so several threads only wait for each other
     progress = terminal(stderr=True)
     found = play(
         world.client(defended, attacked),
@@ -87,7 +90,7 @@ def membership(
 
 @dataclass(frozen=True)
 class _Report:
-    """What the attacks found, beside what bounds them."""
+    """Results of the attacks, and the bounds on them."""
 
     title: str
     found: Found
@@ -96,12 +99,12 @@ class _Report:
 
     @property
     def rates(self) -> list[float]:
-        """Return the false positive rates that the uploads can show."""
+        """Return the false positive rates that this number of uploads can resolve."""
         return [rate for rate in RATES if rate >= LEAST_FALSE_POSITIVES / self.uploads]
 
     @property
     def permitted(self) -> dict[str, float] | None:
-        """Return the most that any attack can reach under the guarantee, by column."""
+        """Return the largest value that the guarantee permits, for each column."""
         if self.bounds is None:
             return None
         rates = {_column(rate): self.bounds.membership(rate) for rate in self.rates}
@@ -109,7 +112,7 @@ class _Report:
 
     @property
     def exceeding(self) -> list[str]:
-        """Return the attacks that found more than is permitted, beyond chance."""
+        """Return the attacks that are significantly above the permitted values."""
         bounds = self.bounds
         if bounds is None:
             return []
@@ -161,17 +164,17 @@ class _Report:
         absent = {name: one for name, one in self.found.items() if isinstance(one, NotApplicable)}
         return [
             *(f"{name}: not applicable: {reason}" for name, reason in absent.items()),
-            "Permitted: no attack reaches more, if the guarantee holds."
+            "Permitted: if the guarantee holds, no attack exceeds this value."
             if self.bounds is not None
-            else "The defense claims no differential privacy of a Gaussian mechanism: nothing is "
-            "proven to be out of reach.",
+            else "The defense claims no differential privacy by a Gaussian mechanism, so no bound "
+            "on the attacks is proven.",
             *(
-                f"{name} is above what is permitted: the defense does not seem to keep its claim; "
-                "see `leakfrontier audit`."
+                f"{name} is above the permitted value: the defense does not seem to keep its "
+                "claim. Test the claim with `leakfrontier audit`."
                 for name in self.exceeding
             ),
             *(
-                f"A false positive rate of {100 * rate:g} % would take "
+                f"A false positive rate of {100 * rate:g} % needs "
                 f"{round(LEAST_FALSE_POSITIVES / rate)} uploads."
                 for rate in RATES
                 if rate not in self.rates

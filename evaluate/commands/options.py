@@ -1,4 +1,4 @@
-"""What the commands share: options, and how they name a defense, data and a model."""
+"""Options that several commands share, and functions that read them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from ..world.scenario import Scenario
 
 Data = Annotated[
     Path | None,
-    typer.Option(help="Where downloads are kept.", envvar="LEAKFRONTIER_DATA"),
+    typer.Option(help="Folder for downloads.", envvar="LEAKFRONTIER_DATA"),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Number of processes. Default: one per core.")
+]
 
 
 class DeviceName(StrEnum):
-    """Where tensors live."""
+    """Names of devices."""
 
     auto = "auto"
     cpu = "cpu"
@@ -38,49 +40,51 @@ class DeviceName(StrEnum):
 
     @property
     def device(self) -> Device:
-        """Return the device as a configuration has it."""
+        """Return the device as a configuration names it."""
         return self.value
 
 
 class EngineName(StrEnum):
-    """Where cells run."""
+    """Names of engines, which run the cells."""
 
     local = "local"
     ray = "ray"
 
 
 EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="Where cells run: `ray` needs the extra of its name.")
+    EngineName,
+    typer.Option("--engine", help="Where to run cells. `ray` needs the extra `ray` installed."),
 ]
 Address = Annotated[
     str | None,
-    typer.Option(help="Of a Ray cluster, as in `auto`; one of this machine alone by default."),
+    typer.Option(help="Ray cluster address, e.g. `auto`. Default: start a local cluster."),
 ]
 DeviceOption = Annotated[
-    DeviceName | None, typer.Option("--device", help="Where tensors live; as configured, or cpu.")
+    DeviceName | None,
+    typer.Option("--device", help="Device of the tensors. Default: as configured, else cpu."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 DefenseText = Annotated[
     str,
     typer.Argument(
-        help="The defense: FILE.py:Class, a name, or with options '{name: DPSGD, "
-        "noise_multiplier: 1.0}'."
+        help="The defense: a name, FILE.py:Class, or a mapping with options such as "
+        "'{name: DPSGD, noise_multiplier: 1.0}'."
     ),
 ]
 
 
 def engine_from(name: EngineName, address: str | None) -> Engine:
-    """Return where cells run."""
+    """Return the engine that runs the cells."""
     if name is EngineName.ray:
         return RayEngine(address)
     if address is not None:
-        raise UserError("--address is of a Ray cluster: give --engine ray as well")
+        raise UserError("--address is the address of a Ray cluster: give --engine ray as well")
     return LOCAL
 
 
 @given_by_user()
 def device_from(name: DeviceName | None, engine: EngineName) -> Device:
-    """Return where tensors live; of other machines it is not known what they have."""
+    """Return the device. Check that this machine has it if cells run here."""
     device: Device = "cpu" if name is None else name.device
     if engine is EngineName.local:
         resolved(device)
@@ -89,12 +93,12 @@ def device_from(name: DeviceName | None, engine: EngineName) -> Device:
 
 @given_by_user()
 def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> Scenario:
-    """Return what to measure with, from what a command line says."""
+    """Return the scenario that the options of a command describe."""
     return measured_scenario(dataset, model and method_from(model, "--model"), data)
 
 
 def method_from(text: str, option: str) -> object:
-    """Return a method as a configuration file would hold it."""
+    """Return a method as in a configuration file: a name or a mapping."""
     try:
         return load_yaml(text) if text.lstrip().startswith("{") else text
     except ValueError as error:
@@ -102,12 +106,12 @@ def method_from(text: str, option: str) -> object:
 
 
 def defense_from(text: str) -> Method:
-    """Return the one configuration of a defense that a command is about."""
+    """Return the defense of a command. Raise if its lists give several configurations."""
     return one_configuration(method_from(text, "the defense"))
 
 
 def conclude(console: Console, results: Conclusions) -> None:
-    """Print whether the evaluation can be trusted; one that cannot ends with exit code 1."""
+    """Print whether the evaluation can be trusted. Exit with code 1 if it cannot."""
     checks = results.checks()
     console.print(conclusion(checks), soft_wrap=True, highlight=False, markup=False)
     if overall(checks) == "fail":
@@ -115,5 +119,5 @@ def conclude(console: Console, results: Conclusions) -> None:
 
 
 def print_path(console: Console, what: str, path: Path) -> None:
-    """Print a path that can be copied."""
+    """Print a path in one line, ready to copy."""
     console.print(f"{what} [bold]{escape(str(path))}[/bold]", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The command that makes one small file of a run, which others can verify."""
+"""The command that packs a run into one small file that others can verify."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from .options import print_path
 def pack(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[
-        Path | None, typer.Option(help="The pack; DIR/NAME.zip by default, NAME being DIR's.")
+        Path | None,
+        typer.Option(
+            help="File of the pack. Default: DIR/NAME.zip, where NAME is the name of DIR."
+        ),
     ] = None,
     trust_code: Annotated[
         bool,
-        typer.Option("--trust-code", help="Execute Python files that the run names: your own."),
+        typer.Option(
+            "--trust-code", help="Allow Python files that the run names (your own) to run."
+        ),
     ] = False,
 ) -> None:
     """Write a reproducibility pack: configuration, rows, sources, versions, checksums."""

@@ -1,4 +1,4 @@
-"""The command that makes a page of a run."""
+"""The command that writes the page of a run."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from .options import conclude, print_path
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run; for a picture, or its pack.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run. With --picture, a pack works too.")
+    ],
     picture: Annotated[
         Path | None,
-        typer.Option(help="Write frontier and gallery in one .svg or .png instead."),
+        typer.Option(help="Write frontier and gallery to this .svg or .png file instead."),
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(help="Which scenario is in the picture; by default, the first.")
+        str | None, typer.Option(help="Scenario in the picture. Default: the first.")
     ] = None,
 ) -> None:
-    """Write DIR/report.html, tables and figures from the rows of a run."""
+    """Write DIR/report.html, tables and figures from the stored rows of a run."""
     from leakfrontier.reports import write_picture, write_report
 
     console = terminal()
     if picture is None:
         if scenario is not None:
-            raise UserError("--scenario goes with --picture: a page has all scenarios")
+            raise UserError("--scenario needs --picture: the page shows all scenarios")
         results = received_results(folder)
         print_path(console, "Report:", write_report(folder, results))
     else:

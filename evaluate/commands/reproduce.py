@@ -1,4 +1,4 @@
-"""The command that measures a paper's table again."""
+"""The command that reproduces a table of a paper."""
 
 from __future__ import annotations
 
@@ -35,22 +35,25 @@ from .options import (
 )
 
 _Column = tuple[str, Callable[[PaperSetting], str]]
-"""A column's header, and what it has of a row's setting."""
+"""A column's header, and the function that makes its cell from a row's setting."""
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help="Name of a table: see `leakfrontier list tables`.")],
+    table: Annotated[
+        str, typer.Argument(help="Name of a table. `leakfrontier list tables` shows all.")
+    ],
     rows: Annotated[
-        str | None, typer.Option(help="Rows by number, as in 1,3-5; all by default.")
+        str | None, typer.Option(help="Numbers of rows, e.g. 1,3-5. Default: all.")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Batches attacked per row; set by row by default.")
+        int | None,
+        typer.Option(min=1, help="Attacked batches per row. Default: as set for each row."),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Folder with the dataset's images in train/ and test/, or of torchvision's "
-            "download; downloaded by default.",
+            help="Folder with images in train/ and test/, or a download of torchvision. "
+            "Default: download the dataset.",
             envvar="LEAKFRONTIER_DATA",
         ),
     ] = None,
@@ -58,16 +61,16 @@ def reproduce(
         bool,
         typer.Option(
             "--quick",
-            help=f"First rows alone, {QUICK_TRIALS} batches each, with less of what is slow.",
+            help=f"Only the first rows, {QUICK_TRIALS} batches each, with a reduced attack.",
         ),
     ] = False,
     procedure: Annotated[
         str | None,
         typer.Option(
-            help="`ours`, or `paper` for the paper's own way to attack, where it differs."
+            help="Attack procedure: `ours`, `paper` (as published) or another of the table."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Repetition: other batches and weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of batches and weights.")] = 0,
     device: DeviceOption = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
@@ -76,12 +79,12 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the results, with TABLE.json and TABLE.csv, one line per batch; "
-            "runs/tables/TABLE by default."
+            help="Folder for TABLE.json and TABLE.csv (one line per batch). "
+            "Default: runs/tables/TABLE."
         ),
     ] = None,
 ) -> None:
-    """Measure a paper's table, and print ours beside it. An interrupted one is continued."""
+    """Reproduce a paper's table: print our numbers beside the paper's. Continues if interrupted."""
     if table not in TABLES:
         raise UserError(f"unknown table {table!r}: choose one of {', '.join(TABLES)}")
     paper = TABLES[table]
@@ -113,7 +116,7 @@ def reproduce(
         _print_table(terminal(), paper, procedure, results)
     if quick and paper.reduced:
         limits = ", ".join(f"{value:,} {name}" for name, value in paper.reduced.items())
-        progress.print(f"Quick: a batch is reduced to {limits} at most.", highlight=False)
+        progress.print(f"--quick limits each batch to {limits}.", highlight=False)
     (folder / f"{table}.json").write_text(text + "\n")
     DataFrame(trial_rows(paper, results)).to_csv(folder / f"{table}.csv", index=False)
     print_path(progress, "Results:", folder)
@@ -124,7 +127,7 @@ def reproduce(
 def _print_table(
     console: Console, paper: PaperTable, procedure: str | None, results: Sequence[Result]
 ) -> None:
-    """Print ours beside the paper's, with intervals, and what the columns mean."""
+    """Print our numbers with intervals beside the paper's, and explain the columns."""
     title = paper.title + (f", ours by the procedure {procedure!r}" if procedure else "")
     names = list(dict.fromkeys(name for row in paper.rows for name in row.setting))
     table = _table(title, paper, results, [_column(name) for name in names])
@@ -137,25 +140,25 @@ def _print_table(
             table.caption, table.caption_justify = escape(f"all rows: {same}"), "left"
     console.print(table)
     for name, metric in paper.metrics.items():
-        console.print(f"{name}: {metric.definition}, ours with a 95 % interval", highlight=False)
-    console.print("n: batches attacked; s: median seconds of an attack, on one core")
+        console.print(f"{name}: {metric.definition} (ours with a 95 % interval)", highlight=False)
+    console.print("n: attacked batches; s: median seconds per attack on one core")
     console.print(escape(f"{paper.notes}\n{paper.reference}"), highlight=False)
 
 
 def _common(paper: PaperTable) -> dict[str, object]:
-    """Return the settings that are the same in all of several rows."""
+    """Return the settings that are equal in all rows, if there are several rows."""
     first, *others = (row.setting for row in paper.rows)
     same = {name: first[name] for name in first if all(o.get(name) == first[name] for o in others)}
     return same if others else {}
 
 
 def _column(*names: str) -> _Column:
-    """Return a column of settings, one below the other."""
+    """Return one column that stacks several settings."""
     return "\n".join(names), lambda own: "\n".join(str(own.get(name, "")) for name in names)
 
 
 def _narrow(names: Sequence[str], paper: PaperTable) -> list[_Column]:
-    """Return few columns of settings: two lines each, as estimates have; one for many rare ones."""
+    """Return columns of two stacked settings each, and one column for rare settings."""
     rare = [name for name in names if any(name not in row.setting for row in paper.rows)]
     rare = rare if len(rare) > 2 else []
     usual = [name for name in names if name not in rare]
@@ -170,7 +173,7 @@ def _narrow(names: Sequence[str], paper: PaperTable) -> list[_Column]:
 def _table(
     title: str, paper: PaperTable, results: Sequence[Result], settings: Sequence[_Column]
 ) -> Table:
-    """Return the rows in print."""
+    """Return the printed table."""
     published = {name for row in paper.rows for name in row.paper}
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right")
@@ -193,14 +196,14 @@ def _table(
 
 
 def _estimate(metric: Metric, interval: Interval) -> str:
-    """Return an estimate, and below it the interval if there is one."""
+    """Return an estimate and, below it, its interval if it has one."""
     limits = [metric.text(limit).removesuffix(" %") for limit in (interval.low, interval.high)]
     bounded = interval.n and isfinite(interval.low) and not metric.brief
     return metric.text(interval.value) + (f"\n[{','.join(limits)}]" if bounded else "")
 
 
 def _print_failures(console: Console, results: Sequence[Result]) -> bool:
-    """Print why batches could not be attacked; return whether there are any."""
+    """Print why batches failed. Return whether any did."""
     for result in results:
         for index, reason in result.failures.items():
             text = escape(f"row {result.number}, batch {index}: {reason}")

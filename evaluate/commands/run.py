@@ -32,37 +32,38 @@ from .options import (
 )
 
 TEXT_COLUMNS = 50
-"""Room for two columns of rates and the lines between all of them; names get the rest."""
+"""Width of two columns of rates and all separators. Names of defenses get the rest."""
 
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="Configuration file (YAML); the quick preset by default.")
+        Path | None, typer.Argument(help="Configuration file (YAML). Default: the preset quick.")
     ] = None,
     preset: Annotated[
         str | None,
         typer.Option(
-            click_type=click.Choice(PRESETS), help="Configuration by name; quick by default."
+            click_type=click.Choice(PRESETS), help="Configuration by name. Default: quick."
         ),
     ] = None,
     defense: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another defense to evaluate beside the configured ones: FILE.py:Class, or with "
-            "options '{name: FILE.py:Class, strength: [0.1, 1]}'. May be repeated.",
+            help="Defense to evaluate in addition to the configured ones: a name, FILE.py:Class, "
+            "or '{name: FILE.py:Class, strength: [0.1, 1]}'. May be repeated.",
         ),
     ] = None,
     scenario: Annotated[
         list[str] | None,
-        typer.Option(help="Run only this one of the scenarios, by name. May be repeated."),
+        typer.Option(help="Run only the scenario of this name. May be repeated."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results; runs/NAME by default.")
+        Path | None, typer.Option(help="Folder for the results. Default: runs/NAME.")
     ] = None,
     individual: Annotated[
         bool,
         typer.Option(
-            "--individual", help="Run every attack on every upload, even where others succeeded."
+            "--individual",
+            help="Run every attack on every upload, even if another attack succeeded.",
         ),
     ] = False,
     device: DeviceOption = None,
@@ -70,10 +71,10 @@ def run(
     engine: EngineOption = EngineName.local,
     address: Address = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run cells again that ended in an error.")
+        bool, typer.Option("--retry-failed", help="Run failed cells again.")
     ] = False,
 ) -> None:
-    """Evaluate defenses, and write DIR/report.html. An interrupted run is continued."""
+    """Evaluate defenses and write DIR/report.html. The same command continues a stopped run."""
     from leakfrontier.reports import write_report
 
     if config is not None and preset is not None:
@@ -109,7 +110,7 @@ def run(
 
 
 def _print_summary(console: Console, results: Conclusions) -> None:
-    """Print what failed, and accuracy and worst-case success of every arm."""
+    """Print the failed cells, then accuracy and worst-case success of every arm."""
     failed = results.cells[~results.cells["status"].isin(["ok", "not needed"])]
     for _, cell in failed.iterrows():
         reason = cell["error"].partition("\n")[0]

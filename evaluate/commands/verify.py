@@ -1,4 +1,4 @@
-"""The command that runs cells of a pack again."""
+"""The command that verifies a pack."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from .options import Address, EngineName, EngineOption, Workers, engine_from
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="PACK", help="What `leakfrontier pack` wrote.")],
-    cells: Annotated[int, typer.Option(min=0, help="Cells to run again.")] = 10,
+    path: Annotated[
+        Path, typer.Argument(metavar="PACK", help="File that `leakfrontier pack` wrote.")
+    ],
+    cells: Annotated[int, typer.Option(min=0, help="Number of cells to run again.")] = 10,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="By which cells are chosen; by default at random.")
+        int | None, typer.Option(min=0, help="Seed that chooses these cells. Default: random.")
     ] = None,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Execute Python files that the pack brings along.")
+        bool, typer.Option("--trust-code", help="Allow Python files that the pack contains to run.")
     ] = False,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of data that the run had by path.")
+        Path | None, typer.Option(help="Folder of the data, if the run read its data from a path.")
     ] = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
     address: Address = None,
 ) -> None:
-    """Check a pack: its checksums, what follows from its rows, and some of its cells, run again."""
+    """Check a pack: its checksums, the conclusions from its rows, and some cells, run again."""
     console = terminal(highlight=False, soft_wrap=True)
     try:
         pack = read_pack(path)
     except AlteredError as error:
         console.print(f"[bold red]Refuted:[/bold red] {escape(str(error))}")
         raise typer.Exit(1) from None
-    console.print(f"Checksums: right, of {len(pack.entries)} files; panel {escape(pack.panel)}")
+    console.print(f"Checksums of {len(pack.entries)} files are right. Panel: {escape(pack.panel)}")
     found = verify_pack(
         pack,
         cells=cells,
@@ -58,20 +60,22 @@ def verify(
 
 
 def _print(console: Console, found: Verification) -> None:
-    """Print what was found, and what could still be hidden."""
+    """Print the findings, and the chance that altered cells were missed."""
     for problem in found.problems:
         console.print(f"[red]wrong[/red] {escape(problem)}")
     if found.differences:
-        console.print(f"Not the place that made it: {escape('; '.join(found.differences))}.")
+        console.print(
+            f"This environment differs from the pack's: {escape('; '.join(found.differences))}."
+        )
     if any(one.verdict == "within tolerance" for one in found.reruns):
         console.print(
-            "Rows of another place or by other code need not be bit-equal, but within tolerance: "
-            f"{TOLERANCE}. What is below it is not noticed, whatever the probabilities say."
+            "On another machine or with other code, rows may differ within a tolerance: "
+            f"{TOLERANCE}. Smaller changes go undetected."
         )
     if found.chosen:
         console.print(
-            f"{found.chosen} of {found.cells} cells were run again (--seed {found.seed}). Had so "
-            "many cells been altered, none of them would be among these with probability:"
+            f"{found.chosen} of {found.cells} cells were run again (--seed {found.seed}). "
+            "Number of altered cells, and the probability that none of them was among these:"
         )
         for altered, probability in escapes(found.cells, found.chosen):
             console.print(f"  {altered}: {100 * probability:.1f} %")

@@ -18,7 +18,7 @@ from ..world.scenario import load_world
 from .auditing import measured_scenario
 
 BATCH, ROUNDS = 128, 100
-"""What is asked about where only a dataset is given."""
+"""Defaults if only a dataset is given."""
 
 
 def advise(
@@ -52,40 +52,41 @@ def advise(
     device: Device = "cpu",
     quiet: bool = False,
 ) -> Advice:
-    """Choose DP parameters: from sizes and one target to noise, clipping norm and their price.
+    """Choose DP parameters: noise, clipping norm and their price, from sizes and one target.
 
-    Sizes alone answer from accountants and proofs, in seconds. With a dataset or a model, settings
-    are trained and attacked as well, in minutes; an interrupted call is continued.
+    Without data, the answer comes from accountants and proofs, in seconds. With a dataset or a
+    model, the call also trains and attacks settings, in minutes. The same call continues an
+    interrupted one.
 
     Args:
-        epsilon: Target: the largest epsilon.
-        reconstruction_success: Target: the largest success of any reconstruction attack.
-        min_accuracy: Target: the least test accuracy; needs data.
-        examples: Training examples of all clients together; by default the dataset's.
-        examples_per_client: Instead of `examples`: training examples of one client.
-        batch_size: Examples of a client in one batch.
-        rounds: Rounds; one step each, unless `local_epochs` or `local_steps` say otherwise.
-        epochs: Instead of `rounds`: all passes over a client's examples.
+        epsilon: Target: epsilon at most this.
+        reconstruction_success: Target: success of every reconstruction attack at most this.
+        min_accuracy: Target: test accuracy at least this. Needs data.
+        examples: Training examples of all clients together. By default the dataset's.
+        examples_per_client: Training examples of one client. Replaces `examples`.
+        batch_size: Examples in one batch of a client.
+        rounds: Rounds. A round is one step unless `local_epochs` or `local_steps` is given.
+        epochs: Passes over a client's examples in the whole run. Replaces `rounds`.
         local_epochs: Passes over a client's examples in one round, as in Flower.
-        local_steps: Instead of `local_epochs`: steps in one round.
-        clients: Clients in all.
-        clients_per_round: Clients that take part in a round; by default all.
-        max_participations: Enforced limit of the rounds that a client takes part in.
-        unit: What is protected.
-        delta: By default the smaller of 1e-5 and n^-1.1.
-        candidates: Among how many an attacker must find the right one.
-        poisson_sampling: Whether batches are Poisson samples; otherwise they are shuffled.
-        dropout: Share of clients that may be lost, for distributed noise.
-        colluders: Share of clients that may tell the server their noise, for the same.
-        dataset: Measure on a dataset, by name or path.
-        model: Measure with a model, given as for `evaluate`.
-        data_folder: Where downloaded data is kept.
-        out: Folder of the measurements; by default `runs/advise` if there are any.
-        seed: Repetition: other seeds.
-        workers: Processes; by default one per core.
-        engine: Where cells run: this machine, or a Ray cluster.
-        device: Where tensors live.
-        quiet: Show no progress.
+        local_steps: Steps of a client in one round. Replaces `local_epochs`.
+        clients: Number of clients.
+        clients_per_round: Clients that take part in a round. By default all.
+        max_participations: Limit on the rounds of one client. You must enforce it.
+        unit: What the guarantee protects.
+        delta: By default the smaller of 1e-5 and n^-1.1, for n units.
+        candidates: Number of candidates among which an attacker must find the right one.
+        poisson_sampling: Whether batches are Poisson samples. Otherwise they are shuffled.
+        dropout: Share of clients that may drop out (for distributed noise).
+        colluders: Share of clients that may tell the server their noise (same use).
+        dataset: Dataset to measure on: a name or a path.
+        model: Model to measure with, given as for `evaluate`.
+        data_folder: Folder for downloads.
+        out: Folder for the measurements. By default `runs/advise` if there are any.
+        seed: Seed of the measurements.
+        workers: Number of processes. By default one per core.
+        engine: Where cells run: this machine or a Ray cluster.
+        device: Device of the tensors.
+        quiet: Whether to hide progress.
     """
     with given_by_user():
         measured = dataset is not None or model is not None
@@ -103,7 +104,7 @@ def advise(
         if epochs is not None:
             if local_epochs is not None or local_steps not in (None, 1):
                 raise UserError("give rounds with local_epochs or local_steps, not epochs")
-            local_steps = 1  # as many rounds as there are steps
+            local_steps = 1  # one round per step
         examples, batch_size, rounds = _sizes(
             examples=examples,
             batch=batch_size,
@@ -160,7 +161,7 @@ def _sizes(
     clients: int,
     measured: bool,
 ) -> tuple[int, int, int]:
-    """Return examples, batch size and rounds; defaults only where there is data."""
+    """Return examples, batch size and rounds. Defaults apply only to measurements."""
     if rounds is not None and epochs is not None:
         raise UserError("give rounds or epochs, not both")
     steps = rounds if epochs is None else epochs

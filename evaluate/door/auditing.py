@@ -32,26 +32,26 @@ from ..users.objects import given_model, methods_of
 from ..world.scenario import Scenario, World, load_world
 
 AUDITED_EXAMPLES = 1_000
-"""Most real examples in an audited training run."""
+"""Largest number of real examples in an audited training run."""
 
 CAVEATS = (
-    "The true epsilon is not below the lower bound, where a test has one (99.999 % confidence over "
-    "all runs; step canaries 99.9 %, one run 95 %). A perfect implementation would show the "
+    "The true epsilon is at least the lower bound, if a test has one. The confidence is 99.999 % "
+    "over all runs (step canaries 99.9 %, one run 95 %). A perfect implementation would show the "
     "ceiling. A claim that is not refuted is not thereby proven.",
-    "Simulated noise is reproducible by design, from the seed. An audit says nothing about the "
-    "generator that a deployment uses, nor about the gaps between floating-point numbers.",
+    "Simulated noise is reproducible from the seed, by design. An audit does not test the random "
+    "generator of a deployment, nor the gaps between floating-point numbers.",
 )
-"""What holds for every audit, whatever it finds."""
+"""Caveats of every audit."""
 
 
 @dataclass(frozen=True)
 class AuditedMethod:
-    """What repetitions of one audit found.
+    """The findings of all repetitions of one audit.
 
     Attributes:
         method: The audit's name.
-        findings: One per repetition; `NotApplicable` says why there is none.
-        seconds: Wall time of all.
+        findings: One per repetition. `NotApplicable` says why there is none.
+        seconds: Wall time of all repetitions.
     """
 
     method: str
@@ -60,13 +60,13 @@ class AuditedMethod:
 
     @property
     def worst(self) -> Audit | None:
-        """Return the most damning finding; None if the audit was not applicable."""
+        """Return the most damning finding. None if the audit was not applicable."""
         found = [one for one in self.findings if isinstance(one, Audit)]
         return most_damning(found) if len(found) == len(self.findings) else None
 
     @property
     def verdict(self) -> str:
-        """Return what the audit says, in words."""
+        """Return the verdict of the audit, in words."""
         if self.worst is None:
             return f"not applicable: {self.findings[-1]}"
         return f"{'refuted' if self.worst.violated else 'not refuted'}: {self.worst.finding}"
@@ -77,7 +77,7 @@ class AuditedMethod:
         return sum(isinstance(one, Audit) and one.violated for one in self.findings)
 
     def document(self) -> Mapping[str, object]:
-        """Return the same as plain JSON values."""
+        """Return the audit as JSON values."""
         worst = self.worst
         numbers = ("claimed", "lower_bound", "ceiling", "p_value")
         return {
@@ -93,11 +93,11 @@ class AuditedMethod:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What all audits of a defense found.
+    """The findings of all audits of a defense.
 
     Attributes:
         audits: One per method.
-        claim: What the defense claims.
+        claim: The claim of the defense.
     """
 
     audits: tuple[AuditedMethod, ...]
@@ -110,7 +110,7 @@ class AuditReport:
 
     @property
     def notes(self) -> Iterator[str]:
-        """Yield what the claim is about, and what holds for every audit."""
+        """Yield an explanation of the claim and the caveats of every audit."""
         if self.claim is not None:
             about = ADJACENCIES.get(self.claim.adjacency, self.claim.adjacency)
             yield f"The claim is for one {self.claim.unit} ({self.claim.adjacency}): {about}."
@@ -125,7 +125,7 @@ class AuditReport:
         return "\n".join([*lines, *self.notes])
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML for notebooks."""
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
         with pd.option_context("display.max_colwidth", None):
             return str(self.table().to_html(index=False)) + notes
@@ -146,22 +146,22 @@ def audit(
 ) -> AuditReport:
     """Test whether a defense keeps its differential-privacy claim.
 
-    An audit can refute a claim, or fail to; it never proves one.
+    An audit can refute a claim. It never proves one.
 
     Args:
         defense: An object, a class, a name, or a mapping as in a configuration.
-        steps: Steps for which epsilon is claimed.
-        sample_rate: Probability that a record is in a step.
-        delta: Delta at which epsilon is claimed.
-        methods: Which audits; by default all.
-        runs: Repetitions, with other seeds.
-        dataset: A dataset by name or path.
-        model: A model, given as for `evaluate`; by default a small MLP.
-        data_folder: Where downloaded data is kept.
-        seed: The first repetition.
+        steps: Number of steps of the claim.
+        sample_rate: Probability that a step uses a given record.
+        delta: Delta of the claim.
+        methods: Names of the audits to run. By default all.
+        runs: Repetitions, each with another seed.
+        dataset: Dataset: a name or a path.
+        model: Model, given as for `evaluate`. By default a small MLP.
+        data_folder: Folder for downloads.
+        seed: Seed of the first repetition.
 
     Raises:
-        UserError: If the defense claims nothing, or no audit applies.
+        UserError: If the defense makes no claim, or no audit applies.
     """
     with given_by_user():
         model = {"name": "mlp", "width": 32} if model is None else model
@@ -172,7 +172,7 @@ def audit(
         if unknown:
             raise UserError(f"there is no audit {unknown[0]!r}: choose from {', '.join(AUDITS)}")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # uploads are small: several threads wait for each other
+    torch.set_num_threads(1)  # uploads are small, so several threads only wait for each other
     try:
         world, audited, _ = loaded(scenario, method, seed)
         seeds = range(seed, seed + runs)
@@ -207,7 +207,7 @@ def _audits(
 
 
 def _refuse_if_none_applies(reports: Sequence[AuditedMethod]) -> None:
-    """Raise if there is nothing to audit, or no audit for what there is."""
+    """Raise if the defense makes no claim, or no audit applies to it."""
     if any(one.worst is not None for one in reports):
         return
     last = [one.findings[-1] for one in reports]
@@ -220,9 +220,9 @@ def _refuse_if_none_applies(reports: Sequence[AuditedMethod]) -> None:
 def measured_scenario(
     dataset: str | Path | None, model: object, data_folder: Path | None
 ) -> Scenario:
-    """Return what to measure with.
+    """Return the scenario of a measurement.
 
-    BatchNorm becomes GroupNorm, because no example's gradient can be clipped by itself otherwise.
+    GroupNorm replaces BatchNorm, because BatchNorm has no separate gradient for each example.
     """
     given: dict[str, Any] = {
         "dataset": None if dataset is None else str(dataset),
@@ -235,19 +235,19 @@ def measured_scenario(
 
 @given_by_user()
 def one_configuration(defense: object) -> Method:
-    """Return the one configuration of a defense that a question is about."""
+    """Return the configuration of a defense. Raise if its lists give several."""
     (method,) = methods_of([defense])
     found = defense_grid([method])
     if len(found) != 1:
         raise UserError(
-            f"one configuration is asked about, and the lists in {defense} make {len(found)}: "
-            "give single values"
+            f"the lists in {defense} give {len(found)} configurations, but one is needed: give "
+            "single values"
         )
     return found[0]
 
 
 def loaded(scenario: Scenario, method: Method, seed: int) -> tuple[World, Defense, nn.Module]:
-    """Return the data, the defense and the model that a question is about."""
+    """Return world, defense and model. Report mistakes in them as the user's."""
     try:
         world = load_world(scenario)
         defense = world.defense(method)
@@ -256,6 +256,6 @@ def loaded(scenario: Scenario, method: Method, seed: int) -> tuple[World, Defens
         return world, defense, model
     except UserError:
         raise
-    except Exception as error:  # mistakes in someone's data, class or factory
+    except Exception as error:  # mistakes in the user's data, class or factory
         reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise UserError(f"{label(method)} on {scenario.name}: {reason}") from error

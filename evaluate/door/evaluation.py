@@ -1,4 +1,4 @@
-"""Evaluate defenses, attack captures, and load what was found."""
+"""Evaluate defenses, attack captures, and load results."""
 
 from __future__ import annotations
 
@@ -36,32 +36,33 @@ def evaluate(
     device: Device | None = None,
     quiet: bool = False,
 ) -> Results:
-    """Train under defenses, attack what clients upload, and return what was found.
+    """Train under defenses, attack the uploads of clients, and return the results.
 
-    Rows that the folder has already are not run again; an interrupted call is continued.
+    The call runs only cells whose rows are not yet in the folder. So the same call continues an
+    interrupted one.
 
     Args:
         defenses: Defenses to evaluate: objects, classes, names (`"TopK"`, `"file.py:Mine"`) or
             mappings (`{"name": "TopK", "ratio": [0.01, 0.1]}`). The defenses of `config` are
-            evaluated beside them.
-        config: A preset, the path of a YAML file, or a mapping like one.
-        scenario: What is attacked, in place of what `config` says: a name, a mapping with the
-            keys of a scenario, or a list of such.
-        dataset: A dataset by name or path, in place of that of the first scenario.
-        model: A model in place of that of the first scenario: a name, a mapping, a class, a
-            function of the input space, or an object, whose weights every seed begins with.
-        adversaries: Attacks in place of the panel, given like defenses.
+            evaluated too.
+        config: A preset, the path of a YAML file, or a mapping with the same keys.
+        scenario: Replaces the scenarios of `config`: a name, a mapping with the keys of a
+            scenario, or a list of these.
+        dataset: Replaces the dataset of the first scenario: a name or a path.
+        model: Replaces the model of the first scenario: a name, a mapping, a class, a function of
+            the input space, or an object. With an object, every seed starts with its weights.
+        adversaries: Attacks that replace the panel, given like defenses.
         observations: Attacked uploads per seed.
-        seeds: Repetitions of everything.
-        only: Leave out the defenses of `config`, all but the undefended control.
-        out: Folder of the results; by default `runs/` and the name of `config`.
-        workers: Processes; by default one per core.
-        engine: Where cells run: this machine, or a Ray cluster.
-        device: Where tensors live, as in a configuration.
-        quiet: Show no progress.
+        seeds: Repetitions of the whole evaluation.
+        only: Whether to leave out the defenses of `config`, except the undefended control.
+        out: Folder for the results. By default `runs/` and the name of `config`.
+        workers: Number of processes. By default one per core.
+        engine: Where cells run: this machine or a Ray cluster.
+        device: Device of the tensors, as in a configuration.
+        quiet: Whether to hide progress.
 
     Raises:
-        UserError: If something given cannot be used; the message says what to do.
+        UserError: If an argument cannot be used. The message says what to do.
     """
     with given_by_user():
         given = methods_of(defenses)
@@ -87,7 +88,7 @@ def evaluate(
 
 
 def load(path: str | Path) -> Results:
-    """Return the results of a run: of its folder, or of its pack.
+    """Return the results of a run from its folder or its pack.
 
     Args:
         path: A folder that `evaluate`, `attack` or a command wrote, or a pack.
@@ -112,21 +113,21 @@ def attack(
     device: Device = "cpu",
     quiet: bool = False,
 ) -> Results:
-    """Attack updates that were captured outside, and return what was found.
+    """Attack updates that were captured in another training, and return the results.
 
     Args:
         captures: A capture, or a folder with captures below it.
-        adversaries: Attacks in place of the panel: objects, classes, names or mappings.
-        dataset: Data by name or path, to draw look-alikes from; by default what captures name.
-        model: The model, given as for `evaluate`; by default what captures name.
-        candidates: Look-alikes among which a victim must be identified, the victim included.
-        data_folder: Where downloaded data is kept.
-        trust_code: Whether Python files that captures bring along may be executed.
-        out: Folder of the results; by default `runs/attack/` and the name of `captures`.
-        workers: Processes; by default one per core.
-        engine: Where cells run: this machine, or a Ray cluster.
-        device: Where tensors live.
-        quiet: Show no progress.
+        adversaries: Attacks that replace the panel: objects, classes, names or mappings.
+        dataset: Dataset (name or path) for look-alikes. By default the one named in the captures.
+        model: Model, given as for `evaluate`. By default the one named in the captures.
+        candidates: Number of look-alikes, including the victim.
+        data_folder: Folder for downloads.
+        trust_code: Whether Python files in the captures may run.
+        out: Folder for the results. By default `runs/attack/` and the name of `captures`.
+        workers: Number of processes. By default one per core.
+        engine: Where cells run: this machine or a Ray cluster.
+        device: Device of the tensors.
+        quiet: Whether to hide progress.
     """
     place = Path(captures)
     folder = Path("runs") / "attack" / place.resolve().name if out is None else Path(out)
@@ -151,7 +152,7 @@ def attack(
 def _scenarios(
     config: RunConfig, scenario: object, dataset: str | Path | None, model: object
 ) -> tuple[Scenario, ...]:
-    """Return what is attacked, with the dataset and the model that were given."""
+    """Return the scenarios of a run with the given dataset and model."""
     scenarios = config.scenarios
     if scenario is not None:
         items = scenario if isinstance(scenario, list | tuple) else [scenario]

@@ -1,4 +1,4 @@
-"""Results as users of the front door have them: tables, a chart, a page."""
+"""Results of a run for Python users: tables, a chart, a page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..foundations.errors import UserError, writable
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Results(Conclusions):
-    """What a run found. Each table shows itself in a notebook.
+    """The results of a run. Notebooks display each table.
 
     Attributes:
         folder: Where the rows are stored.
@@ -41,8 +41,8 @@ class Results(Conclusions):
         """Return a privacy-utility frontier: accuracy and worst-case success of every defense.
 
         Args:
-            scenario: Which scenario; the first by default. `frontiers()` has all.
-            checkpoint: Which attacked round; the first by default.
+            scenario: Name of the scenario. By default the first. `frontiers()` has all.
+            checkpoint: The attacked round. By default the first.
         """
         if scenario is None and checkpoint is None and self.frontiers():
             return self.frontiers()[0]
@@ -51,7 +51,7 @@ class Results(Conclusions):
     def plot(
         self, scenario: str | None = None, checkpoint: int | None = None
     ) -> alt.LayerChart | alt.FacetChart | alt.ConcatChart:
-        """Return the frontier as an Altair chart, which you can change, show and save.
+        """Return the frontier as an Altair chart that you can change, show and save.
 
         Args:
             scenario: As for `frontier`.
@@ -65,9 +65,9 @@ class Results(Conclusions):
         return figure.chart
 
     def report(self, folder: Path | str | None = None) -> Path:
-        """Write `report.html`, its tables and figures, and return the page's path.
+        """Write `report.html` with its tables and figures. Return the path of the page.
 
         Args:
-            folder: Where to; by default the folder of the results.
+            folder: Folder for the page. By default the folder of the results.
         """
         return write_report(writable(self.folder if folder is None else Path(folder)), self)

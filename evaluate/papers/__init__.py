@@ -1,1 +1,1 @@
-"""Tables of papers, measured again."""
+"""Reproduction of tables of papers."""

@@ -1,4 +1,4 @@
-"""ARES: its tables, and its figures as far as the paper says what is in them."""
+"""ARES: the tables of its paper, and the figures whose settings the paper states."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NETWORKS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "audio": (f"{networks.__name__}:ares_audio", {}),
     "strided": (f"{networks.__name__}:scale_mia", {}),
 }
-"""Networks by the name that rows have for them, with options."""
+"""Networks with options, by their names in the rows."""
 
 
 def ares_trial(
@@ -42,12 +42,12 @@ def ares_trial(
     """Attack one round.
 
     Args:
-        problem: The `batch` of all clients, if it is not 32, the `network`, if it is not the
-            CNN, and what the clients do; see `_defense` and `_protocol`.
+        problem: The `batch` of all clients (default 32), the `network` (default CNN), and the
+            options of `_defense` and `_protocol`.
         method: The `attack` and its options.
-        data: Where the batch is drawn from; its test split is public.
+        data: Source of the batch. Its test split is public.
         rng: Source of the batch, the weights and all other randomness.
-        largest: Pixels to which larger images are scaled.
+        largest: Larger images are scaled to this many pixels.
     """
     data = shrunk(data, largest)
     attack, own = attack_of(method), fork(rng)
@@ -64,7 +64,7 @@ def ares_trial(
 def rate_trial(
     problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
 ) -> Scores:
-    """Count the examples that are alone in a bin, beside what is expected."""
+    """Count the examples that are alone in a bin, and the expected number."""
     attack, examples = attack_of(method), problem["batch"]
     upload = crafted_upload(attack, _setup(problem, data.space, rng), data, rng)
     found, _ = attacked(attack, upload, rng)
@@ -79,11 +79,11 @@ def rate_trial(
 
 @torch.no_grad()
 def alone(upload: Upload, *, nested: bool = True) -> Tensor:
-    """Return which examples are the only one in a row, or in a bin between rows.
+    """Return which examples are alone in a row, or in a bin between rows.
 
     Args:
-        upload: Of a client that was sent a crafted model.
-        nested: Whether rows measure one projection, so that bins lie between them.
+        upload: Upload of a client that received a crafted model.
+        nested: Whether all rows measure one projection. If so, bins lie between rows.
     """
     model = upload.observation.model
     layer = dissect(model, upload.observation.space).layer
@@ -100,7 +100,7 @@ def alone(upload: Upload, *, nested: bool = True) -> Tensor:
 
 
 def median_entry(upload: Upload) -> float:
-    """Return the median size of the entries of the gradient that is attacked, without noise."""
+    """Return the median absolute entry of the attacked gradient without noise."""
     observation = upload.observation
     name = dissect(observation.model, observation.space).name
     clean = observation.simulate(*upload.truth)[f"{name}.weight"].abs()
@@ -110,7 +110,7 @@ def median_entry(upload: Upload) -> float:
 def _setup(problem: PaperSetting, space: InputSpace, rng: Generator) -> Setup:
     network = problem.get("network", "3 each" if "clients" in problem else "CNN")
     name, options = NETWORKS[network]
-    # Scale-MIA trains an encoder for its network: trials differ by their examples alone.
+    # Scale-MIA trains an encoder for its network, so trials differ only in their examples.
     source = generator("network") if network == "strided" else rng
     clients = problem.get("clients", 1)
     return Setup(
@@ -127,7 +127,7 @@ def _normalisation(space: InputSpace) -> tuple[tuple[float, ...], tuple[float, .
 
 
 def _defense(problem: PaperSetting) -> Defense:
-    """Return what clients defend themselves by: quantization, sparsification, noise and so on."""
+    """Return the defense of the clients: quantization, sparsification, noise and so on."""
     if "bits" in problem:
         return Quantization(problem["bits"])
     if "density" in problem:
@@ -142,7 +142,7 @@ def _defense(problem: PaperSetting) -> Defense:
 
 
 def _protocol(problem: PaperSetting) -> Protocol:
-    """Return FedAvg with `E` epochs, each a batch of 8, or else one gradient."""
+    """Return FedAvg with `E` epochs of one batch of 8 each, or FedSGD without `E`."""
     return FedAvg(epochs=problem["E"], batch_size=8, lr=0.01) if "E" in problem else FedSGD()
 
 
@@ -155,9 +155,9 @@ _SHAPES = {
 }
 _SETUP = (
     "Inputs are normalised, and PSNR has peak 1. Bins are calibrated on the test split; "
-    "'paper' has the published ones, quantiles of N(0, 1). The head has equal columns and values "
-    "that differ by class, where the authors' has equal values, so that all that leaks is "
-    "rounding. s is processor time. "
+    "'paper' uses the published bins, quantiles of N(0, 1). Our head has equal columns with values "
+    "that differ by class. The authors' head has equal values, with which only rounding errors "
+    "leak. s is processor time. "
 )
 
 
@@ -202,7 +202,7 @@ def _as_published(method: PaperSetting) -> PaperSetting:
 def _rows(
     problems: Iterable[PaperSetting], means: Mapping[str, Iterable[float | None]], trials: int = 3
 ) -> Iterable[Row]:
-    """Yield a row per problem and attack, from the means that the paper has of each attack."""
+    """Yield a row per problem and attack, with the paper's mean of each attack."""
     for problem, of_attacks in zip(problems, zip(*means.values(), strict=True), strict=True):
         for attack, mean in zip(means, of_attacks, strict=True):
             paper = {} if mean is None else {"psnr": mean}
@@ -218,7 +218,7 @@ def _unpublished(
 
 
 _BATCHES = (32, 64, 256)
-_TABLE2 = {  # means of ARES, RtF and TW
+_TABLE2 = {  # mean PSNR of ARES, RtF and TW
     "cifar10": ((92.27, 90.47, 37.08), (17.35, 17.20, 15.08), (13.55, 13.03, 13.51)),
     "mnist": ((105.29, 94.16, 42.42), (17.53, 16.68, 13.08), (13.89, 13.02, 11.87)),
     "photos": ((104.89, 90.72, 41.61), (16.58, 15.20, 14.86), (12.92, 12.59, 12.56)),
@@ -227,12 +227,12 @@ _TABLE2 = {  # means of ARES, RtF and TW
 _SCALE_MIA = {"attack": "Scale-MIA"}
 _TABLE3 = {32: (28.52, 92.27), 64: (28.53, 90.47), 128: (28.26, 85.01), 256: (27.06, 37.08)}
 _RATES = {
-    "alone": Metric("share of examples with a bin or row of their own", rate, percent=True),
+    "alone": Metric("share of examples that are alone in a bin or row", rate, percent=True),
     "expected": Metric("(1 - 1/K)^(n-1)", mean_interval, percent=True, brief=True),
     "Eq. 16": Metric("the paper's count", mean_interval, percent=True, brief=True),
     "60 dB": METRICS["60 dB"],
 }
-_CURVES = "The paper has curves and no table: "
+_CURVES = "The paper shows curves and no table: "
 _GAINS = (
     _CURVES + "it says that ARES has {} times the PSNR of RtF in the CNN and {} times in the MLP. "
     "Photos are Tiny ImageNet's at 32 pixels, in batches of 32."
@@ -241,7 +241,7 @@ _GAINS = (
 
 def _perturbed(name: str, title: str, key: str, values: Sequence[float], gains: str) -> Table:
     """Return one of three tables of defenses by their strength."""
-    noise = Metric("log10 of b over the median entry attacked", mean_interval, brief=True)
+    noise = Metric("log10 of b divided by the median attacked entry", mean_interval, brief=True)
     return _table(
         name,
         title,
@@ -270,9 +270,9 @@ TABLES = [
             )
         ),
         notes=(
-            "photos are Tiny ImageNet's in place of ImageNet's: at 224 pixels, the CNN has 1.2 "
-            "billion weights. HAM10000 is scaled to 64 pixels. Of the paper's other columns, "
-            "passive attacks reach 8 to 22 dB and Fishing, on one example, 12 to 13; its fifth "
+            "Photos come from Tiny ImageNet instead of ImageNet, because at 224 pixels the CNN has "
+            "1.2 billion weights. HAM10000 is scaled to 64 pixels. In the paper's other columns, "
+            "passive attacks reach 8 to 22 dB and Fishing, on one example, 12 to 13 dB. Its fifth "
             "dataset, Lung-Colon, is left out."
         ),
     ),
@@ -288,9 +288,9 @@ TABLES = [
             )
         ),
         notes=(
-            "Scale-MIA has its own network, and an autoencoder trained for 10 epochs on the test "
-            "split, where the published one had 350 on the training data; the published mean is of "
-            "examples above 18 dB."
+            "Scale-MIA has its own network. Its autoencoder is trained for 10 epochs on the test "
+            "split; the published one was trained for 350 epochs on the training data. The "
+            "published mean covers only examples above 18 dB."
         ),
     ),
     _table(
@@ -310,7 +310,7 @@ TABLES = [
     ),
     _table(
         "fig8",
-        "ARES: an MLP, whose second layer adds to what the first gives",
+        "ARES: an MLP, whose second layer leaks in addition to the first",
         _unpublished([{"network": "MLP", "batch": n} for n in (64, 256)], ("ARES", "RtF"), 5),
         notes=(
             _CURVES + "it says that ARES improves the recovery rate by 10.75 points (batch 64) "
@@ -337,11 +337,11 @@ TABLES = [
             )
         ),
         notes=(
-            "A convolution with 3 kernels for each client. ARES as in the paper: kernels of their "
-            "own, whose units are half as many equations as there are pixels. 'lift': kernels that "
-            "copy the channels, with biases that keep all units active. 'rows': all kernels, and "
-            "a tenth of the rows for each. RtF sends all the same model. The paper says that ARES "
-            "improves on LOKI by 7.3 and 7.1, without a unit."
+            "A convolution with 3 kernels for each client. ARES is as in the paper: each client "
+            "gets its own kernels, whose units give half as many equations as there are pixels. "
+            "'lift': kernels copy the channels, and biases keep all units active. 'rows': each "
+            "client gets all kernels and a tenth of the rows. RtF sends all clients the same "
+            "model. The paper says that ARES improves on LOKI by 7.3 and 7.1, without a unit."
         ),
     ),
     _table(
@@ -358,8 +358,9 @@ TABLES = [
         dataset="ham",
         notes=(
             _CURVES + "it says that ARES has 2 times the PSNR of RtF in the CNN and 1.16 times in "
-            "the MLP. HAM10000 at 64 pixels, one batch of 8 an epoch, learning rate 0.01. An "
-            "asynchronous client (figure 18) uploads the same: a server knows what it sent."
+            "the MLP. HAM10000 at 64 pixels, one batch of 8 per epoch, learning rate 0.01. An "
+            "asynchronous client (figure 18) uploads the same, because the server knows which "
+            "model it sent."
         ),
     ),
     _table(
@@ -370,7 +371,7 @@ TABLES = [
             **METRICS,
             "original": Metric("mean PSNR against the original", mean_interval, brief=True),
         },
-        notes="CIFAR-10, batches of 32; scores are against what was trained on, as in the paper.",
+        notes="CIFAR-10, batches of 32. As in the paper, scores compare with the trained examples.",
     ),
     _table(
         "audio",
@@ -380,8 +381,8 @@ TABLES = [
         ),
         dataset="speech",
         notes=(
-            "Waves of the Free Spoken Digit Dataset, PSNR of the range from -1 to 1; the paper has "
-            "AudioMNIST, and names neither network nor representation."
+            "Waves of the Free Spoken Digit Dataset, PSNR for the range from -1 to 1. The paper "
+            "uses AudioMNIST and names neither network nor representation."
         ),
     ),
 ]

@@ -1,4 +1,4 @@
-"""DAGER: exact text from gradients, as measured in SOMP's table 7."""
+"""DAGER: exact text from gradients, with the numbers of table 7 of SOMP."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ TABLES = (
         procedures=procedures("DAGER"),
         quick=2,
         notes=(
-            "The paper has GPT-2 fine-tuned; ours is SmolLM2-135M, or by --procedure gpt2 one of "
-            "GPT-2's size with new weights. IMDB is cut to 128 tokens."
+            "The paper attacks a fine-tuned GPT-2. Ours is SmolLM2-135M, or with --procedure gpt2 "
+            "a model of GPT-2's size with new weights. IMDB is cut to 128 tokens."
         ),
     ),
 )

@@ -36,23 +36,23 @@ ATTACKS: dict[str, Matching] = {
     "Euclidean": IDLG(tolerance=0.0),  # L-BFGS on the squared error, with the label known
     "IG": InvertingGradients(iterations=2000),
 }
-"""The attacks of the tables' rows."""
+"""The attacks of the rows."""
 
 _BROKEN = 40  # dB
 _TOGETHER = 5  # images of a trial
 _CIFAR10 = "cifar10"
-_REDUCED = {"images": 1, "iterations": 3000}  # half a minute of one core for a batch
+_REDUCED = {"images": 1, "iterations": 3000}  # half a minute per batch on one core
 
 
 def image_trial(
     problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
 ) -> Scores:
-    """Attack the gradients of single images by one network, in one stack.
+    """Attack the gradients of single images together. All come from one network.
 
     Args:
         problem: The `network`, and whether it is `trained`.
-        method: The `attack`; fewer `images` or `iterations`, if it is to be quick.
-        data: Where the images are drawn from.
+        method: The `attack`, with fewer `images` or `iterations` in a smoke test.
+        data: Source of the images.
         rng: Source of the images, the weights and all other randomness.
     """
     uploads = image_uploads(problem, data, rng, images=method.get("images", _TOGETHER))
@@ -77,7 +77,7 @@ def image_trial(
 def image_uploads(
     problem: PaperSetting, data: Dataset, rng: Generator, *, images: int = _TOGETHER
 ) -> list[Upload]:
-    """Return the gradients of some images; the network sees pixels as they are in `dlg`."""
+    """Return the gradients of some images. In `dlg`, pixels are not normalised."""
     known = "activation" not in problem
     space = data.space if known else ImageSpace(data.space.shape, len(data.classes))
     if problem.get("trained"):
@@ -98,7 +98,7 @@ def image_uploads(
 
 @lru_cache(maxsize=1)
 def _trained_lenet(data: Dataset) -> nn.Module:
-    """Return LeNet after 2,000 steps of Adam; always the same."""
+    """Return LeNet after 2,000 steps of Adam. The result is always the same."""
     rng, space = generator("trained LeNet"), data.space
     model = build_model("lenet", space, rng)
     federation = Federation(
@@ -121,7 +121,7 @@ _METRICS = {
 TABLES = [
     Table(
         name="dlg",
-        title="DLG and iDLG on LeNet: sigmoids, and ReLUs on which it is expected to fail",
+        title="DLG and iDLG on LeNet: with sigmoids, and with ReLUs (expected to fail)",
         reference=(
             "Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019. "
             "https://arxiv.org/abs/1906.08935; Zhao, Mopuri, Bilen. iDLG: Improved Deep Leakage "
@@ -138,10 +138,11 @@ TABLES = [
         procedures={"ours": dict},
         reduced=_REDUCED,
         notes=(
-            "Untrained networks, sigmoid ones drawn from U(-0.5, 0.5), pixels in [0, 1], label "
-            f"unknown. A batch is {_TOGETHER} images of one network, each with its own gradient, "
-            "attacked together; s is processor time for one of them. The papers show pictures "
-            "and curves of this case, no table."
+            "Untrained networks; the weights of sigmoid networks are drawn from U(-0.5, 0.5). "
+            "Pixels in [0, 1], label unknown. A batch is "
+            f"{_TOGETHER} images of one network, each with its own gradient, attacked together. s "
+            "is processor time per image. The papers show pictures and curves of this case, but "
+            "no table."
         ),
     ),
     Table(
@@ -175,10 +176,10 @@ TABLES = [
         quick=2,
         reduced=_REDUCED,
         notes=(
-            f"Test images, labels known; {_TOGETHER} images of one network are attacked together, "
-            "each with its own gradient (ResNet20-4: one). IG has 2,000 iterations where the "
-            "paper has more. LeNet is trained for 2,000 steps. The paper's trained ResNet20-4 "
-            "is left out: it cannot be trained here."
+            f"Test images, labels known. {_TOGETHER} images of one network are attacked together, "
+            "each with its own gradient (ResNet20-4: one). IG runs for 2,000 iterations, fewer "
+            "than in the paper. LeNet is trained for 2,000 steps. The paper's trained ResNet20-4 "
+            "is left out because it cannot be trained here."
         ),
     ),
 ]

@@ -1,4 +1,4 @@
-"""LOKI: its authors' demonstration, measured again."""
+"""LOKI: reproduction of the authors' demonstration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def loki_trial(
     Args:
         problem: Number of `bins` for each example of a client.
         method: Options of the attack.
-        data: Where the examples are drawn from; its test split is public.
+        data: Source of the examples. Its test split is public.
         rng: Source of the examples, the weights and all other randomness.
     """
     attack, own = LOKI(bins_per_example=problem["bins"], **method), fork(rng)
@@ -62,14 +62,13 @@ TABLES = [
         trial=loki_trial,
         procedures={"ours": dict, "paper": _as_published},
         notes=(
-            f"{CLIENTS} clients of {EXAMPLES} examples, 8 local steps of 8, learning rate 1e-4, a "
-            "ResNet-18 with GroupNorm behind the module. The authors' code, run once, counts 575 "
-            "of 640 as leaked: alone in a bin. Where the first in a bin closes it to those of "
-            "later steps t, independent examples are, with probability (1 - 1/256)^(8t+7): 56 of "
-            "64; "
-            "two queries of half the bins each give an example two chances. Procedure 'paper' has "
-            "the published readout. Normalised inputs, which the module undoes; PSNR at peak 1; s "
-            "is processor time."
+            f"{CLIENTS} clients with {EXAMPLES} examples each, 8 local steps of 8 examples, "
+            "learning rate 1e-4, a ResNet-18 with GroupNorm behind the module. The authors' code, "
+            "run once, counts 575 of 640 examples as leaked, i.e. alone in a bin. If the first "
+            "example in a bin closes it for later steps t, independent examples are alone with "
+            "probability (1 - 1/256)^(8t+7), i.e. 56 of 64. Two queries with half the bins each "
+            "give an example two chances. Procedure 'paper' uses the published readout. Inputs are "
+            "normalised, and the module undoes this. PSNR has peak 1. s is processor time."
         ),
     )
 ]

@@ -1,4 +1,4 @@
-"""R-CONV++ and R-GAP: single images, large ones, and batches, from gradients alone."""
+"""R-CONV++ and R-GAP: single images, large images and batches, from gradients alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..models.models import build_model
 from .table import Metric, PaperSetting, Row, Scores, Table, draw_batch
 
 PEAK = 48.1308
-"""dB between a PSNR with peak 255, as the paper has it on images in [0, 1], and with peak 1."""
+"""Difference in dB between PSNR at peak 255 (as in the paper, on images in [0, 1]) and peak 1."""
 
 RECOVERED = 20
 """PSNR at peak 1, in dB, above which an image of a batch counts as recovered."""
@@ -45,21 +45,21 @@ _REFERENCE = (
 
 
 def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean logistic loss of single logits: that of R-GAP's binary task."""
+    """Return the mean logistic loss of single logits, for R-GAP's binary task."""
     return binary_cross_entropy_with_logits(outputs.squeeze(1), targets.to(outputs))
 
 
 def upload_of(
     problem: PaperSetting, data: Dataset, rng: Generator, defense: Defense | None = None
 ) -> Upload:
-    """Return the gradient of random test images by an untrained network.
+    """Return the gradient of an untrained network on random test images.
 
     Args:
         problem: `network`, `activation`, `precision`, and `batch`, `labels`, `size` or `clients`,
-            among whom the images are divided.
-        data: Where images are drawn from.
-        rng: Source of images and weights.
-        defense: The client's; none by default.
+            who share the images.
+        data: Source of the images.
+        rng: Source of randomness for images and weights.
+        defense: The client's defense. By default none.
     """
     images, targets = _examples(problem, data, rng)
     binary = problem["network"] == "CNN6"
@@ -101,7 +101,7 @@ def single_trial(
     begun = time.process_time()
     try:
         guess = attack.reconstruct(upload.observation, fork(rng)).inputs
-    except NotApplicable:  # dead filters leave too few constraints: nothing better than grey
+    except NotApplicable:  # dead filters leave too few constraints: guess grey
         guess = torch.full_like(upload.truth.inputs, 0.5)
     seconds = time.process_time() - begun
     psnr = float(metrics.psnr(guess, upload.truth.inputs)[0])
@@ -118,7 +118,7 @@ def single_trial(
 def batch_trial(
     problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
 ) -> Scores:
-    """Attack the gradient of a batch, and count the images that were recovered."""
+    """Attack the gradient of a batch, and count the recovered images."""
     upload = upload_of({"network": "LeNet-ex", **problem}, data, rng)
     attack = RCONV(separation=method["separation"])
     begun = time.process_time()
@@ -140,7 +140,7 @@ def batch_trial(
 
 
 def median_interval(values: Sequence[float], trials: Sequence[int]) -> Interval:
-    """Return a median, with the order statistics between which it lies in 95 % of samples."""
+    """Return a median with its 95 % interval between two order statistics."""
     ordered = sorted(values)
     if not ordered:
         return Interval(math.nan, -math.inf, math.inf, 0)
@@ -205,12 +205,13 @@ TABLES = [
         procedures={"ours": dict},
         quick=2,
         notes=(
-            "Untrained networks drawn from U(-0.5, 0.5), CNN6 as torch draws it; pixels in [0, 1]; "
-            "the first two activations are leaky ReLUs, as in the authors' code. Double precision "
-            "unless a row says single. Paper: averages over all networks and activations of its "
-            "figures 2 and 3; DLG, its third attack, is in the table `dlg`. s is processor time. "
-            "R-GAP's task is binary, and its label is not given. Where dead filters leave too few "
-            "constraints, an attack gives nothing, which counts as a grey image."
+            "Untrained networks with weights from U(-0.5, 0.5), CNN6 with torch's defaults. Pixels "
+            "in [0, 1]. The first two activations are leaky ReLUs, as in the authors' code. Double "
+            "precision unless a row says single. The paper's numbers are averages over all "
+            "networks and activations of its figures 2 and 3. DLG, its third attack, is in the "
+            "table `dlg`. s is processor time. R-GAP's task is binary, and its label is not given. "
+            "If dead filters leave too few constraints, the attack fails, which counts as a grey "
+            "image."
         ),
     ),
     Table(
@@ -220,7 +221,7 @@ TABLES = [
         datasets={"tiny_imagenet20": (3, 64, 64), "imagenet_sample224": (3, 224, 224)},
         metrics={
             **_PSNR,
-            "GiB": Metric("most memory of the process so far", mean_interval, brief=True),
+            "GiB": Metric("peak memory of the process so far", mean_interval, brief=True),
         },
         rows=[
             _row(
@@ -239,12 +240,12 @@ TABLES = [
         trial=single_trial,
         procedures={"ours": dict},
         notes=(
-            "The paper shows pictures and has no table: near perfect at 64 x 64, degraded at "
-            "112 x 112, and R-GAP behind. Photos of 224 x 224 are scaled to 112 x 112. "
-            "LeNet-ex is in no text of the paper: see `evaluate/models/rconv_networks.py`. R-GAP "
-            "is ours: both kinds of constraints, computed in double precision; its authors' code "
-            "computes in single. GiB is of a process that may have attacked other images before: "
-            "use --workers 1 and one row for its own."
+            "The paper shows pictures and no table: nearly perfect at 64 x 64, degraded at "
+            "112 x 112, and R-GAP is worse. Photos of 224 x 224 are scaled to 112 x 112. "
+            "The paper does not define LeNet-ex: see `evaluate/models/rconv_networks.py`. R-GAP "
+            "is our implementation: it uses both kinds of constraints and computes in double "
+            "precision; its authors' code computes in single. GiB belongs to a process that may "
+            "have attacked other images before: use --workers 1 and one row to measure one image."
         ),
     ),
     Table(
@@ -255,7 +256,7 @@ TABLES = [
         metrics={
             "recovered": Metric(f"images of a batch above {RECOVERED} dB, peak 1", mean_interval),
             "exact": Metric("images of a batch above 60 dB, peak 1", mean_interval),
-            "unique": Metric("images of a batch that have their label alone", mean_interval),
+            "unique": Metric("images of a batch whose label is unique", mean_interval),
         },
         rows=[
             Row({"batch": batch, "labels": labels}, {"recovered": recovered}, trials=4)
@@ -269,10 +270,10 @@ TABLES = [
             "paper": lambda _: {"separation": "rows"},
         },
         notes=(
-            "The paper counts by eye, and does not say how labels were drawn: `drawn` takes test "
-            "images at random, `distinct` one of each class. Double precision. --procedure paper "
-            "takes rows of the last layer as they are, `peeling` subtracts what was found, `ours` "
-            "also separates by the last convolution's gradient."
+            "The paper counts by eye and does not say how labels were drawn. `drawn` takes random "
+            "test images, `distinct` one of each class. Double precision. --procedure paper "
+            "uses the rows of the last layer directly, `peeling` subtracts the images already "
+            "found, `ours` also separates by the last convolution's gradient."
         ),
     ),
 ]

@@ -1,4 +1,4 @@
-"""A paper's table, measured again: ours beside the paper's."""
+"""Reproduce a table of a paper: our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ..run.store import Store
 from .table import Row, Scores, Table, TableTrial, find_data
 
 QUICK_TRIALS = 2
-"""Batches per row of a smoke test."""
+"""Batches per row in a smoke test."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A row of a paper's table, measured again.
+    """A reproduced row of a paper's table.
 
     Attributes:
         number: The row's number in the paper's table, from 1.
         row: The row.
-        ours: Our numbers, by metric; NaN where no trial ended.
-        seconds: Median duration of an attack; None where no trial ended.
-        trials: What each trial measured, by its index.
-        failures: Why the others did not end, by their index.
+        ours: Our numbers by metric. NaN if no trial ended.
+        seconds: Median duration of an attack. None if no trial ended.
+        trials: Results of each trial, by its index.
+        failures: Reasons why other trials failed, by their index.
     """
 
     number: int
@@ -66,18 +66,18 @@ def reproduce(
 
     Args:
         table: The table.
-        rows: Indices of its rows; all by default.
-        out: Folder in which what is measured is kept, so that an interrupted call is continued;
-            `default_folder` by default.
-        trials: Batches attacked per row; by default as many as the row says.
-        procedure: One of the table's procedures; the first by default.
-        quick: Whether each trial is reduced as the table says.
-        seed: Repetition. Trials depend on it, their number and their problem alone.
-        data: Where the dataset is (`find_data`).
-        workers: Processes; by default as many as the engine has room for.
+        rows: Indices of its rows. By default all.
+        out: Folder for the results, from which a later call continues. By default
+            `default_folder`.
+        trials: Attacked batches per row. By default as many as the row says.
+        procedure: One of the table's procedures. By default the first.
+        quick: Whether to reduce each trial as the table says.
+        seed: Number of the repetition. A trial depends only on it, its index and its problem.
+        data: Folder of the dataset (see `find_data`).
+        workers: Number of processes. By default as many as the engine can run.
         engine: Where trials run.
-        device: Where tensors live.
-        console: Where progress is shown; by default the terminal.
+        device: Device of the tensors.
+        console: Where progress is shown. By default the terminal.
     """
     if trials is not None and not trials >= 1:
         raise UserError(f"trials must be at least 1, got {trials}")
@@ -107,13 +107,13 @@ def reproduce(
         for row in [table.rows[index]]
     }
     out = out or default_folder(table)
-    Store(out, create=True)  # before the data is loaded, which may take long
+    Store(out, create=True)  # before the slow loading of data
     for dataset in {trial.dataset: None for row in planned.values() for trial in row}:
         _check_data(table, dataset, data)
     results = run_trials(
         _interleaved(planned.values()),
         out,
-        panel="tables",  # several may share a folder
+        panel="tables",  # several tables may share a folder
         config={"table": table.name, "procedure": procedure, "seed": seed},
         workers=workers,
         engine=engine,
@@ -128,12 +128,12 @@ def reproduce(
 
 
 def default_folder(table: Table) -> Path:
-    """Return where a table's results are kept."""
+    """Return the default folder of a table's results."""
     return Path("runs") / "tables" / table.name
 
 
 def document(table: Table, results: Sequence[Result], *, quick: bool = False) -> dict[str, Any]:
-    """Return a measured table as JSON values; limits that do not exist are null."""
+    """Return a reproduced table as JSON values. Infinite limits are null."""
     return {
         "table": table.name,
         **({"reduced": dict(table.reduced)} if quick else {}),
@@ -153,7 +153,7 @@ def document(table: Table, results: Sequence[Result], *, quick: bool = False) ->
 
 
 def trial_rows(table: Table, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return one record per trial that ended: its setting and the mean of each of its scores."""
+    """Return one record per finished trial: its setting and the mean of each score."""
     return [
         {"row": result.number, **result.row.setting, "trial": index}
         | {name: mean(trial[name]) for name in (*table.metrics, "seconds")}
@@ -163,13 +163,13 @@ def trial_rows(table: Table, results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _interleaved(planned: Collection[Sequence[TableTrial]]) -> list[TableTrial]:
-    """Return different trials, all rows' first ones first, so that the time left is soon known."""
+    """Return the distinct trials, first trials of all rows first, for an early time estimate."""
     different = {trial.cell.key: trial for row in planned for trial in row}
     return sorted(different.values(), key=lambda trial: trial.index)
 
 
 def _scores(results: Conclusions) -> dict[str, Scores | str]:
-    """Return what each trial measured, or why it did not, by the key of its cell."""
+    """Return the results of each trial, or why it failed, by the key of its cell."""
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     rows = results.scores.sort_values(["cell", "metric", "victim"])
     for key, metric, value in zip(rows["cell"], rows["metric"], rows["value"], strict=True):
@@ -194,7 +194,7 @@ def _result(table: Table, index: int, found: Mapping[int, Scores | str]) -> Resu
 
 
 def _check_data(table: Table, dataset: str, folder: Path | None) -> None:
-    """Load the data once, before all workers would download it, and refuse what is not it."""
+    """Load the data once, before the workers do. Raise if its shape is wrong."""
     shape = table.datasets[dataset]
     kind = "images" if shape is not None and len(shape) == 3 else "examples"
     try:
@@ -203,13 +203,13 @@ def _check_data(table: Table, dataset: str, folder: Path | None) -> None:
     except UserError as error:
         raise UserError(
             f"{error}\n{table.name} needs {dataset}: give a folder with its {kind} in "
-            "train/ and test/ by --data"
+            "train/ and test/ as --data"
         ) from error
     found = tuple(data.train.inputs.shape[1:])
     if shape is not None and found != shape:
         raise UserError(
-            f"{table.name} is about {dataset}, with {kind} of shape {shape}; those of "
-            f"{data.name} have shape {found}"
+            f"{table.name} needs {dataset}, with {kind} of shape {shape}, but those of "
+            f"{data.name} have shape {found}: give another --data"
         )
 
 

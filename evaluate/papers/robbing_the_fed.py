@@ -1,4 +1,4 @@
-"""Robbing the Fed: what its released code gives, measured again."""
+"""Robbing the Fed: reproduction of the results of its released code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .servers import METRICS, Setup, attacked, crafted_upload
 from .table import PaperSetting, Row, Scores, Table
 
 EXAMPLES = 64
-"""Examples of a batch."""
+"""Examples per batch."""
 
 
 def rtf_trial(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator) -> Scores:
@@ -23,8 +23,8 @@ def rtf_trial(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: G
 
     Args:
         problem: Number of `bins`.
-        method: The `query`, or several, and other options of the attack.
-        data: Where the batch is drawn from; its test split is public.
+        method: The `query` (or several) and other options of the attack.
+        data: Source of the batch. Its test split is public.
         rng: Source of the batch, the weights and all other randomness.
     """
     options = {**method, **_SEVERAL.get(method["query"], {})}
@@ -43,7 +43,7 @@ def _as_published(method: PaperSetting) -> PaperSetting:
 
 
 _SEVERAL: Mapping[str, PaperSetting] = {"4 random": {"query": "random", "queries": 4}}
-_CODE: Mapping[tuple[int, str], tuple[float, int]] = {  # mean PSNR, examples that are exact
+_CODE: Mapping[tuple[int, str], tuple[float, int]] = {  # mean PSNR, number of exact examples
     (1024, "average"): (117.4, 57),
     (1024, "random"): (130.4, 63),
     (128, "average"): (78.0, 35),
@@ -68,11 +68,12 @@ TABLES = [
         trial=rtf_trial,
         procedures={"ours": _ours, "paper": _as_published},
         notes=(
-            f"Batches of {EXAMPLES}, normalised inputs, PSNR at peak 1. The paper's numbers are of "
-            "one batch attacked by the authors' code. 'ours' has bins at quantiles of the test "
-            "split's projection, 'paper' at those of N(0, 1) or a Laplace distribution. GroupNorm "
-            "in place of BatchNorm. Of 64 independent examples in 1024 bins, 60.2 are alone; four "
-            "queries of 256 bins each give an example four chances. s is processor time."
+            f"Batches of {EXAMPLES}, normalised inputs, PSNR at peak 1. The paper's numbers come "
+            "from one batch, attacked by the authors' code. 'ours' has bins at quantiles of the "
+            "test split's projection, 'paper' at quantiles of N(0, 1) or a Laplace distribution. "
+            "GroupNorm replaces BatchNorm. Of 64 independent examples in 1024 bins, 60.2 are alone "
+            "on average. Four queries of 256 bins each give an example four chances. s is "
+            "processor time."
         ),
     )
 ]

@@ -1,8 +1,8 @@
-"""What trials of malicious servers' tables have in common: the round, and how it is scored.
+"""Common parts of the tables of malicious servers: the round and its scores.
 
-Their papers count a mean in which exact examples stand at some 130 dB and missing ones, the
-dataset's mean colour, at some 12: a recovery rate in disguise. It is kept, at peak 1, beside the
-rates and the median.
+Their papers report a mean PSNR. Exact examples count as about 130 dB. Missing ones, replaced by the
+dataset's mean colour, count as about 12 dB. So this mean is a recovery rate in disguise. We report
+it at peak 1, together with the recovery rates and the median.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ ATTACKS: dict[str, Adversary] = {
     "LOKI": LOKI(),
     "Scale-MIA": ScaleMIA(),
 }
-"""The attacks of the tables' rows; all else that a row's method holds are their options."""
+"""The attacks of the rows. All other entries of a row's method are their options."""
 
 LEVELS = (20, 30, 60)
-"""Decibels above which examples count as recovered."""
+"""PSNR in dB above which an example counts as recovered."""
 
 METRICS = {
-    "psnr": Metric("mean PSNR in dB, missing ones at the mean colour", mean_interval),
+    "psnr": Metric("mean PSNR in dB; missing examples count as the mean colour", mean_interval),
     "median": Metric("median PSNR of a batch", mean_interval, digits=0, brief=True),
     **{
         f"{level} dB": Metric(f"share above {level} dB", rate, percent=True, brief=True)
@@ -71,12 +71,12 @@ class Setup:
     """A round in which a server sends crafted models.
 
     Attributes:
-        model: The model that was agreed on.
+        model: The agreed model.
         examples: Private examples of each client.
-        clients: Clients; above 1, the defense must add them up.
-        defense: Their defense.
-        protocol: How they make an update.
-        public: Whether the server has the test split to calibrate on.
+        clients: Number of clients. If above 1, the defense must sum their updates.
+        defense: The defense of the clients.
+        protocol: The protocol of the clients.
+        public: Whether the server may calibrate on the test split.
     """
 
     model: nn.Module
@@ -88,13 +88,13 @@ class Setup:
 
 
 def attack_of(method: PaperSetting) -> Adversary:
-    """Return the attack of a row, with the options that its method has."""
+    """Return the attack of a row, with the options of its method."""
     options: dict[str, Any] = {key: value for key, value in method.items() if key != "attack"}
     return replace(ATTACKS[method["attack"]], **options)
 
 
 def crafted_upload(attack: Adversary, setup: Setup, data: Dataset, rng: Generator) -> Upload:
-    """Return what the server sees of random training examples."""
+    """Return the upload that the server sees, for random training examples."""
     private, test = data.normalised
     batch = draw_batch(private, setup.clients * setup.examples, rng)
     public = PublicData(*test) if setup.public else None
@@ -115,7 +115,7 @@ def crafted_upload(attack: Adversary, setup: Setup, data: Dataset, rng: Generato
 
 
 def attacked(attack: Adversary, upload: Upload, rng: Generator) -> tuple[Scores, Tensor]:
-    """Attack an upload; return scores, and the guesses."""
+    """Attack an upload. Return the scores and the guesses."""
     start = time.process_time()
     guess = attack.reconstruct(upload.observation, fork(rng)).inputs
     seconds = time.process_time() - start
@@ -130,10 +130,10 @@ def scores(levels: Tensor) -> Scores:
 
 
 def psnrs(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:
-    """Return the PSNR of each example, assigned so that its mean is the largest.
+    """Return the PSNR of each example, under the assignment with the largest mean.
 
-    An assignment by squared error, as in a report, gives exact guesses away for the sake of
-    mixtures. Where no guess is left, or none is better, the mean colour is taken.
+    An assignment by squared error, as in a report, would give up exact guesses in favour of
+    mixtures. An example gets the mean colour if no guess is left or none is better.
     """
     private = space.to_unit(truth.double()).clamp(0, 1).flatten(1)
     mean = torch.zeros_like(truth)
@@ -145,7 +145,7 @@ def psnrs(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:
 
 @lru_cache(maxsize=4)
 def shrunk(data: Dataset, size: int) -> Dataset:
-    """Return images scaled down to a size at most; all else as it is."""
+    """Return the data with images scaled down to at most a size."""
     if not (isinstance(data.space, ImageSpace) and max(data.space.shape) > size):
         return data
     train, test = (

@@ -1,7 +1,7 @@
-"""Surrogate Model Extension: its tables, and figure 6.
+"""Surrogate Model Extension: the tables of its paper, and figure 6.
 
-Settings keep the paper's own notation: E local epochs on N examples in batches of B, by a network
-that has been trained for R - 1 rounds.
+Settings use the paper's notation: E local epochs on N examples in batches of B, with a network that
+was trained for R - 1 rounds.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from .sme_paths import LocalSteps, local_steps
 from .table import Metric, PaperSetting, Row, Scores, Table, draw_batch, matched_psnr
 
 FEMNIST = "emnist-letters"
-"""What stands in for FEMNIST."""
+"""The dataset that replaces FEMNIST."""
 
-_LETTER = 14  # pixels; at this size EMNIST's letters spread as FEMNIST does, 0.158
+_LETTER = 14  # pixels; gives EMNIST letters the standard deviation of FEMNIST, 0.158
 _FEMNIST_SPACE = ImageSpace((1, 28, 28), 62, (0.9642384,), (0.1576784,))
 _FEDERATION = FedAvg(epochs=10, batch_size=50, lr=0.004)
 _ROUNDS = (1, 5, 10, 20)
@@ -61,9 +61,9 @@ def sme_trial(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: G
     """Attack one client's weights.
 
     Args:
-        problem: The paper's setting; `dataset`, `network`, R and B have defaults.
+        problem: The paper's setting. `dataset`, `network`, R and B have defaults.
         method: The `attack`: SME, IG or DLFA.
-        data: Where the client's examples are drawn from.
+        data: Source of the client's examples.
         rng: Source of the examples, the weights and all other randomness.
     """
     upload = sme_upload(problem, data, rng)
@@ -82,7 +82,7 @@ def sme_trial(problem: PaperSetting, method: PaperSetting, data: Dataset, rng: G
 def path_trial(
     problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
 ) -> Scores:
-    """Look at one client's local training, without an attack."""
+    """Measure the path of one client's local training, without an attack."""
     start = time.process_time()
     steps = path(problem, data, rng)
     return {
@@ -96,7 +96,7 @@ def path_trial(
 def cost_trial(
     problem: PaperSetting, method: PaperSetting, data: Dataset, rng: Generator
 ) -> Scores:
-    """Measure a few iterations of an attack, for the time of a whole one and its memory."""
+    """Estimate the time and memory of an attack from a few iterations."""
     upload, own = sme_upload(problem, data, rng), fork(rng)
     few, more = 2, 5
 
@@ -112,12 +112,12 @@ def cost_trial(
 
 
 def path(problem: PaperSetting, data: Dataset, rng: Generator) -> LocalSteps:
-    """Return how a client with random examples moves."""
+    """Return the path of a client with random examples."""
     return local_steps(*_client(problem, data, rng), rng)
 
 
 def sme_upload(problem: PaperSetting, data: Dataset, rng: Generator) -> Upload:
-    """Return what a client with random examples releases."""
+    """Return the upload of a client with random examples."""
     client, batch = _client(problem, data, rng)
     (upload,) = observe(client, [batch], ThreatModel(knows_targets=True), rng)
     return upload
@@ -130,15 +130,15 @@ def build_attack(problem: PaperSetting, name: str, iterations: int | None = None
         options |= _DLFA_CIFAR100 if problem.get("dataset") == "cifar100" else {}
         return DLFA(**options)  # type: ignore[arg-type]
     if problem.get("network") == "ViT":
-        options["lr"] = 0.1  # as in the released code, for this network alone
+        options["lr"] = 0.1  # as in the released code, only for this network
     if name == "IG":
         options |= {"alpha": 0.0, "alpha_lr": 0.0}
     return SME(**options)  # type: ignore[arg-type]
 
 
 def peak_memory(run: Callable[[], object]) -> int:
-    """Return the bytes that torch's tensors take up during a call, at most."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes to the terminal
+    """Return the peak memory of torch's tensors during a call, in bytes."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler writes to the terminal
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         run()
     results = record.profiler.kineto_results
@@ -149,7 +149,7 @@ def peak_memory(run: Callable[[], object]) -> int:
 
 
 def _client(problem: PaperSetting, data: Dataset, rng: Generator) -> tuple[Client, Batch]:
-    """Return a client with the network that it received, and its examples."""
+    """Return a client with its received network, and its examples."""
     space = data.space if problem.get("dataset") == "cifar100" else _FEMNIST_SPACE
     network = f"{networks.__name__}:sme_{problem.get('network', 'CNN').lower()}"
     rounds = problem.get("R", 1)
@@ -162,7 +162,7 @@ def _client(problem: PaperSetting, data: Dataset, rng: Generator) -> tuple[Clien
 
 
 def _inputs(batch: Batch, space: InputSpace) -> Batch:
-    """Return images as inputs; letters as small dark ink on white paper, like FEMNIST."""
+    """Return images as inputs. Letters become small and dark on white, like FEMNIST."""
     pixels = batch.inputs
     if space is _FEMNIST_SPACE:
         margin = (pixels.shape[-1] - _LETTER) // 2
@@ -173,9 +173,10 @@ def _inputs(batch: Batch, space: InputSpace) -> Batch:
 
 @lru_cache(maxsize=1)
 def _trained(network: str, data: Dataset) -> Mapping[int, nn.Module]:
-    """Return the network that clients receive in some rounds, trained as in appendix D.
+    """Return the networks that clients receive in `_ROUNDS`, trained as in appendix D.
 
-    Always the same. Clients hold about 225 of at most 40,000 examples, a tenth of them answers.
+    The result is always the same. A client holds about 225 of at most 40,000 examples, and a tenth
+    of the clients take part in a round.
     """
     rng = generator("SME federation")
     examples = draw_batch(data.train, min(len(data.train.targets), 40_000), rng)
@@ -209,7 +210,7 @@ def _protocol(problem: PaperSetting) -> FedAvg:
 
 
 def _similarity_loss(attack: Matching, observation: Observation, guess: Reconstruction) -> float:
-    """Return 1 - the cosine of the client's update with that of the guess."""
+    """Return 1 - the cosine of the client's update and the update of the guess."""
     if guess.objective is not None and isinstance(attack, SME):
         return guess.objective - float(attack.prior(observation, guess.inputs.unsqueeze(0)))
     if guess.targets is None:
@@ -227,18 +228,18 @@ _ATTACKS = ("DLFA", "IG", "SME")
 _EPOCHS_EXAMPLES = ((10, 10), (20, 10), (50, 10), (10, 50), (20, 50), (50, 50))
 _QUALITY = {
     "psnr": Metric("mean PSNR in dB", mean_interval),
-    "L_sim": Metric("1 - cosine of the client's and the guess's update", mean_interval, digits=3),
+    "L_sim": Metric("1 - cosine of the updates of client and guess", mean_interval, digits=3),
 }
 _STAND_IN = (
-    f"EMNIST letters in place of FEMNIST, which has writers: dark ink on white, shrunk to "
-    f"{_LETTER} pixels within 28, where they have FEMNIST's standard deviation of 0.158, with "
-    "FEMNIST's normalisation and a head of 62 classes, of which 26 occur. "
+    "EMNIST letters replace FEMNIST, which also names writers. They are dark on white and shrunk "
+    f"to {_LETTER} of 28 pixels, which gives them FEMNIST's standard deviation of 0.158. "
+    "Normalisation is FEMNIST's. The head has 62 classes, of which 26 occur. "
 )
 _SETUP = (
     "Untrained networks unless R says otherwise, local learning rate 0.004 (LeNet 0.4), B = 10, "
-    "labels known, linear sum assignment; s is processor time. IG is SME with alpha fixed at "
-    "w_0. L_sim of SME is at the best of 21 alphas; of DLFA for the returned images in every "
-    "epoch."
+    "labels known, linear sum assignment. s is processor time. IG is SME with alpha fixed at "
+    "w_0. L_sim of SME is the value at the best of 21 alphas. L_sim of DLFA uses the returned "
+    "images in every epoch."
 )
 
 
@@ -368,12 +369,12 @@ _PATHS = [
 ]
 _PATH_METRICS = {
     "ratio": Metric(
-        "least share of a step's gradient in the plane of two principal components",
+        "smallest share of a step's gradient in the plane of two principal components",
         mean_interval,
         digits=3,
     ),
     "cos w_0": Metric("cosine of w_0 - w_T with the gradient at w_0", mean_interval, digits=3),
-    "max cos": Metric("the greatest such cosine between w_0 and w_T", mean_interval, digits=3),
+    "max cos": Metric("the largest such cosine between w_0 and w_T", mean_interval, digits=3),
 }
 _COSTS = [  # seconds and gigabytes of DLFA, IG and SME
     (FEMNIST, 10, ((212, 2.1), (10.4, 1.8), (10.4, 1.8))),
@@ -421,10 +422,10 @@ TABLES = [
         _cost_rows(),
         cost_trial,
         {
-            "time": Metric("seconds of an attack, from three iterations", mean_interval, digits=0),
-            "memory": Metric("gigabytes of tensors at most", mean_interval, digits=2),
+            "time": Metric("seconds of an attack, by three iterations", mean_interval, digits=0),
+            "memory": Metric("peak gigabytes of tensors", mean_interval, digits=2),
         },
-        notes=" The paper's are of a V100 and of JAX; its hours for 100 attacks are divided.",
+        notes=" The paper used a V100 and JAX; its hours for 100 attacks are divided by 100.",
     ),
     _table(
         "table6",
@@ -438,8 +439,9 @@ TABLES = [
             (pairs for rounds in _ROUNDS for pairs in _TABLE6[rounds]),
         ),
         notes=(
-            " Trained by FedAvg as in appendix D: clients of about 225 images of alike features, "
-            "a tenth of them a round, 10 epochs in batches of 50."
+            " Networks are trained by FedAvg as in appendix D: clients have about 225 images with "
+            "similar features, a tenth of the clients take part in a round, and they train for 10 "
+            "epochs in batches of 50."
         ),
     ),
     _table(
@@ -453,7 +455,7 @@ TABLES = [
             ],
             (pairs for rows in _TABLE7.values() for pairs in rows),
         ),
-        notes=" ViT: initial step size 0.1 as in the released code, where it stays constant.",
+        notes=" ViT: initial step size 0.1 as in the released code, which keeps it constant.",
     ),
     _table(
         "fig6",

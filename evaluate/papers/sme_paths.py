@@ -1,4 +1,4 @@
-"""How local training moves: what the SME attack rests on, measured at the client.
+"""Measure the path of local training at the client. The SME attack relies on its shape.
 
 References:
     Zhu, Yao, Blaschko. "Surrogate Model Extension (SME): A Fast and Accurate Weight Update Attack
@@ -20,11 +20,11 @@ from ..client.client import Client, ThreatModel, observe
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """How one client's local training moves.
+    """The path of one client's local training.
 
     Attributes:
-        plane_shares: At each step, the share of the norm of all examples' gradient in the best
-            plane for all steps (Figure 3).
+        plane_shares: At each step, the share of the gradient's norm (over all examples) that lies
+            in the best plane for all steps (Figure 3).
         alphas: Points between w_0 (0) and w_T (1).
         cosines: Cosine of w_0 - w_T with the gradient of all examples at these (Figure 4).
     """
@@ -35,15 +35,15 @@ class LocalSteps:
 
 
 def local_steps(client: Client, batch: Batch, rng: Generator, points: int = 21) -> LocalSteps:
-    """Train a client, and return how it moved.
+    """Train a client and return its path.
 
     Args:
-        client: The client; it is not defended.
+        client: The client, without a defense.
         batch: Its examples.
         rng: Source of the order of its examples.
-        points: How many points of the line are looked at.
+        points: Number of points on the line.
     """
-    gradients: list[Tensor] = []  # shared by the copies of the defense that are made of it
+    gradients: list[Tensor] = []  # shared by all copies of the defense
     recording = replace(client, defense=_Recorder(batch, gradients))
     (upload,) = observe(recording, [batch], ThreatModel(), rng)
     alphas = torch.linspace(0, 1, points)
@@ -54,7 +54,7 @@ def local_steps(client: Client, batch: Batch, rng: Generator, points: int = 21) 
 def plane_shares(gradients: Tensor) -> Tensor:
     """Return the share of each row's norm that lies in the plane of two principal components."""
     products = (gradients @ gradients.mT).double()
-    values, vectors = torch.linalg.eigh(products)  # ascending; those of the gradients' squares
+    values, vectors = torch.linalg.eigh(products)  # ascending
     within = vectors[:, -2:].square() @ values[-2:].clamp(min=0)
     shares: Tensor = (within / products.diagonal()).clamp(0, 1).sqrt()
     return shares
@@ -62,7 +62,7 @@ def plane_shares(gradients: Tensor) -> Tensor:
 
 @dataclass
 class _Recorder(Defense):
-    """The undefended client, which keeps the gradient of all its examples at every step."""
+    """An undefended client that records the gradient of all its examples at every step."""
 
     examples: Batch
     gradients: list[Tensor]

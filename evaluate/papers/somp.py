@@ -1,8 +1,8 @@
-"""SOMP: its tables. Text from the gradients of language models, and the attacks beside it.
+"""SOMP: the tables of its paper. They compare attacks on the gradients of language models.
 
-The paper's models (GPT-J-6B, GPT-2, Qwen3-8B) are downloads; the procedures here are models that
-need none: SmolLM2-135M, and a GPT-2 of the published size with new weights and SmolLM2's
-tokenizer. Settings keep the paper's own notation.
+The paper's models (GPT-J-6B, GPT-2, Qwen3-8B) must be downloaded. The procedures here use other
+models: SmolLM2-135M, and a GPT-2 of the published size with new weights and SmolLM2's tokenizer.
+Settings use the paper's notation.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MODELS: Mapping[str, Method] = {
     "smollm2": Method(name="smollm2"),
     "gpt2": Method(name="gpt2", options={"layers": 12, "width": 768, "heads": 12}),
 }
-"""The models of the procedures; both read SmolLM2's tokens."""
+"""The models of the procedures. Both use SmolLM2's tokenizer."""
 
 LONG = 128
-"""Tokens of a review of IMDB; the paper has up to 512, for which CPUs are slow."""
+"""Tokens of an IMDB review. The paper uses up to 512, which is slow on CPUs."""
 
 METRICS = {
     "rouge1": Metric("ROUGE-1 F-measure, mean over sentences", mean_interval, percent=True),
@@ -54,10 +54,10 @@ FIELDS = {
     "epsilon": "tolerance",
     "tau_cluster": "cluster",
 }
-"""The paper's parameters of SOMP by the names of our class's."""
+"""Maps the paper's parameters of SOMP to the fields of our class."""
 
 PUBLISHED: Mapping[str, PaperSetting] = {"DAGER": {"rank_cutoff": 20}}
-"""Options of attacks that are those of their authors' code, and not our defaults."""
+"""Options of attacks that follow their authors' code instead of our defaults."""
 
 
 def text_trial(
@@ -66,10 +66,10 @@ def text_trial(
     """Attack one batch of texts.
 
     Args:
-        problem: The dataset, the batch size `B`, the task, and where there are any the noise's
-            deviation `sigma`, or FedAvg's epochs `E`, learning rate `eta` and `B_mini`.
-        method: `attack`, with its options, and the `model`.
-        data: Where the batch is drawn from; it is read again, with the model's tokenizer.
+        problem: The dataset, the batch size `B`, the task. Optionally the noise's deviation
+            `sigma`, or FedAvg's epochs `E`, learning rate `eta` and `B_mini`.
+        method: The `attack` with its options, and the `model`.
+        data: Source of the batch. It is read again with the model's tokenizer.
         rng: Source of the batch, the weights and all other randomness.
     """
     options = dict(method)
@@ -81,7 +81,7 @@ def text_trial(
     seconds, truth = time.perf_counter() - start, upload.truth.inputs
     found = torch.cat([guess, modality.nothing(truth)])[modality.match(guess, truth)]
     scores = modality.scores(found, truth)
-    return {  # a text without pairs of words has no ROUGE-2: in papers it counts as 0
+    return {  # a text of one word has no ROUGE-2; papers count it as 0
         **{name: scores[name][~scores[name].isnan()].tolist() for name in METRICS},
         "noise": [_relative_noise(problem, upload)] * len(truth),
         "seconds": [seconds],
@@ -91,7 +91,7 @@ def text_trial(
 def text_upload(
     problem: PaperSetting, model: str, data: Dataset, rng: Generator
 ) -> tuple[Upload, Modality]:
-    """Return what a client of a language model releases for a random batch, and its modality."""
+    """Return the upload of a client with a language model and a random batch, and its modality."""
     scenario = Scenario(
         dataset=data.name,
         task=problem.get("task", "next-token"),
@@ -116,7 +116,7 @@ def _protocol(problem: PaperSetting) -> Protocol:
 
 
 def _relative_noise(problem: PaperSetting, upload: Upload) -> float:
-    """Return the noise's deviation over the root mean square of the gradient without it."""
+    """Return the noise's deviation divided by the root mean square of the clean gradient."""
     if not problem.get("sigma"):
         return 0.0
     clean = upload.observation.replay(*upload.truth, upload.observation.update)
@@ -127,7 +127,7 @@ def _relative_noise(problem: PaperSetting, upload: Upload) -> float:
 def procedures(
     attack: str | None = None, **options: object
 ) -> dict[str, Callable[[PaperSetting], PaperSetting]]:
-    """Return the procedures of a table: one for each model, with an attack if rows name none."""
+    """Return the procedures of a table, one per model. `attack` applies if rows name none."""
     default = {**options} if attack is None else {"attack": attack, **options}
 
     def on(model: str, method: PaperSetting) -> PaperSetting:
@@ -154,9 +154,10 @@ def table(name: str, number: str, title: str, rows: list[Row], **options: Any) -
         trial=text_trial,
         procedures=options.pop("procedures", procedures("SOMP")),
         notes=(
-            "The paper's models are GPT-J-6B and GPT-2; ours is SmolLM2-135M, or by --procedure "
-            "gpt2 one of GPT-2's size with new weights. Words as rouge-score has them, sentences "
-            f"assigned to references one to one, IMDB cut to {LONG} tokens. {notes}"
+            "The paper's models are GPT-J-6B and GPT-2. Ours is SmolLM2-135M, or with --procedure "
+            "gpt2 a model of GPT-2's size with new weights. rouge-score splits the words. "
+            "Sentences are assigned to references one to one. "
+            f"IMDB is cut to {LONG} tokens. {notes}"
         ).strip(),
         **options,
     )
@@ -217,8 +218,8 @@ _ABLATIONS: dict[str, dict[str, object]] = {
     "SOMP5, no distance": {"alignment": 0.0},
 }
 
-_SECONDS = Metric("seconds of the attack, without loading and the client", mean_interval)
-_NOISE = Metric("sigma over the gradient's root mean square", mean_interval, digits=2, brief=True)
+_SECONDS = Metric("seconds of the attack, without loading and client", mean_interval)
+_NOISE = Metric("sigma / root mean square of the gradient", mean_interval, digits=2, brief=True)
 
 TABLES = (
     table(
@@ -233,7 +234,7 @@ TABLES = (
         procedures=procedures(),
         quick=1,
         notes=(
-            "Most of the paper's ROUGE-L here equal the ROUGE-2 of its table 7: compare with both."
+            "Most ROUGE-L of the paper's table equal the ROUGE-2 of its table 7. Compare with both."
         ),
     ),
     table(
@@ -252,7 +253,7 @@ TABLES = (
         ],
         metrics={"seconds": _SECONDS, **METRICS},
         procedures=procedures(),
-        notes="The paper's seconds are those of GPT-2 on an RTX 5060.",
+        notes="The paper measured its seconds with GPT-2 on an RTX 5060.",
     ),
     table(
         "somp-table6",
@@ -296,7 +297,7 @@ TABLES = (
             for sigma, (rouge1, rouge2) in _TABLE10.items()
         ],
         metrics={**METRICS, "noise": _NOISE},
-        notes="What noise hides depends on its ratio to the gradient, which is not in the paper.",
+        notes="The effect of noise depends on its ratio to the gradient, which the paper omits.",
     ),
     table(
         "somp-fig4",
@@ -319,6 +320,6 @@ TABLES = (
             )
             for model in MODELS
         },
-        notes="The figure has no table: the paper's numbers are not in its text.",
+        notes="The paper shows a figure without numbers, and no table.",
     ),
 )

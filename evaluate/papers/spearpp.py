@@ -1,6 +1,6 @@
-"""SPEAR++: its tables.
+"""SPEAR++: the tables of its paper.
 
-Settings keep the paper's own notation.
+Settings use the paper's notation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..models.models import build_model
 from .table import Metric, PaperSetting, Row, Scores, Table, draw_batch, matched_psnr
 
 PAPER_STARTS = 20_000
-"""Starts of SPEAR++ by the paper's own procedure, which takes 1,000,000 there."""
+"""Starts of SPEAR++ in the paper's procedure. The paper uses 1,000,000."""
 
 _LOSSES = {"log-cosh": "log-cosh", "l1": "l1", "-l4": "l4"}
 _OPTIMIZERS = {"RAdam": "scalar-adam", "PGD": "pgd"}
@@ -35,11 +35,11 @@ def spearpp_trial(
     """Attack one batch with SPEAR++.
 
     Args:
-        problem: Batch size `b` and width `m`; of DP-SGD the clipping norm `C` and the noise's
-            standard deviation `sigma`; of FedAvg the epochs `E` and the mini-batches' size
-            `b_mini`.
-        method: Hyper-parameters of the attack that are not the default.
-        data: Where the batch is drawn from.
+        problem: Batch size `b` and width `m`. For DP-SGD also the clipping norm `C` and the
+            noise's standard deviation `sigma`. For FedAvg also the epochs `E` and the size
+            `b_mini` of mini-batches.
+        method: Hyper-parameters of the attack that differ from the defaults.
+        data: Source of the batch.
         rng: Source of the batch, the weights and all other randomness.
         success: Mean PSNR above which a batch counts as recovered.
     """
@@ -58,7 +58,7 @@ def spearpp_trial(
 
 
 def spearpp_upload(problem: PaperSetting, data: Dataset, rng: Generator) -> Upload:
-    """Return what an untrained perceptron's client releases for a random batch."""
+    """Return the upload of a client with an untrained perceptron and a random batch."""
     space = data.space
     model = build_model("mlp", space, rng, width=problem["m"])
     pixels, targets = draw_batch(data.train, problem["b"], rng)
@@ -71,7 +71,7 @@ def spearpp_upload(problem: PaperSetting, data: Dataset, rng: Generator) -> Uplo
 def _defense(problem: PaperSetting) -> Defense:
     if "sigma" not in problem:
         return Defense()
-    # sigma is that of the mean gradient, so that it compares with the gradient's entries.
+    # sigma refers to the mean gradient, so it is comparable with the gradient's entries.
     multiplier = problem["sigma"] * problem["b"] / problem["C"]
     return DPSGD(multiplier, max_grad_norm=problem["C"], poisson_sampling=False)
 
@@ -83,7 +83,7 @@ def _protocol(problem: PaperSetting) -> Protocol:
 
 
 def _best(method: PaperSetting) -> PaperSetting:
-    """Return our own defaults, whatever the paper tried."""
+    """Return our defaults, independent of the paper's method."""
     return {}
 
 
@@ -130,14 +130,13 @@ def _spearpp_table(
         procedures={"ours": _best, "paper": _as_published},
         quick=min(3, len(rows) // 2),
         notes=(
-            "Untrained perceptrons with three hidden layers. Inputs normalised by mean and "
-            "standard deviation and a data range of 1 are our assumptions; the paper names "
-            f"neither. {assumption}Guesses are "
-            "matched to the images by linear sum assignment; an image without a guess is scored "
-            "by the dataset's mean colour. Beyond 100 dB, PSNR says how numbers were rounded, not "
-            "what was recovered. 'ours' is SPEARPlusPlus as it comes, whatever loss or "
-            "optimizer the paper's row has; 'paper' is the row's own, with "
-            f"{PAPER_STARTS:,} starts where the paper takes 1,000,000."
+            "Untrained perceptrons with three hidden layers. We assume inputs normalised by mean "
+            "and standard deviation, and a data range of 1; the paper names neither. "
+            f"{assumption}Guesses are matched to the images by linear sum assignment. An image "
+            "without a guess is scored as the dataset's mean colour. Beyond 100 dB, PSNR measures "
+            "only rounding. 'ours' is SPEARPlusPlus with its defaults, independent of the loss "
+            "and optimizer of the paper's row. 'paper' uses those of the row, with "
+            f"{PAPER_STARTS:,} starts instead of the paper's 1,000,000."
         ),
     )
 
@@ -198,8 +197,8 @@ TABLES = [
         ],
         success=25,
         assumption=(
-            "So is sigma as the standard deviation of an entry of the released mean gradient, "
-            "which the paper compares with the median entry. "
+            "We also assume that sigma is the standard deviation of an entry of the released mean "
+            "gradient, because the paper compares it with the median entry. "
         ),
     ),
     _spearpp_table(

@@ -1,4 +1,4 @@
-"""A table of a paper, and what trials of tables have in common; the tables are in `tables.py`."""
+"""A table of a paper, and the common parts of its trials. The tables are in `tables.py`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from ..modality import metrics
 from ..run.code_digests import source_digest
 
 PaperSetting = Mapping[str, Any]
-"""What distinguishes a row, in the paper's notation: plain JSON values."""
+"""The setting of a row, in the paper's notation: plain JSON values."""
 
 Scores = Mapping[str, Sequence[float]]
-"""What one trial measured: by metric, a value per batch or one per victim; and `seconds`."""
+"""Results of one trial: for each metric a value per batch or per victim, and `seconds`."""
 
 TrialFunction = Callable[[PaperSetting, PaperSetting, Dataset, Generator], Scores]
-"""From a problem, a method, data and a source of randomness to scores: one trial.
+"""Runs one trial: from problem, method, data and source of randomness to scores.
 
-A function at the top level of a module, or a `partial` of one: workers import it.
+It must be a function at the top level of a module or a `partial` of one. Workers import it.
 """
 
 HUB_IDS = {
@@ -55,10 +55,10 @@ FOLDERS = {
     **{name: name for name in ("tiny_imagenet20", "imagenet_sample224")},
     **{name: f"text/{name}" for name in HUB_IDS},
 }
-"""Where datasets are that torchvision does not download, within a folder of datasets."""
+"""Subfolders of `--data` for datasets that torchvision does not download."""
 
 PATH = "evaluate/papers/table.py"
-"""What all trials run, beside their own function."""
+"""The module that all trials use, in addition to their own function."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Metric:
     """A column of a table.
 
     Attributes:
-        definition: What is measured, in a sentence.
-        interval: From values and the trial that each belongs to, to an estimate:
+        definition: The measured quantity, in words.
+        interval: Computes an estimate from values and the trial of each value:
             `statistics.rate` or `statistics.mean_interval`.
-        percent: Whether it prints as a percentage; values are shares all the same.
-        digits: Decimals in print, if it is no percentage.
-        brief: Whether its interval is left out in print.
+        percent: Whether it is printed as a percentage. The values are always shares.
+        digits: Printed decimals, if it is not a percentage.
+        brief: Whether to print it without its interval.
     """
 
     definition: str
@@ -81,7 +81,7 @@ class Metric:
     brief: bool = False
 
     def text(self, value: float) -> str:
-        """Return a value as it is printed."""
+        """Return the printed form of a value."""
         if math.isnan(value):
             return "n/a"
         if self.percent:
@@ -95,10 +95,10 @@ class Row:
     """A row of a paper's table.
 
     Attributes:
-        problem: What is attacked. Trials of one problem draw the same batches and weights.
+        problem: The attacked setting. Trials of one problem draw the same batches and weights.
         paper: The paper's numbers, by metric.
-        method: How the paper attacked it, where rows differ in that.
-        trials: Batches attacked by default.
+        method: The attack of the paper, if rows differ in it.
+        trials: Default number of attacked batches.
     """
 
     problem: PaperSetting
@@ -108,7 +108,7 @@ class Row:
 
     @property
     def setting(self) -> PaperSetting:
-        """Return what distinguishes the row in the paper."""
+        """Return the setting of the row in the paper."""
         return {**self.method, **self.problem}
 
 
@@ -117,20 +117,20 @@ class Table:
     """A table of a paper, and how to measure it.
 
     Attributes:
-        name: What `leakfrontier reproduce` finds it by.
-        title: What it is about.
+        name: Name of the table for `leakfrontier reproduce`.
+        title: Title of the table.
         reference: The paper.
-        datasets: Names of `DATASETS`, each with the shape of an example, to refuse other data,
-            or None where shapes say nothing. A row's problem names its own as `dataset`, unless
-            there is only one.
-        metrics: The columns, by name; the paper need not have all of them.
+        datasets: Names of `DATASETS`, each with the shape of an example, to refuse other data. The
+            shape is None if shapes do not identify the data. The problem of a row names its
+            `dataset`, unless there is only one.
+        metrics: The columns by name. The paper need not have all of them.
         rows: The rows, in the paper's order.
-        trial: Does one trial of a problem, with what a procedure makes of the row's method.
-        procedures: By name, from a row's method to the method that is run; the first is the
-            default. Rows of one problem with the same method are run once.
-        quick: Number of first rows that make a smoke test.
-        reduced: What the method of a smoke test has less of; a trial's function knows what it is.
-        notes: What else a reader must know.
+        trial: Runs one trial of a problem with the method that a procedure returns.
+        procedures: By name, functions from a row's method to the method that is run. The first is
+            the default. Rows of one problem with the same method are run once.
+        quick: Number of first rows in a smoke test.
+        reduced: Smaller options of the method in a smoke test, which the trial's function reads.
+        notes: Further information for readers.
     """
 
     name: str
@@ -150,14 +150,14 @@ class Table:
         return str(row.problem.get("dataset", next(iter(self.datasets))))
 
     def select(self, text: str) -> list[int]:
-        """Return the indices of rows picked by number, from 1, and by range, as in `1,3-5`."""
+        """Return the indices of rows from numbers (from 1) and ranges, e.g. `1,3-5`."""
         chosen: set[int] = set()
         for part in text.split(","):
             found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
             first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
             if not 1 <= first <= last <= len(self.rows):
                 raise UserError(
-                    f"rows must be numbers from 1 to {len(self.rows)} or ranges of them, as in "
+                    f"rows must be numbers from 1 to {len(self.rows)} or ranges of them, such as "
                     f"1,3-5, got {text!r}"
                 )
             chosen.update(range(first - 1, last))
@@ -170,14 +170,14 @@ class TableTrial(Traveller):
 
     Attributes:
         table: Name of the table.
-        function: Does it.
+        function: Runs the trial.
         dataset: Name of the dataset.
-        problem: What is attacked.
-        method: How it is attacked.
-        seed: Repetition of the whole table.
+        problem: The attacked setting.
+        method: The attack.
+        seed: Number of the repetition of the whole table.
         index: Number of the batch, from 0.
-        data: Where the dataset is (`find_data`).
-        device: Where tensors live.
+        data: Folder of the dataset (see `find_data`).
+        device: Device of the tensors.
     """
 
     download: ClassVar[tuple[str, str]] = ("data", "dataset")
@@ -193,7 +193,7 @@ class TableTrial(Traveller):
     device: Device = "cpu"
 
     def files(self) -> Files:
-        """Yield the data, which is a download or in a folder."""
+        """Yield the files of the data, a download or a folder."""
         name, folder = find_data(self.dataset, self.data)
         if name in DATASETS:
             yield from data_files(name, folder)
@@ -202,12 +202,12 @@ class TableTrial(Traveller):
 
     @property
     def setting(self) -> str:
-        """Return what trials have in common that differ only in the batch."""
+        """Return the setting that all trials of a row share."""
         return json.dumps([self.problem, self.method], sort_keys=True)
 
     @cached_property
     def cell(self) -> Cell:
-        """Return the cell, by which the outcome is stored."""
+        """Return the cell under which the outcome is stored."""
         names = ("table", "problem", "method", "seed", "index")
         config = {name: getattr(self, name) for name in names}
         data = find_data(self.dataset, self.data)[0]
@@ -218,7 +218,7 @@ class TableTrial(Traveller):
 
     @property
     def draws(self) -> tuple[object, ...]:
-        """Return what its randomness depends on: not the method, so that all see the same batch."""
+        """Return the parts of the seed: without the method, so all methods see the same batch."""
         return (self.table, self.problem, self.seed, self.index)
 
     def run(self, folder: Path) -> Outcome:
@@ -239,39 +239,38 @@ def find_data(dataset: str, folder: Path | None) -> tuple[str, Path | None]:
 
     Args:
         dataset: Its name.
-        folder: A folder of images in `train/` and `test/`, or of texts in `train.jsonl` and
-            `test.jsonl`, or one that holds such a folder under the dataset's name, or one of
-            torchvision's downloads, or one that holds those under the dataset's name. None for
-            the default download.
+        folder: One of these folders, or a parent that holds it under the dataset's name: a folder
+            of images in `train/` and `test/`, a folder of texts in `train.jsonl` and
+            `test.jsonl`, or a download of torchvision. None for the default download.
     """
     if folder is None:
         return HUB_IDS.get(dataset, dataset), None
     if not folder.is_dir():
         raise UserError(
             f"there is no folder {folder}: --data must name a folder with {dataset} as "
-            "images in train/ and test/, or one for torchvision's download; without --data it is "
-            "downloaded"
+            "images in train/ and test/, or a download of torchvision. Leave out --data to "
+            "download it"
         )
     names = (FOLDERS.get(dataset, dataset), dataset.replace("-", "_"))
     for images in (folder, *(folder / name for name in names)):
         if (images / "train").is_dir() or (images / "train.jsonl").is_file():
             return str(images), None
     own = folder / dataset
-    if (own / "test").is_dir():  # nothing to train on: held out of it are a fifth
+    if (own / "test").is_dir():  # without train/, a fifth of test/ is held out
         return str(own / "test"), None
     return dataset, own if own.is_dir() else folder
 
 
 def matched_psnr(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:
-    """Return the PSNR of each example; one without a guess gets the dataset's mean colour."""
+    """Return the PSNR of each example. One without a guess gets the dataset's mean colour."""
     mean = torch.zeros_like(truth[:1])  # inputs are centred
     pixels, private = (space.to_unit(part) for part in (torch.cat([guess, mean]), truth))
     return metrics.psnr(pixels[metrics.match(pixels[:-1], private)], private)
 
 
 def draw_batch(data: Batch, size: int, rng: Generator) -> Batch:
-    """Return some examples at random."""
+    """Return random examples."""
     if not size <= len(data.targets):
-        raise ValueError(f"a batch of {size} needs as many images, got {len(data.targets)}")
+        raise ValueError(f"a batch of {size} needs as many examples, got {len(data.targets)}")
     chosen = torch.randperm(len(data.targets), generator=rng)[:size]
     return data.at(chosen)

@@ -1,7 +1,7 @@
-"""Tables of papers that can be measured again, by name.
+"""Tables of papers that can be reproduced, by name.
 
-To add a table, write its rows and a function that does one trial, in a file named after the
-paper's attack, and add it here.
+To add a table, write its rows and a function for one trial in a file named after the paper's
+attack. Then add the file here.
 """
 
 from __future__ import annotations
@@ -16,4 +16,4 @@ TABLES: Mapping[str, Table] = {
     for paper in (spearpp, sme, dlg_ig, ares, robbing_the_fed, loki, rconv, dager, somp)
     for table in paper.TABLES
 }
-"""Every table by name."""
+"""All tables by name."""

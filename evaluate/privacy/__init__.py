@@ -1,1 +1,1 @@
-"""What is claimed, proven and audited of differential privacy."""
+"""Differential privacy: claims, proven bounds and audits."""

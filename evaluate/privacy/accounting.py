@@ -1,10 +1,11 @@
-"""Epsilon of a training run by several accountants, and the noise that a target asks for.
+"""Epsilon of a training run by several accountants, and the noise that a target needs.
 
-Everything here is about the Poisson-subsampled Gaussian mechanism, with or without one unit (a
-record, or a client): its contribution is zeroed out, or it is added or removed. The accountants
-differ in how tightly they compose its steps: privacy loss distributions (PLD) [1] and privacy
-random variables (PRV) [2] are tight, Renyi differential privacy (RDP) [3] is loose; all three are
-upper bounds. Opacus's fourth, `gdp`, is a limit that can be too low, and is not offered.
+This module treats the Poisson-subsampled Gaussian mechanism. Neighbouring datasets differ in one
+unit, a record or a client: its contribution is zeroed out, or the unit is added or removed. The
+accountants differ in how tightly they compose the steps. Privacy loss distributions (PLD) [1] and
+privacy random variables (PRV) [2] are tight. Renyi differential privacy (RDP) [3] is loose. All
+three give upper bounds. The accountant `gdp` of Opacus is an asymptotic limit, which can be too
+low, so it is not offered.
 
 References:
     [1] Doroshenko, Ghazi, Kamath, Kumar, Manurangsi. "Connect the Dots: Tighter Discrete
@@ -33,16 +34,16 @@ from leakfrontier.defenses.pld import Segment as Segment
 from leakfrontier.defenses.pld import numerical_error, pld_epsilon, sampled_segment, shuffled_passes
 
 Unit = Literal["record", "client"]
-"""What one neighbouring dataset lacks."""
+"""The unit in which neighbouring datasets differ."""
 
 NOISE_RANGE = (0.01, 1e6)
-"""The noise multipliers among which a calibration searches."""
+"""Smallest and largest noise multiplier of a calibration."""
 
 INTEGER_ORDERS, LARGEST_FOR_SERIES = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024), 10.0
-"""Whole orders of Renyi differential privacy; the noise above which there are no others."""
+"""Integer orders of RDP; the noise multiplier above which only these are used."""
 
 PRV_POINTS, LARGEST_PRV_ERROR = 2_000_000, 0.5
-"""The most points of a privacy random variable, and the largest error that is put up with."""
+"""Largest number of points of a privacy random variable; largest accepted error."""
 
 
 def record_segment(
@@ -53,10 +54,10 @@ def record_segment(
     *,
     poisson_sampling: bool = True,
 ) -> Segment:
-    """Return steps that protect a record: q = B / n, if batches are secret Poisson samples.
+    """Return steps that protect a record, with q = B / n for secret Poisson samples.
 
-    Those of shuffled epochs void the amplification that every accountant here assumes, but a
-    record is in one of them per epoch: as many steps count in full (see `sampled_segment`).
+    Shuffled epochs have no amplification by sampling. But a record is in one batch per epoch, so
+    only these steps count, each in full (see `sampled_segment`).
     """
     if not 1 <= batch_size <= examples:
         raise ValueError(f"batch_size must be in [1, examples = {examples}], got {batch_size}")
@@ -72,11 +73,11 @@ def record_segment(
 def client_segment(
     noise_multiplier: float, rounds: int, *, sample_rate: float = 1.0, secret: bool = False
 ) -> Segment:
-    """Return the rounds in which a client takes part, which protect the client as a whole.
+    """Return the rounds of a client, which protect the client as a whole.
 
-    A server sees who uploads, so that choosing clients at random gains nothing against it: the
-    sample rate counts only against an adversary from whom the choice is secret, such as one who
-    sees the model alone. Then `rounds` are all the rounds, not the client's own.
+    The server sees who uploads, so random choice of clients gives no protection against it. The
+    sample rate counts only if the choice is secret, e.g. against an adversary who sees only the
+    model. In that case `rounds` are all rounds, and not only those of the client.
     """
     return Segment(sample_rate if secret else 1.0, noise_multiplier, rounds)
 
@@ -91,7 +92,7 @@ def epsilon(
     units: int | None = None,
     poisson_sampling: bool = True,
 ) -> float:
-    """Return epsilon of equal steps; infinite, with a warning, without noise.
+    """Return epsilon of equal steps. Without noise, warn and return infinity.
 
     Args:
         sample_rate: Probability that one unit is in a step.
@@ -99,8 +100,8 @@ def epsilon(
         steps: Number of steps.
         delta: Failure probability.
         accountant: One of `ACCOUNTANTS`.
-        units: Number of records, or of clients, if known; a delta not below 1 / units warns.
-        poisson_sampling: Whether steps are Poisson samples; without, the sample rate counts as 1
+        units: Number of records or clients, if known. Warns if delta is not below 1 / units.
+        poisson_sampling: Whether steps are Poisson samples. Otherwise the sample rate counts as 1
             (see `sampled_segment`).
     """
     if units is not None and (warning := delta_warning(delta, units)):
@@ -112,7 +113,7 @@ def epsilon(
 
 
 def schedule_epsilon(schedule: Sequence[Segment], delta: float, accountant: str = "pld") -> float:
-    """Return epsilon of a schedule; infinite, with a warning, if a segment has no noise."""
+    """Return epsilon of a schedule. If a segment has no noise, warn and return infinity."""
     if accountant not in ACCOUNTANTS:
         known = ", ".join(ACCOUNTANTS)
         raise ValueError(f"accountant must be one of {known}, got {accountant!r}")
@@ -121,29 +122,29 @@ def schedule_epsilon(schedule: Sequence[Segment], delta: float, accountant: str 
     if not schedule:
         raise ValueError("schedule must have at least one segment, got none")
     if not all(segment.noise_multiplier for segment in schedule):
-        warnings.warn("without noise nothing is guaranteed: epsilon is infinite", stacklevel=3)
+        warnings.warn("epsilon is infinite without noise: nothing is guaranteed", stacklevel=3)
         return math.inf
     return ACCOUNTANTS[accountant](tuple(schedule), delta)
 
 
 def epsilons(schedule: Sequence[Segment], delta: float) -> dict[str, float]:
-    """Return epsilon by every accountant, side by side; all are upper bounds."""
+    """Return epsilon by every accountant. All are upper bounds."""
     return {name: schedule_epsilon(schedule, delta, name) for name in ACCOUNTANTS}
 
 
 def default_delta(units: int) -> float:
-    """Return a delta that suits a number of records or clients: far below one in them."""
+    """Return a delta that is far below 1 / units."""
     return float(min(1e-5, units**-1.1))
 
 
 def delta_warning(delta: float, units: int) -> str | None:
-    """Return why a delta is too large for a number of records or clients; None if it is not."""
+    """Return why a delta is too large for a number of units. None if it is not."""
     if not delta >= 1 / units:
         return None
     return (
         f"delta {delta:g} is not below 1 / {units}: a mechanism that publishes one of the {units} "
-        f"in the clear, chosen at random, would be (0, {1 / units:.2g})-private; take delta far "
-        f"below, such as {units**-1.1:.1g}"
+        f"at random would count as (0, {1 / units:.2g})-private. Choose a much smaller delta, such "
+        f"as {units**-1.1:.1g}"
     )
 
 
@@ -155,26 +156,26 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 
 
 def _rdp_epsilon(schedule: Schedule, delta: float) -> float:
-    from opacus.accountants import RDPAccountant  # here, because it takes seconds to import
+    from opacus.accountants import RDPAccountant  # imported here because the import takes seconds
 
-    # Orders that are no integers take series as long as the noise.
+    # Fractional orders need series whose length grows with the noise.
     if max(segment.noise_multiplier for segment in schedule) > LARGEST_FOR_SERIES:
         return rough_epsilon(schedule, delta)
     return _opacus_epsilon(RDPAccountant(), schedule, delta)
 
 
 def rough_epsilon(schedule: Schedule, delta: float) -> float:
-    """Return an upper bound by RDP at whole orders, for which there are short sums."""
+    """Return an upper bound by RDP at integer orders, which need only short sums."""
     from opacus.accountants import RDPAccountant
 
     return _opacus_epsilon(RDPAccountant(), schedule, delta, alphas=INTEGER_ORDERS)
 
 
 def _prv_epsilon(schedule: Schedule, delta: float) -> float:
-    """Return an upper bound that is at most 0.01, or 0.1 %, above; more if steps are very many.
+    """Return an upper bound with an error of at most 0.01 or 0.1 %, or more for very many steps.
 
-    Infinite if it overflows, or if delta drowns in rounding errors, which Opacus does not count,
-    or if steps are too many for `PRV_POINTS`.
+    Return infinity if it overflows, if rounding errors (which Opacus does not count) are not far
+    below delta, or if `PRV_POINTS` are too few for the steps.
     """
     from opacus.accountants import PRVAccountant
     from opacus.accountants.analysis.prv import Domain
@@ -185,7 +186,7 @@ def _prv_epsilon(schedule: Schedule, delta: float) -> float:
     delta -= rounding
     tail = delta / 1000
     steps = sum(segment.steps for segment in schedule)
-    # Where losses may be (remark 5.6 of [2]), by our orders, which are fewer than Opacus's.
+    # The range of losses (remark 5.6 of [2]), by our orders, which are fewer than those of Opacus.
     largest = 3 + max(
         rough_epsilon(schedule, tail / 4),
         *(rough_epsilon((replace(one, steps=1),), tail / 8 / steps) for one in schedule),
@@ -197,7 +198,7 @@ def _prv_epsilon(schedule: Schedule, delta: float) -> float:
         return math.inf
 
     class Accountant(PRVAccountant):  # type: ignore[misc]
-        """The same on a domain of a size that the Fourier transform is fast for."""
+        """The same on a domain whose size suits the fast Fourier transform."""
 
         def _get_domain(self, **_: Any) -> Domain:  # noqa: ANN401 - Opacus's own
             width = error / spread
@@ -218,7 +219,7 @@ def _opacus_epsilon(
 ) -> float:
     accountant.history = [(s.noise_multiplier, s.sample_rate, s.steps) for s in schedule]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        # On the choice of Renyi orders and on logarithms of zero: the results stay upper bounds.
+        # Ignore warnings about Renyi orders and log(0): the results stay upper bounds.
         warnings.simplefilter("ignore")
         return float(accountant.get_epsilon(delta, **options))
 
@@ -228,29 +229,29 @@ ACCOUNTANTS: dict[str, Callable[[Schedule, float], float]] = {
     "prv": _prv_epsilon,
     "rdp": _rdp_epsilon,
 }
-"""Every accountant by name: PLD, by dp-accounting's algorithm, and Opacus's PRV and RDP."""
+"""Accountants by name: PLD (algorithm of dp-accounting), PRV and RDP (Opacus)."""
 
 
 class Unreachable(ValueError):
     """No noise multiplier of `NOISE_RANGE` reaches a target.
 
     Attributes:
-        closest: The least risk that can be reached.
+        closest: The smallest risk that can be reached.
     """
 
     def __init__(self, what: str, target: float, closest: float) -> None:
         super().__init__(
-            f"{what} {target:g} cannot be reached: the closest, with a noise multiplier of "
+            f"{what} {target:g} cannot be reached: the closest value, with a noise multiplier of "
             f"{NOISE_RANGE[1]:g}, is {closest:.6g}"
         )
         self.closest = closest
 
 
 def calibrate(target: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Return the least noise multiplier, to 0.02 %, whose epsilon by PLD is at most the target.
+    """Return the least noise multiplier, up to 0.02 %, whose PLD epsilon is at most the target.
 
     Raises:
-        Unreachable: If no noise is enough; it says the closest epsilon that is.
+        Unreachable: If no noise is enough. The message names the closest epsilon.
     """
     if not 0 < target < math.inf:
         raise ValueError(f"target must be in (0, inf), got {target}")
@@ -260,13 +261,13 @@ def calibrate(target: float, sample_rate: float, steps: int, delta: float) -> fl
 def least_noise(
     what: str, target: float, risk: Callable[[float], float], tolerance: float = 2e-4
 ) -> float:
-    """Return the least noise multiplier, to a relative tolerance, whose risk is at most a target.
+    """Return the least noise multiplier, up to a tolerance, whose risk is at most a target.
 
     Args:
-        what: The risk's name, for the message if it cannot be reached.
+        what: Name of the risk, for the error message.
         target: The largest acceptable risk.
-        risk: Risk at a noise multiplier, which decreases with it.
-        tolerance: Relative tolerance; the risk at the result is never above the target.
+        risk: Risk as a decreasing function of the noise multiplier.
+        tolerance: Relative tolerance. The risk at the result is never above the target.
 
     Raises:
         Unreachable: If no noise is enough.
@@ -284,7 +285,7 @@ def least_noise(
         low, high = max(low / 2, least), low
 
     def excess(log_sigma: float) -> float:
-        # Risks are close to power laws, hence straight lines here.
+        # Risks are close to power laws, i.e. to straight lines on this scale.
         return math.log(min(max(risk(math.exp(log_sigma)), 1e-300), 1e300) / target)
 
     root = brentq(excess, math.log(low), math.log(high), xtol=tolerance / 2)

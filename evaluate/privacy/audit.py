@@ -1,24 +1,24 @@
-"""Does a defense keep its differential-privacy claim? Several tests, from its hooks alone.
+"""Audits: tests whether a defense keeps its differential-privacy claim. They use only its hooks.
 
 | test | what it looks for |
 |---|---|
-| `residual noise` | less noise than claimed, noise that is used again, another distribution |
-| `sampling` | batches that are not drawn as the claim counts on |
-| `neighbours` | an example that moves an upload further than the noise hides |
-| `clipping` | the same for gradients of many norms, and batches of unusual sizes |
-| `local steps` | noise that is missing at some step of local training |
-| `rare steps` | single steps without noise, noise that comes back after many |
-| `step canaries` | canaries that can be told from none, at one step [1] |
-| `one run` | the same over a training run, sampling included [2]; slower, and far looser |
+| `residual noise` | less noise than claimed, reused noise, noise of another distribution |
+| `sampling` | batches that are not drawn as the claim assumes |
+| `neighbours` | an example that moves an upload further than the noise can hide |
+| `clipping` | the same for gradients of many norms and batches of unusual sizes |
+| `local steps` | missing noise at some step of local training |
+| `rare steps` | single steps without noise, noise that repeats after many steps |
+| `step canaries` | canaries that can be detected at one step [1] |
+| `one run` | the same over a training run, including sampling [2]; slower and far looser |
 
-The claim is what the defense's `guarantee` says of the plan, at its own delta and adjacency; what
-single steps must do is what the plan as a whole needs (`promise`).
+The claim is the `guarantee` of the defense for the plan, at its own delta and adjacency. A single
+step must only be as private as the whole plan requires (see `promise`).
 
-A lower bound says that the true epsilon is not below it; it is no estimate. Beside it stands the
-ceiling: what a perfect implementation of the claim would score. An audit that finds nothing
-speaks of the faults that it looks for, and of no others: `docs/lab/audit_faults.md` has a table of
-these. The tests take the noise of different steps to be independent: mechanisms that correlate it
-on purpose (DP-FTRL) would be accused.
+A lower bound means: the true epsilon is at least this. It is not an estimate. The ceiling is the
+lower bound that a perfect implementation of the claim would show. An audit that finds nothing rules
+out only the faults that it looks for; `docs/lab/audit_faults.md` lists them. The tests assume that
+the noise of different steps is independent. So they wrongly accuse mechanisms that correlate noise
+on purpose (DP-FTRL).
 
 References:
     [1] Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini, Terzis. "Tight Auditing of
@@ -59,7 +59,7 @@ AUDITS: dict[str, Callable[[Subject, int], Audit]] = {
 """Every audit by name, the quickest first."""
 
 QUICK = ("residual noise", "sampling", "neighbours", "local steps")
-"""Those that every training run can afford."""
+"""Audits that are fast enough for every training run."""
 
 
 def audit(
@@ -75,15 +75,15 @@ def audit(
     """Return the findings of several audits, by name.
 
     Args:
-        defense: Any defense that claims differential privacy; of a chain, the link that makes
-            the claim is audited.
+        defense: A defense that claims differential privacy. In a chain, the link that makes the
+            claim is audited.
         model: The model, after the defense's `on_model`.
         loss: Mean loss of a batch.
-        data: Examples such as the client's.
-        plan: Steps, sample rate and delta for which epsilon is claimed.
+        data: Examples like those of the client.
+        plan: Steps, sample rate and delta of the claim.
         rng: Source of all randomness.
         methods: Names in `AUDITS`.
-        runs: How often this is repeated: bounds and verdicts of all repetitions hold together.
+        runs: Number of repetitions. Bounds and verdicts hold jointly for all of them.
     """
     try:
         subject = Subject(defense, model, loss, data, plan, rng)

@@ -1,13 +1,13 @@
-"""What no attack can exceed against a differentially private training run.
+"""Bounds on all attacks against a differentially private training run.
 
-A trade-off curve f bounds every test of "was this unit there?": a false positive rate of a costs
-a false negative rate of at least f(a) [1]. Hence no membership attack has a true positive rate
-above 1 - f(false positive rate), and no reconstruction succeeds more often than
-gamma(kappa) = 1 - f(kappa), where kappa is the success of the best guess without the release
-(reconstruction robustness [2, 3, 4]). Runs of equal epsilon differ in gamma.
+A trade-off curve f bounds every test of "was this unit there?": at a false positive rate a, the
+false negative rate is at least f(a) [1]. So no membership attack has a true positive rate above
+1 - f(false positive rate). No reconstruction succeeds more often than gamma(kappa) = 1 - f(kappa),
+where kappa is the success of the best guess without the release (reconstruction robustness
+[2, 3, 4]). Two runs of equal epsilon may differ in gamma.
 
-The prior must know everything that the attacker is given, such as the label: the bound for a
-mixture of cases is the mean of the cases' own bounds.
+The blind guess must use everything that the attacker is given, such as the label. The bound for a
+mixture of cases is the mean of the bounds of the cases.
 
 References:
     [1] Dong, Roth, Su. "Gaussian Differential Privacy." JRSS B 2022.
@@ -37,7 +37,7 @@ from leakfrontier.defenses.pld import Schedule, Segment, loss_grid, privacy_loss
 from ..foundations.statistics import Floats
 
 PROFILE_POINTS, LARGEST_EPSILON = 4001, 30.0
-"""Tangents that make up a trade-off curve; the epsilon beyond which no level above 1e-13 gains."""
+"""Number of tangents of a trade-off curve; a larger epsilon matters only below level 1e-13."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Bounds:
         """Return gamma(prior), the success that no reconstruction attack exceeds.
 
         Args:
-            prior: Success of the best guess that does not look at the release: 1 / N for one of
-                N equally likely candidates.
+            prior: Success of the best guess that ignores the release: 1 / N for N equally likely
+                candidates.
         """
         return float(self.power(prior))
 
@@ -95,8 +95,8 @@ class Bounds:
 def profile_power(schedule: Schedule, level: ArrayLike) -> Floats:
     """Return 1 - f(level) = min over epsilon of e^epsilon level + delta(epsilon).
 
-    Any epsilon gives an upper bound, and the discretised delta(epsilon) is itself one, so that
-    the result is proven, not estimated.
+    Every epsilon gives an upper bound, and the discretised delta(epsilon) is an upper bound too.
+    So the result is proven, not estimated.
     """
     epsilons, deltas = privacy_profile(schedule)
     levels = np.asarray(level, dtype=float)
@@ -106,7 +106,7 @@ def profile_power(schedule: Schedule, level: ArrayLike) -> Floats:
 
 @lru_cache(maxsize=128)
 def privacy_profile(schedule: Schedule) -> tuple[Floats, Floats]:
-    """Return delta(epsilon) wherever it can matter, the worse of addition and removal."""
+    """Return delta(epsilon) over the relevant range, for the worse of addition and removal."""
     _, largest = loss_grid(schedule)
     end = min(LARGEST_EPSILON, largest)
     epsilons = np.linspace(-end, end, PROFILE_POINTS)
@@ -121,7 +121,7 @@ def _hockey_stick(
 ) -> Floats:
     """Return E[(1 - e^(epsilon - loss))+], for many epsilons at once.
 
-    As `get_delta_for_epsilon`, which takes seconds; hence the look inside.
+    Same result as `get_delta_for_epsilon`, which takes seconds; so this reads private fields.
     """
     dense = distribution.to_dense_pmf()
     losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization

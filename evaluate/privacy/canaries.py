@@ -1,10 +1,10 @@
-"""A defense that claims privacy, beside canaries: what audits look at.
+"""The subject of an audit: a defense that claims privacy, and a model with canaries.
 
-A canary is an example whose gradient is a single entry, of a linear layer beside the audited
-model that nothing else excites. Canaries are examples of the private batch, so that they enter
-before clipping, and uploads come from `release`, the one path. An example whose contribution is
-zeroed out has no gradient at all: an upload of such examples is noise alone, which needs nobody's
-word for what the noise was added to.
+A canary is an example whose gradient has a single entry. The entry belongs to an extra linear layer
+that only canaries excite. Canaries are examples of the private batch, so they enter before
+clipping. Uploads come from `release`, like all uploads of the harness. An example whose
+contribution is zeroed out has no gradient. An upload of such examples is pure noise, so no replay
+of the defense is needed to isolate the noise.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ..foundations.statistics import Floats
 from .promise import claiming, promised
 
 HUGE = 1e6
-"""Factor by which gradients are inflated, so that clipping has something to do."""
+"""Factor that inflates gradients, to make sure that clipping acts."""
 
 CAUTION = 4.5
-"""Standard errors by which an estimated sensitivity is taken smaller than it seems."""
+"""Standard errors that are subtracted from an estimated sensitivity, to be cautious."""
 
 
 class CanaryModel(nn.Module):
-    """A model, beside a linear layer that nothing but canaries excites.
+    """A model with an extra linear layer that only canaries excite.
 
-    An example is packed as its own values, a code and a weight. The code is all zeros, or has one
-    entry: its loss is its own plus the layer's output, hence its gradient in the layer is the
-    code. With a weight of 0 the model's outputs, and so its gradient, vanish.
+    A packed example consists of its values, a code and a weight. The code is all zeros or has one
+    nonzero entry. The loss is the example's loss plus the layer's output. So the gradient of the
+    layer is the code. With weight 0, the model's outputs and its gradient vanish.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, example: Tensor, canaries: int) -> None:
@@ -52,32 +52,32 @@ class CanaryModel(nn.Module):
             self.outputs = self.model(example.unsqueeze(0)).shape[1:]
 
     def forward(self, packed: Tensor) -> Tensor:
-        """Return the model's outputs, flat, and the layer's."""
+        """Return the flat outputs of the model and the output of the layer."""
         size = self.shape.numel()
         values, codes, weights = packed.tensor_split([size, packed.shape[1] - 1], dim=1)
         inputs = values.reshape(len(packed), *self.shape).to(self.dtype)
         return torch.cat([weights * self.model(inputs).flatten(1), self.canary(codes)], dim=1)
 
     def loss(self, packed: Tensor, targets: Tensor) -> Tensor:
-        """Return the model's mean loss, plus the layer's mean output."""
+        """Return the mean loss of the model plus the mean output of the layer."""
         outputs = packed[:, :-1].reshape(len(packed), *self.outputs)
         return self.inner_loss(outputs, targets) + packed[:, -1].mean()
 
     def inflated_loss(self, packed: Tensor, targets: Tensor) -> Tensor:
-        """Return a loss under which clipping leaves little of any gradient."""
+        """Return a loss whose gradients are so large that clipping cuts all of them."""
         return HUGE * self.loss(packed, targets)
 
 
 class Subject:
-    """A defense that claims privacy, applied to a probe.
+    """A defense that claims privacy, applied to a model with canaries.
 
     Attributes:
-        defense: The one defense that makes the claim.
-        data: Examples such as the client's.
-        plan: Steps, sample rate and delta for which it makes it.
-        promise: What it promises of the plan.
+        defense: The defense that makes the claim.
+        data: Examples like those of the client.
+        plan: Steps, sample rate and delta of the claim.
+        promise: The promise of the defense for the plan.
         rng: Source of all randomness.
-        probe: The model beside canaries.
+        probe: The model with canaries.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Subject:
         self._draws = False
 
     def beside(self, canaries: int) -> Subject:
-        """Return the same beside another number of canaries, and a copy of the model."""
-        _ = self.contribution  # is the same for all
+        """Return the subject with another number of canaries and a copy of the model."""
+        _ = self.contribution  # computed here, because it is the same for all copies
         other = copy.copy(self)
         other.probe = CanaryModel(
             self.probe.model, self.probe.inner_loss, self.data.inputs[0], canaries
@@ -107,17 +107,17 @@ class Subject:
         return other
 
     def under(self, plan: Plan) -> Subject:
-        """Return the same under another plan."""
+        """Return the subject under another plan."""
         other = copy.copy(self)
         other.plan, other.promise = plan, promised(self.defense, plan)
         return other
 
     @cached_property
     def replayable(self) -> bool:
-        """Return whether a replay is without noise.
+        """Return whether a replay has no noise.
 
-        If not, attacks that know the defense are handicapped, and audits look at differences of
-        uploads.
+        If it has noise, attacks that know the defense are handicapped, and audits use differences
+        of uploads.
 
         Raises:
             NotApplicable: If the noise is not Gaussian.
@@ -126,41 +126,41 @@ class Subject:
 
     @cached_property
     def contribution(self) -> tuple[float, float]:
-        """Return the norm of all that a huge canary contributes, and its own entry of it.
+        """Return the norm of a huge canary's contribution, and its own entry.
 
-        As replayed or, where replays have noise of their own, no less than was measured.
+        The values come from the replay or, if the replay has noise, from a cautious measurement.
         """
         return self._replayed() if self.replayable else self._measured()
 
     @property
     def sensitivity(self) -> float:
-        """Return how far one unit can move the sum of contributions."""
+        """Return the largest change of the sum of contributions by one unit."""
         return self.distance * self.contribution[0]
 
     @property
     def entry(self) -> float:
-        """Return what a huge canary contributes to its own entry."""
+        """Return the contribution of a huge canary to its own entry."""
         return self.contribution[1]
 
     @property
     def distance(self) -> int:
-        """Return how far apart neighbours are, in contributions of a unit."""
+        """Return the distance of neighbours, in contributions of one unit."""
         return 2 if self.promise.claim.adjacency == "replace" else 1
 
     @property
     def per_record(self) -> bool:
-        """Return whether the claim is for single records, and not for the client as a whole."""
+        """Return whether the claim protects single records, and not the whole client."""
         return self.promise.claim.unit == "record"
 
     @property
     def needs(self) -> str:
-        """Return what asks for the promised noise, in words."""
+        """Return the words that say why the noise is needed."""
         epsilon = self.promise.claim.epsilon
         return "the claim needs" if epsilon else "an epsilon of 0 needs"
 
     @property
     def reach(self) -> float:
-        """Return what a canary contributes to its own entry, as a share of the sensitivity."""
+        """Return a canary's contribution to its own entry, divided by the sensitivity."""
         return self.entry / self.sensitivity
 
     def records(self, rows: Tensor) -> Batch:
@@ -168,11 +168,11 @@ class Subject:
         return self._packed(rows, self._codes(torch.zeros_like(rows), 0.0), weight=1.0)
 
     def canaries(self, which: Tensor, size: float | Tensor = HUGE, weight: float = 1.0) -> Batch:
-        """Return canaries, which are the first example in all but their code, and its weight."""
+        """Return canaries: copies of the first example with a code and a weight."""
         return self._packed(torch.zeros_like(which), self._codes(which, size), weight)
 
     def nobody(self, count: int) -> Batch:
-        """Return examples whose contribution, and whose input, is zeroed out."""
+        """Return examples whose inputs and contributions are zeroed out."""
         batch = self.canaries(torch.zeros(count, dtype=torch.long), 0.0, weight=0.0)
         return Batch(torch.zeros_like(batch.inputs), batch.targets)
 
@@ -186,7 +186,7 @@ class Subject:
         return Batch(torch.cat([values, codes, weights], dim=1), self.data.targets[rows])
 
     def client(self, batch_size: int) -> Defense:
-        """Return a fresh client that has been told its batch size, as in training."""
+        """Return a fresh client that knows its batch size, as in training."""
         client = replace(self.defense)
         next(iter(client.batches(batch_size, batch_size, 1, self.rng)))
         client.expect(batch_size)
@@ -200,19 +200,19 @@ class Subject:
         protocol: Protocol | None = None,
         rng: Generator | None = None,
     ) -> Update:
-        """Return what a client releases of a batch; a single gradient, if not said otherwise."""
+        """Return the upload of a client for a batch. By default a single gradient."""
         space = ContinuousSpace(tuple(batch.inputs.shape[1:]), classes=1)
         one = Client(self.probe, loss, client, protocol or FedSGD(), space)
         return release([one], [batch], rng or self.rng)[0]
 
     def replay(self, batch: Batch, loss: Loss) -> Update:
-        """Return the same without noise, as an informed adversary replays it."""
+        """Return the upload without noise, as an informed adversary replays it."""
         observed = {name: value.detach() for name, value in trainable(self.probe).items()}
         known = replace(self.defense).replay(observed)
         return self.upload(Expected(known) if self._draws else known, batch, loss)
 
     def unit_size(self, batch_size: int) -> float:
-        """Return how far one unit can move an upload, the mean over a batch."""
+        """Return the largest change of an upload (the mean over a batch) by one unit."""
         return self.sensitivity / (batch_size if self.per_record else 1)
 
     def canary_entries(self, update: Update) -> Floats:
@@ -221,20 +221,20 @@ class Subject:
         return entries
 
     def canary_values(self, update: Update, batch_size: int) -> Floats:
-        """Return the canaries' entries of an upload: 1 for one that is in, plus noise."""
+        """Return the scaled entries of the canaries: 1 plus noise if in, else noise."""
         values: Floats = self.canary_entries(update) / (self.reach * self.unit_size(batch_size))
         return values
 
     def _replayed(self) -> tuple[float, float]:
-        """Return the norm, and the one entry, of what is left of a huge canary."""
+        """Return the norm and the entry of a huge canary's replayed contribution."""
         canary = self.canaries(torch.zeros(1, dtype=torch.long))
         entry = self.replay(canary, self.probe.loss)["canary.weight"].detach().max()
         return _norm(self.replay(canary, self.probe.inflated_loss)), float(entry)
 
     def _measured(self) -> tuple[float, float]:
-        """Return the same from uploads with huge canaries and without, and no less than it is.
+        """Return the same from uploads with and without huge canaries, as a cautious lower limit.
 
-        Where the unit is a record, one canary is there many times, which makes noise small.
+        If the unit is a record, many copies of one canary reduce the noise.
         """
         count, uploads = (64, 16) if self.per_record else (1, 256)
         which = torch.zeros(count, dtype=torch.long)
@@ -250,17 +250,17 @@ class Subject:
         least = float(gain.mean() - CAUTION * gain.std(ddof=1) / math.sqrt(uploads))
         if not least > 0:
             raise NotApplicable(
-                "the defense's replay must leave out the noise, and does not, and its uploads do "
-                "not show what one example can contribute: let its `replay(observed)` return the "
-                "defense with its noise set to zero, or draw the noise by torch from `rng`"
+                "the replay of the defense adds noise, and its uploads do not show what one "
+                "example can contribute: let its `replay(observed)` return the defense with its "
+                "noise set to zero, or draw the noise by torch from `rng`"
             )
         return least, least
 
     def _can_replay(self) -> bool:
-        """Return whether a replay is the same twice; what is drawn from `rng` is put at its mean.
+        """Return whether two replays are equal. Draws from `rng` are replaced by their mean.
 
         Raises:
-            NotApplicable: If the noise is not Gaussian, by the defense's own density.
+            NotApplicable: If the density of the defense is not Gaussian.
         """
         record = self.records(torch.arange(1))
         expected, again = (self.replay(record, self.probe.loss) for _ in range(2))

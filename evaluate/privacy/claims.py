@@ -1,16 +1,16 @@
-"""What a defense claims of a run, what the claim proves of attacks, and whether the noise is there.
+"""The privacy claim of a defense, the bounds on attacks that follow, and an audit of the noise.
 
-The claim is the defense's own `guarantee`. Where it is that of a Gaussian mechanism, its noise
-multiplier follows from epsilon at a few deltas, and all else from the noise multiplier.
+The claim is the `guarantee` of the defense. If it is the claim of a Gaussian mechanism, epsilon at
+a few deltas gives the noise multiplier, and the noise multiplier gives everything else.
 
-The bound on an attack is gamma(kappa) of `bounds`, for what the attack sees. To tell which of N
-candidates is behind an upload is to tell apart uploads of which one example is replaced, and yet
-it is the curve of addition and removal that bounds it: every candidate's upload is compared with
-one fixed release, that without the victim, and sigma is relative to the distance from there. A
-set of guesses that ignores the upload holds the victim with probability kappa at most, hence
-under each candidate's upload with probability 1 - f(kappa) at most, on average over candidates.
-Two candidates may be twice as far from each other: that matters where one of them is the null
-hypothesis, as in `membership`.
+The bound on an attack is gamma(kappa) of `bounds`, for the uploads that the attack sees. An attack
+that finds the victim among N candidates distinguishes uploads in which one example is replaced.
+Still, the curve of addition and removal bounds it. The reason: every candidate's upload is compared
+with one fixed release, the one without the victim, and sigma is relative to the distance from
+there. A set of guesses that ignores the upload contains the victim with probability at most kappa.
+So under each candidate's upload it does with probability at most 1 - f(kappa), on average over
+candidates. Two candidates may be twice as far from each other. This matters only if one of them is
+the null hypothesis, as in `membership`.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from .promise import claim_under, counted
 from .residual_noise import RESIDUAL_BATCH
 
 DELTAS = (1e-8, 1e-5, 1e-3)
-"""Where a claim must agree with one and the same noise multiplier to be a Gaussian mechanism's."""
+"""A claim is Gaussian if one noise multiplier explains it at all these deltas."""
 
 ROUNDING = 1e-6
-"""By how much, relative to it, rounding may take a bound below the blind guess."""
+"""Relative rounding error by which a bound may fall below the blind guess."""
 
 Bound = Callable[[float], float]
-"""From the success of the best blind guess to the success that no attack exceeds."""
+"""Maps the success of the best blind guess to the success that no attack exceeds."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a defense claims of one step that the unit is surely in.
+    """The claim of a defense for one step that certainly contains the unit.
 
     Attributes:
         defense: The defense.
         unit: What is protected: `record` or `client`.
-        noise_multiplier: sigma of the Gaussian mechanism with this claim; None for another.
+        noise_multiplier: sigma if the claim is that of a Gaussian mechanism, else None.
     """
 
     defense: Defense
@@ -68,26 +68,26 @@ class Claim:
         return found
 
     def counted(self, plan: Plan) -> tuple[float, int]:
-        """Return the sample rate and the steps of a plan, as the claim counts them."""
+        """Return the sample rate and the steps that the claim counts."""
         return counted(self.defense, plan)
 
 
 def claim_of(defense: Defense) -> Claim | None:
-    """Return what a defense claims; None if nothing, or an infinite epsilon."""
+    """Return the claim of a defense. None without a claim or with an infinite epsilon."""
     found = [defense.guarantee(Plan(1, 1.0, delta)) for delta in DELTAS]
     claims = [claim for claim in found if claim is not None and claim.epsilon < math.inf]
     if not claims:
         return None
     sigmas = [gaussian_sigma(one.epsilon, one.delta) for one in claims]
-    gaussian = len(claims) == len(DELTAS) and max(sigmas) <= 1.002 * min(sigmas)  # but for rounding
+    gaussian = len(claims) == len(DELTAS) and max(sigmas) <= 1.002 * min(sigmas)  # up to rounding
     return Claim(defense, claims[0].unit, min(sigmas) if gaussian else None)
 
 
 def training_plan(world: World, unit: str, rounds: int) -> Plan:
-    """Return how often the defense is applied to one unit, for a client that is in some rounds.
+    """Return how often the defense is applied to one unit of a client that is in some rounds.
 
-    The server sees which clients take part, so that choosing them at random gains nothing; which
-    of a client's records are in a batch is secret.
+    The server sees which clients take part, so random choice of clients gives no protection. Which
+    records of a client are in a batch is secret.
     """
     training, protocol = world.scenario.training, world.protocol
     examples = len(world.train.targets)
@@ -97,7 +97,7 @@ def training_plan(world: World, unit: str, rounds: int) -> Plan:
     if unit == "client":
         return Plan(rounds, 1.0, delta)
     size, steps = protocol.step_size(drawn), protocol.local_steps(most)
-    if protocol.uploads_gradient:  # epochs go on from round to round
+    if protocol.uploads_gradient:  # an epoch spans several rounds
         passes = shuffled_passes(fewest, size, rounds)
     else:
         passes = rounds * shuffled_passes(fewest, size, protocol.local_steps(fewest))
@@ -105,15 +105,16 @@ def training_plan(world: World, unit: str, rounds: int) -> Plan:
 
 
 def _steps(world: World, unit: str, examples: int) -> int:
-    """Return how often noise is added for one upload: at every local step, or to the whole."""
+    """Return how often one upload gets noise: at every local step, or once."""
     return 1 if unit == "client" else world.protocol.local_steps(examples)
 
 
 def proven_bound(claim: Claim, world: World, checkpoint: int) -> Bound:
     """Return the bound on attacks on one upload, after some rounds of training.
 
-    The victim is behind the upload for sure: its steps count in full. The model of a later round
-    may know the victim as well; its rounds are counted as if the client had been in all of them.
+    The upload certainly contains the victim, so its steps count in full. The model of a later round
+    may contain information about the victim too. So the earlier rounds count as if the client had
+    been in all of them.
     """
     steps = _steps(world, claim.unit, world.scenario.batch_size)
     before = training_plan(world, claim.unit, checkpoint) if checkpoint else None
@@ -127,7 +128,7 @@ def proven_bound(claim: Claim, world: World, checkpoint: int) -> Bound:
 
 
 def _no_less_than_blind(bound: Bound) -> Bound:
-    """Return a bound that fails where it would be below the blind guess, which nothing excludes."""
+    """Return a bound that raises if it is below the blind guess, which is always possible."""
 
     def checked(prior: float) -> float:
         if not 0 < prior <= 1:
@@ -141,7 +142,7 @@ def _no_less_than_blind(bound: Bound) -> Bound:
 
 
 def _epsilon_bound(claim: Claim, steps: int) -> Bound:
-    """Return what epsilon and delta alone prove: e^epsilon kappa + delta, at the best delta."""
+    """Return the bound from epsilon and delta: e^epsilon kappa + delta, at the best delta."""
     plans = [Plan(steps, 1.0, delta) for delta in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)]
     claims = [claim.guarantee(plan) for plan in plans]
 
@@ -155,13 +156,13 @@ def _epsilon_bound(claim: Claim, steps: int) -> Bound:
 def guarantee_row(
     claim: Claim, world: World, model: nn.Module, rounds: int, rng: Generator
 ) -> GuaranteeRow:
-    """Return what a defense claims of a training run, beside what an audit of its noise finds.
+    """Return the claim of a defense for a training run, and the findings of an audit.
 
     Args:
-        claim: What the defense claims of one step.
+        claim: The claim for one step.
         world: The scenario.
         model: The model, after the defense's `on_model`.
-        rounds: Rounds that the busiest client took part in.
+        rounds: Rounds of the client that took part most often.
         rng: Source of the audit's randomness.
     """
     plan = training_plan(world, claim.unit, rounds)
@@ -185,10 +186,10 @@ def _audited(
     """Return the row with the findings of the quick audits, for the whole run."""
     data = world.train.at(torch.arange(min(RESIDUAL_BATCH + 1, len(world.train.targets))))
     try:
-        with on_device("cpu"):  # noise is the same everywhere
+        with on_device("cpu"):  # noise does not depend on the device
             data, model = data.to(current_device()), model.cpu()
             found = audit(claim.defense, model, world.modality.loss, data, plan, rng, QUICK)
-    except Exception as error:  # a user's defense that an audit cannot be made of
+    except Exception as error:  # the audit cannot run this user's defense
         return row.with_audit(f"not audited: {type(error).__name__}: {error}")
     noise = found["residual noise"]
     if isinstance(noise, NotApplicable):

@@ -1,9 +1,10 @@
-"""How far one unit moves an upload, against the noise that hides it.
+"""Compare how far one unit moves an upload with the noise that hides it.
 
-Both tests are of two worlds, with a unit and without it. In units of the standard deviation that
-uploads show, the worlds' means must not be further apart than the promised noise allows: mu = 1 /
-sigma. That is told from fresh uploads, along directions that were fixed before. More noise, of
-whatever kind, makes the distance smaller; nobody's replay is asked.
+Both tests compare two worlds, one with a unit and one without it. The distance between the means of
+the worlds is measured in standard deviations of the uploads. It must be at most what the promised
+noise allows: mu = 1 / sigma. The tests fix a direction first, and then measure fresh uploads along
+it. Additional noise of any kind makes the distance smaller. The tests do not use the replay of the
+defense.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from .finding import SIGNIFICANCE, Audit, Symptom
 from .promise import judged
 
 NORMS = (0.5, 0.8, 1.1, 1.2, 1.35, 1.9, HUGE)
-"""Norms of canaries' gradients, relative to what is left of a huge one."""
+"""Norms of the canaries' gradients, relative to a huge gradient after clipping."""
 
 GRADED, OFF_SIZE = 700, (1.0, 0.25, 4.0)
-"""Canaries, half of which are in; the configured batch size over the actual one."""
+"""Number of canaries (half of them are in), and configured batch size / actual batch size."""
 
 EXTREME = 100.0
-"""Factor of an input that is unlike all others: a claim is for every example."""
+"""Factor for an extreme input, because a claim must hold for every example."""
 
 STEPS = (8, 40)
-"""Least and most uploads for each."""
+"""Smallest and largest number of uploads for each batch size."""
 
 PILOTS, WORLDS = 2, (16, 96)
-"""Pairs of uploads that fix a direction; least and most uploads of each world."""
+"""Pairs of uploads that fix a direction; smallest and largest number of uploads per world."""
 
 
 def clipping(subject: Subject, runs: int = 1) -> Audit:
-    """Test by canaries of many norms, in batches of the configured size and of others."""
+    """Test canaries of many norms, in batches of the configured size and of other sizes."""
     subject = subject.beside(GRADED)
     if not subject.per_record:
-        raise NotApplicable("canaries share an upload only where the unit is a record")
+        raise NotApplicable("canaries can share an upload only if the unit is a record")
     wanted = math.ceil(30 * subject.promise.noise_multiplier**2)
     uploads = min(max(wanted, STEPS[0]), STEPS[1])
     symptoms = []
@@ -60,7 +61,7 @@ def clipping(subject: Subject, runs: int = 1) -> Audit:
                 worlds = values[:, own][chosen], values[:, own][~chosen]
                 symptoms.append(_apart(*worlds, subject, runs, _described(norm, off)))
     symptoms.sort(key=lambda one: one.p_value)
-    fine = "canaries of every norm, in batches of several sizes, contribute no more than they may"
+    fine = "canaries of all norms, in batches of several sizes, contribute no more than allowed"
     return judged("clipping", subject.promise, symptoms, runs, fine=fine)
 
 
@@ -71,7 +72,7 @@ def _described(norm: float, off: float) -> str:
 
 
 def _graded_uploads(subject: Subject, off: float, uploads: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the canaries' entries of some uploads, and which of them were in."""
+    """Return the canaries' entries in some uploads, and which canaries were in."""
     scale = torch.tensor([subject.entry * norm for norm in NORMS]).repeat(GRADED // len(NORMS))
     actual = GRADED // 2
     client = subject.client(max(1, round(off * actual)))
@@ -86,10 +87,10 @@ def _graded_uploads(subject: Subject, off: float, uploads: int) -> tuple[Floats,
 
 
 def neighbours(subject: Subject, runs: int = 1) -> Audit:
-    """Test by real examples, one of which contributes nothing in the other world.
+    """Test real examples. In the second world, one of them contributes nothing.
 
-    The direction in which the worlds differ most is that of uploads with the same random draws:
-    where noise is added, it cancels. It sees what clipping misses: models that mix examples.
+    Uploads with the same random draws give the direction in which the worlds differ most, because
+    added noise cancels. This test finds models that mix examples, which `clipping` misses.
     """
     count = min(8, len(subject.data.inputs))
     mu, noise = subject.promise.separation, subject.promise.noise_multiplier
@@ -119,17 +120,17 @@ def neighbours(subject: Subject, runs: int = 1) -> Audit:
         with_it, without = seen
         found = _apart(with_it, without, subject, runs, "an example", neighbours=True)
         symptoms.append(found)
-    fine = "what an example changes in an upload is within what it may"
+    fine = "an example changes an upload by no more than allowed"
     return judged("neighbours", subject.promise, symptoms or [Symptom(1.0, "")], runs, fine=fine)
 
 
 def _worlds(subject: Subject, count: int, stretch: float) -> tuple[Batch, Batch]:
-    """Return a batch, and its neighbour: one example, or all of a client, without contribution.
+    """Return a batch and its neighbour, in which one example (or the client) contributes nothing.
 
     Args:
-        subject: What is audited.
+        subject: The audited defense.
         count: Size of the batch.
-        stretch: Factor by which the example's own input is large.
+        stretch: Factor for the input of the tested example.
     """
     batch, nobody = subject.records(torch.arange(count)), subject.nobody(count)
     if subject.data.inputs.is_floating_point():
@@ -146,7 +147,7 @@ def _worlds(subject: Subject, count: int, stretch: float) -> tuple[Batch, Batch]
 
 
 def _difference(subject: Subject, worlds: Sequence[Batch], objective: Loss, count: int) -> Tensor:
-    """Return by how much the worlds differ under the same draws, in the mean of a few."""
+    """Return the mean difference of the worlds' uploads under the same random draws."""
     draws = [fork(subject.rng) for _ in range(PILOTS)]
     sums = []
     for world in worlds:
@@ -174,15 +175,15 @@ def _apart(
     *,
     neighbours: bool = False,
 ) -> Symptom:
-    """Test whether two worlds are further apart than mu, in units of their common spread.
+    """Test whether two worlds are further apart than mu, in units of their pooled deviation.
 
     Args:
-        with_it: What was seen with the unit, along one direction.
-        without: The same without it.
-        subject: What is audited.
-        runs: Announced repetitions.
+        with_it: Uploads with the unit, projected on one direction.
+        without: The same without the unit.
+        subject: The audited defense.
+        runs: Number of announced repetitions.
         what: The unit, in words.
-        neighbours: Whether the worlds are neighbours, or half as far apart as such.
+        neighbours: Whether the worlds are neighbours. Otherwise they may be half as far apart.
     """
     mu, sizes = subject.promise.separation, (len(with_it), len(without))
     freedom = sum(sizes) - 2
@@ -191,7 +192,7 @@ def _apart(
     share = 1 if neighbours else subject.distance
     found = share * float(with_it.mean() - without.mean()) / spread
     root = math.sqrt(1 / sizes[0] + 1 / sizes[1])
-    # A distance over a spread is noncentral t, which is nearly normal if there are many of them.
+    # Distance / deviation is noncentral t, which is nearly normal for many degrees of freedom.
     if freedom < 1000:
         p_value = float(stats.nct.sf(found / (share * root), freedom, mu / (share * root)))
     else:
@@ -200,12 +201,12 @@ def _apart(
         found, share * root, freedom
     )
     words = (
-        f"{what} moves uploads by {found:.2g} standard deviations of their noise, where the claim "
+        f"{what} moves uploads by {found:.2g} standard deviations of their noise, but the claim "
         f"allows {mu:.2g}"
     )
     return Symptom(p_value, words, mu / limit if limit > 0 else math.inf)
 
 
 def _error(distance: float, root: float, freedom: int) -> float:
-    """Return the standard error of a distance in units of the spread."""
+    """Return the standard error of a distance in units of the deviation."""
     return math.hypot(root, distance / math.sqrt(2 * freedom))

@@ -1,13 +1,13 @@
-"""Was this example behind that upload? Membership from client updates, beside what bounds it.
+"""Membership inference on client updates, and the bounds on it.
 
-The game: a client uploads an update of a random batch, and the adversary scores one example of
-the batch and one that is not in it. Each upload gives one score of a member and one of another
-example, so that the scores of either kind are independent.
+The game: a client uploads an update of a random batch. The adversary scores one example of the
+batch (a member) and one other example. Each upload gives one score of each kind, so the scores of
+one kind are independent.
 
-The server sees that a client takes part, and with how many examples. All that it has to find
-out is which ones; and two uploads of which one has another example in place of the tested one
-are up to twice as far apart as an upload with and one without it. `replacement_bounds` is what
-bounds this game, not the curve of addition or removal.
+The server knows that a client takes part, and with how many examples. It only has to find out which
+ones. So the two cases differ by a replacement: they are up to twice as far apart as with and
+without the example. `replacement_bounds` bounds this game; the curve of addition or removal does
+not.
 
 References:
     [1] Li, Li, Ribeiro. "Effective Passive Membership Inference Attacks in Federated Learning
@@ -45,26 +45,26 @@ from .bounds import Bounds
 from .claims import DELTAS, claim_of
 
 Score = Callable[[Observation, Batch, Generator], Tensor]
-"""How much each of some examples looks like one behind an upload."""
+"""Scores examples: the higher, the more likely an example is behind the upload."""
 
 RATES = (0.1, 0.01, 0.001)
 """False positive rates at which attacks are compared [2]."""
 
 LEAST_FALSE_POSITIVES = 10
-"""False positives that a rate must be estimated from, at least."""
+"""Smallest number of false positives from which a rate is estimated."""
 
 DRAWS = 64
-"""Batches of public examples over which a likelihood is averaged."""
+"""Number of batches of public examples over which a likelihood is averaged."""
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A threshold on the scores, and how often those above it are members, or not.
+    """A threshold on the scores, with its true and false positive rate.
 
     Attributes:
         threshold: Examples with a higher score are called members.
-        false_positive_rate: Share of other examples above it. Its upper limit is exact although
-            the threshold is one of these scores: without ties, the true rate at an order
+        false_positive_rate: Share of other examples above it. The threshold is one of their
+            scores, but the upper limit is still exact: without ties, the true rate at an order
             statistic has the Beta distribution of that limit.
         true_positive_rate: Share of members above it.
     """
@@ -74,7 +74,7 @@ class OperatingPoint:
     true_positive_rate: Interval
 
     def exceeds(self, bounds: Bounds) -> bool:
-        """Return whether more members are found than is proven possible, beyond chance."""
+        """Return whether the true positive rate is significantly above its bound."""
         allowed = bounds.membership(self.false_positive_rate.high)
         return self.true_positive_rate.low > allowed
 
@@ -84,8 +84,8 @@ class ROC:
     """The scores of a membership attack.
 
     Attributes:
-        members: Scores of independent members.
-        others: Scores of examples that are not, likewise.
+        members: Independent scores of members.
+        others: Independent scores of other examples.
     """
 
     members: Floats
@@ -94,28 +94,29 @@ class ROC:
     def __post_init__(self) -> None:
         for name, scores in {"members": self.members, "others": self.others}.items():
             if not (len(scores) >= 1 and np.all(~np.isnan(scores))):
-                raise ValueError(f"{name} must be at least one score, none of them NaN")
+                raise ValueError(f"{name} must have at least one score and no NaN")
 
     @property
     def least_rate(self) -> float:
-        """Return the smallest false positive rate that the scores can show."""
+        """Return the smallest false positive rate that the scores can resolve."""
         return LEAST_FALSE_POSITIVES / len(self.others)
 
     @property
     def auc(self) -> float:
-        """Return the probability that a member's score is the higher one; a tie counts half.
+        """Return the probability that a member's score is higher. A tie counts half.
 
-        It averages over rates of false positives that no one could act on: no more than an extra.
+        It averages over false positive rates that are too high to be of use, so it is only an
+        additional value.
         """
         ranks = rankdata(np.concatenate([self.members, self.others]))[: len(self.members)]
         wins = ranks.sum() - len(self.members) * (len(self.members) + 1) / 2
         return float(wins / (len(self.members) * len(self.others)))
 
     def advantage(self, confidence: float = 0.95) -> Interval:
-        """Return how much more often members than others are above a threshold.
+        """Return the true positive rate minus the false positive rate at the best threshold.
 
-        It is the best threshold of every other upload, tried on the rest: the largest difference
-        over all thresholds is above zero even for scores that say nothing.
+        Every second upload chooses the threshold, and the others test it. The largest difference
+        over all thresholds would be above zero even for random scores.
         """
         members, others = np.sort(self.members[::2]), np.sort(self.others[::2])
         thresholds = np.concatenate([members, others])
@@ -126,10 +127,10 @@ class ROC:
         return paired_difference(*called, range(len(called[0])), confidence)
 
     def at(self, rate: float, confidence: float = 0.95) -> OperatingPoint:
-        """Return the lowest threshold with at most this share of false positives.
+        """Return the operating point at the lowest threshold with at most this false positive rate.
 
         Raises:
-            ValueError: If fewer than `LEAST_FALSE_POSITIVES` would be behind it.
+            ValueError: If the rate allows fewer than `LEAST_FALSE_POSITIVES` false positives.
         """
         if not self.least_rate <= rate <= 1:
             raise ValueError(
@@ -146,7 +147,7 @@ class ROC:
         return OperatingPoint(threshold, *shares)
 
     def reported(self) -> dict[float, OperatingPoint]:
-        """Return the points at `RATES`, as far as there are scores enough."""
+        """Return the points at those `RATES` for which there are enough scores."""
         return {rate: self.at(rate) for rate in RATES if rate >= self.least_rate}
 
     def table(self, bounds: Bounds | None = None, points: int = 60) -> pd.DataFrame:
@@ -162,30 +163,31 @@ class ROC:
 
 
 def replacement_bounds(noise_multiplier: float, steps: int = 1) -> Bounds:
-    """Return what bounds membership where one example stands in the place of another.
+    """Return the bounds on membership if one example replaces another.
 
-    Both move the upload by up to the clipping norm: twice the distance of addition or removal is
-    half the noise [3]. For several local steps on the same examples, each counts in full.
+    Both examples move the upload by up to the clipping norm. Twice the distance of addition or
+    removal is equivalent to half the noise [3]. If several local steps use the same examples, each
+    step counts in full.
     """
     return Bounds((Segment(1.0, noise_multiplier / 2, steps),))
 
 
 def claimed_bounds(defense: Defense) -> Bounds | None:
-    """Return what a defense's own guarantee permits in this game, for an upload of one step.
+    """Return the bounds of a defense's guarantee in this game, for an upload of one step.
 
-    None without a guarantee, and for one that is not that of a Gaussian mechanism.
+    None without a guarantee, or if the guarantee is not that of a Gaussian mechanism.
     """
     claim, guarantee = claim_of(defense), defense.guarantee(Plan(1, 1.0, DELTAS[0]))
     if claim is None or guarantee is None or claim.noise_multiplier is None:
         return None
-    already = guarantee.adjacency == "replace"  # then sigma is for this distance
+    already = guarantee.adjacency == "replace"  # then sigma already refers to this distance
     return replacement_bounds(claim.noise_multiplier * (2 if already else 1))
 
 
 def gradient_cosine(observation: Observation, examples: Batch, rng: Generator) -> Tensor:
-    """Return the cosine of the upload and that of a client who has nothing but the example [1].
+    """Return the cosine of the upload and the upload of a client with only the example [1].
 
-    Gradients of different examples are nearly orthogonal where there are many parameters.
+    With many parameters, gradients of different examples are nearly orthogonal.
     """
     inputs, targets = (
         part.unsqueeze(1).repeat_interleave(observation.batch_size, 1) for part in examples
@@ -196,19 +198,19 @@ def gradient_cosine(observation: Observation, examples: Batch, rng: Generator) -
 def likelihood_ratio(observation: Observation, examples: Batch, rng: Generator) -> Tensor:
     """Return log p(upload | example in the batch) / p(upload | another in its place).
 
-    By the defense's own likelihood, averaged over what else may be in the batch: random public
-    examples. Up to their number, and where the likelihood is exact, no test is better.
+    The likelihood is that of the defense, averaged over random public examples as the rest of the
+    batch. If the likelihood is exact, no test is better, up to the number of public batches.
     """
     density, public = likelihood(observation), observation.public
     if density is None:
         raise NotApplicable("the likelihood of an upload is not known")
     if public is None:
-        raise NotApplicable("no public examples are granted, as others that may be in the batch")
+        raise NotApplicable("no public examples are granted to stand for the rest of the batch")
     rows = torch.randint(len(public.inputs), (DRAWS, observation.batch_size), generator=rng)
-    needed = DRAWS if observation.batch_size > 1 else 1  # there is nothing else to average over
+    needed = DRAWS if observation.batch_size > 1 else 1  # nothing to average over
 
     def batches(others: Tensor, tested: Tensor) -> Tensor:
-        """Return the draws, then for each tested example those with it in the first place."""
+        """Return the drawn batches, then for each tested example copies that start with it."""
         within = others[:needed].repeat(len(tested), *[1] * (others.dim() - 1))
         within[:, 0] = tested.repeat_interleave(needed, 0)
         return torch.cat([others, within])
@@ -241,17 +243,17 @@ def membership(
     scores: Mapping[str, Score] = SCORES,
     track: Callable[[range], Iterable[int]] = iter,
 ) -> dict[str, ROC | NotApplicable]:
-    """Play the game and return each attack's scores, all of them on the same uploads.
+    """Play the game. Return the scores of each attack, all on the same uploads.
 
     Args:
         client: Makes the uploads.
-        data: The population that batches and other examples are drawn from, anew each time.
-        threat: What the adversary is granted; public examples must not be of the data.
+        data: The population from which each game draws its batch and the other example.
+        threat: The knowledge of the adversary. Its public examples must not be in `data`.
         rng: Source of all randomness.
-        uploads: How often the game is played.
-        batch_size: A client's examples.
+        uploads: Number of games.
+        batch_size: Examples of one client.
         scores: The attacks.
-        track: Passes the uploads on, one by one, as a progress bar does.
+        track: Iterates over the games, e.g. with a progress bar.
     """
     cohort = client.defense.cohort
     behind = cohort * batch_size
@@ -281,7 +283,7 @@ def membership(
 
 
 def _mending(client: Client, data: Batch, batch_size: int) -> Mending:
-    """Return what keeps the replay of a defense from crippling the attacks that know it."""
+    """Return the repair of the defense's replay, for attacks that know the defense."""
     shares = [data.at(rows) for rows in torch.arange(len(data.inputs)).split(batch_size)]
     size = client.defense.cohort
     rounds = [shares[i : i + size] for i in range(0, len(shares) - size, size)]
@@ -293,7 +295,7 @@ def _mending(client: Client, data: Batch, batch_size: int) -> Mending:
 
 def _numbers(scores: Tensor) -> Tensor:
     if scores.isnan().any():
-        raise NotApplicable("scores are not numbers")
+        raise NotApplicable("scores are NaN")
     return scores
 
 

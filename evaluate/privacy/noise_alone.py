@@ -1,4 +1,4 @@
-"""Uploads of examples that contribute nothing: noise alone, of many steps."""
+"""Test uploads of examples that contribute nothing: pure noise, over many steps."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from .noise_tests import MeasuredNoise, innovations, quiet_uploads, shape, share
 from .promise import judged
 
 LOCAL_STEPS = 8
-"""Local steps of an upload, which must all have noise."""
+"""Local steps of an upload. Each must add noise."""
 
 REPEATS, VALUES = (6, 16), 9_000
-"""Least and most of such uploads, and entries of all of them that are enough: noise that is
-missing at one step is then 8 standard errors of the variance."""
+"""Smallest and largest number of such uploads; total number of entries that suffices. With so many
+entries, missing noise at one step is 8 standard errors of the variance."""
 
 MANY = 160
-"""Uploads among which rare faults are sought."""
+"""Number of uploads in the search for rare faults."""
 
 ENTRIES = 2**21
-"""Most entries of all uploads together whose shape is looked at."""
+"""Largest number of entries, over all uploads, in the test of shape."""
 
 
 def local_steps(subject: Subject, runs: int = 1) -> Audit:
-    """Test the noise of uploads of several local steps.
+    """Test the noise of uploads with several local steps.
 
-    Each step must add its noise: their sum has as many times the variance. A claim for the client
-    as a whole is kept by the noise of one step.
+    If the unit is a record, each step must add noise, so the variance is that of one step times
+    their number. If the unit is a client, noise is added once.
     """
     protocol = FedAvg(batch_size=2, lr=1e-3)
     batch, client = subject.nobody(2 * LOCAL_STEPS), subject.client(2)
@@ -57,7 +57,7 @@ def local_steps(subject: Subject, runs: int = 1) -> Audit:
 
 
 def rare_steps(subject: Subject, runs: int = 1) -> Audit:
-    """Test many uploads of one client: single ones without noise, or noise that comes back."""
+    """Test many uploads of one client for single uploads without noise and for repeated noise."""
     batch, client = subject.nobody(1), subject.client(1)
     uploads = [subject.upload(client, batch, subject.probe.loss) for _ in range(MANY)]
     rows = _rows(uploads, subject.promise.noise_multiplier * subject.unit_size(1))

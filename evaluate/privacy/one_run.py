@@ -32,11 +32,11 @@ CONFIDENCE = 0.95
 """Confidence level of the lower bounds from canaries."""
 
 CANARIES = 1_000
-"""Canaries of an audit, half of which are in."""
+"""Number of canaries of an audit. Half of them are in."""
 
 
 def log_likelihood_ratio(values: Floats, sample_rate: float, noise_multiplier: float) -> Floats:
-    """Return log p(value | in the data) / p(value | not), for a unit that adds 1 when sampled."""
+    """Return log p(value | in) / p(value | out), for a unit that adds 1 if sampled."""
     absent = math.log1p(-sample_rate) if sample_rate < 1 else -math.inf
     sampled = math.log(sample_rate) + (2 * values - 1) / (2 * noise_multiplier**2)
     ratio: Floats = np.logaddexp(absent, sampled)
@@ -44,12 +44,14 @@ def log_likelihood_ratio(values: Floats, sample_rate: float, noise_multiplier: f
 
 
 def correct_guesses(scores: Floats, present: Flags, guesses: int) -> NDArray[np.int64]:
-    """Return how many guesses are right: half of them in, by the highest scores, half out.
+    """Return how many guesses are right.
+
+    Half of the guesses say "in", for the highest scores. The other half say "out", for the lowest.
 
     Args:
         scores: Runs x canaries.
         present: Which canaries were in the data; runs x canaries.
-        guesses: Number of guesses; for the canaries between there are none.
+        guesses: Number of guesses. Canaries with scores between get no guess.
     """
     ranked = np.take_along_axis(present, scores.argsort(axis=1), axis=1)
     half = guesses // 2
@@ -60,7 +62,7 @@ def correct_guesses(scores: Floats, present: Flags, guesses: int) -> NDArray[np.
 def one_run_p_value(
     canaries: int, guesses: int, correct: int, epsilon: float, delta: float
 ) -> float:
-    """Return the chance of so many correct guesses, or more, under (epsilon, delta) ([1], 5.2)."""
+    """Return the probability of so many correct guesses, or more ([1], 5.2)."""
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(
             f"correct guesses, guesses and canaries must not decrease, got {correct}, {guesses}, "
@@ -75,7 +77,7 @@ def one_run_p_value(
 def one_run_lower_bound(
     canaries: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the largest epsilon that so many correct guesses refute; 0 if they refute none."""
+    """Return the largest epsilon that the correct guesses refute. 0 if they refute none."""
 
     def excess(epsilon: float) -> float:
         return one_run_p_value(canaries, guesses, correct, epsilon, delta) - (1 - confidence)
@@ -84,7 +86,7 @@ def one_run_lower_bound(
 
 
 def _largest(excess: Callable[[float], float], most: float = 100.0) -> float:
-    """Return where an increasing function of epsilon crosses zero; 0 if it starts above."""
+    """Return where an increasing function of epsilon crosses zero. 0 if it starts above."""
     return 0.0 if excess(0.0) > 0 else float(brentq(excess, 0.0, most))
 
 
@@ -98,7 +100,7 @@ def one_run_ceiling(
     confidence: float = CONFIDENCE,
     runs: int = 20,
 ) -> float:
-    """Return the mean lower bound that simulated runs of the exact mechanism score."""
+    """Return the mean lower bound of simulated runs of the exact mechanism."""
     draws = np.random.default_rng(0)
     present = draws.random((runs, canaries)) < 0.5
     scores = np.zeros((runs, canaries))
@@ -114,14 +116,14 @@ def one_run_ceiling(
 
 
 def one_run(subject: Subject, runs: int = 1, canaries: int = CANARIES, lr: float = 0.1) -> Audit:
-    """Train once, each canary being in the data with probability 1/2, and guess which were [1].
+    """Train once with each canary in the data with probability 1/2, and guess which were in [1].
 
-    All uploads are seen. A canary's score is the log-likelihood ratio of its entries, for being
-    sampled with the plan's rate against never. The tenth with the highest scores are guessed in,
-    the tenth with the lowest out, which is fixed before looking.
+    The audit sees all uploads. A canary's score is the log-likelihood ratio of its entries: sampled
+    at the plan's rate against never sampled. The tenth with the highest scores is guessed in, the
+    tenth with the lowest scores out. These shares are fixed in advance.
 
     Args:
-        subject: What is audited; its sample rate is met as nearly as the batch size allows.
+        subject: The audited defense. The batch size matches its sample rate as closely as possible.
         runs: See `audit`.
         canaries: Number of canaries.
         lr: Learning rate of the run.
@@ -129,7 +131,7 @@ def one_run(subject: Subject, runs: int = 1, canaries: int = CANARIES, lr: float
     subject = subject.beside(canaries)
     if not subject.per_record:
         raise NotApplicable(
-            "one run holds many canaries only where the unit is a record: use step canaries"
+            "one run needs many canaries, so the unit must be a record: use step canaries"
         )
     present = torch.rand(canaries, generator=subject.rng) < 0.5
     examples, plan = len(subject.data.inputs) + int(present.sum()), subject.plan
@@ -165,7 +167,7 @@ def one_run(subject: Subject, runs: int = 1, canaries: int = CANARIES, lr: float
 def _train(
     subject: Subject, training: Batch, batch_size: int, steps: int, lr: float
 ) -> Iterator[Update]:
-    """Yield the uploads of a training run, drawn as the defense draws them."""
+    """Yield the uploads of a training run, with batches drawn by the defense."""
     client = replace(subject.defense)
     drawn = client.batches(len(training.targets), batch_size, steps, subject.rng)
     for rows in islice(drawn, steps):

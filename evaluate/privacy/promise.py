@@ -1,4 +1,4 @@
-"""What a defense promises: whose claim it is, under which plan, and how its steps count."""
+"""The promise of a defense: its claim under a plan, and the noise that the claim needs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .draws import draws_poisson
 from .finding import SIGNIFICANCE, Audit, Symptom
 
 TOLERANCE, SLACK = 0.005, 1e-3
-"""What the epsilon of the noise may exceed a claim by, relative and absolute: accountants round."""
+"""Relative and absolute tolerance of a claimed epsilon, because accountants round."""
 
 AMPLIFIED = 0.999
-"""A claim counts on something if it is below this share of the claim without it."""
+"""A claim depends on sampling or passes if they lower its epsilon below this share."""
 
 
 class NoClaim(NotApplicable):
-    """A defense claims no differential privacy, or an infinite epsilon."""
+    """The defense claims no differential privacy, or an infinite epsilon."""
 
 
 @dataclass(frozen=True)
 class _Configured:
-    """A defense that equals another with the same configuration, as a key."""
+    """A cache key: defenses with the same configuration are equal."""
 
     kind: type[Defense]
     configuration: str
@@ -35,7 +35,7 @@ class _Configured:
 
 
 def claim_under(defense: Defense, plan: Plan) -> Guarantee | None:
-    """Return what a defense claims; its accountant is slow, and audits ask again and again."""
+    """Return the claim of a defense. Cached, because accountants are slow."""
     return _cached_claim(_Configured(type(defense), repr(defense), defense), plan)
 
 
@@ -45,7 +45,7 @@ def _cached_claim(configured: _Configured, plan: Plan) -> Guarantee | None:
 
 
 def claiming(defense: Defense, delta: float) -> Defense:
-    """Return the link of a chain whose claim the chain makes; what follows is post-processing."""
+    """Return the link of a chain that makes its claim. Later links are post-processing."""
     if not isinstance(defense, Chain):
         return defense
     once = Plan(1, 1.0, delta)
@@ -55,10 +55,10 @@ def claiming(defense: Defense, delta: float) -> Defense:
 
 
 def counted(defense: Defense, plan: Plan) -> tuple[float, int]:
-    """Return the sample rate and the number of steps that a claim counts on.
+    """Return the sample rate and the number of steps that a claim assumes.
 
-    The plan's rate if the claim is the better for it; else 1, and the plan's passes if these make
-    it better.
+    This is the plan's rate if it improves the claim. Otherwise the rate is 1, and the steps are
+    the plan's passes if these improve the claim.
     """
     everybody = replace(plan, sample_rate=1.0)
     if plan.sample_rate < 1 and _gains(defense, plan, everybody):
@@ -77,17 +77,17 @@ def _gains(defense: Defense, plan: Plan, other: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Promise:
-    """A finite claim over a plan, and the Gaussian noise that it takes to keep it.
+    """A finite claim for a plan, and the Gaussian noise that it needs.
 
-    Claims are judged over the plan that they are made for, at their own delta: nothing is asked
-    of single steps but what the whole needs.
+    Claims are judged for the whole plan, at their own delta. A single step must only be as private
+    as the whole plan requires.
 
     Attributes:
         claim: The claim.
-        sample_rate: The rate that it counts on; 1 without amplification.
-        steps: The steps that it counts on.
-        noise_multiplier: The least sigma whose epsilon, over these steps, is that of the claim,
-            but for what accountants round.
+        sample_rate: The rate that it assumes. 1 without amplification.
+        steps: The steps that it assumes.
+        noise_multiplier: The least sigma that keeps the claimed epsilon over these steps, up to
+            the rounding of accountants.
     """
 
     claim: Guarantee
@@ -97,11 +97,11 @@ class Promise:
 
     @property
     def separation(self) -> float:
-        """Return mu: how far apart one step may put a unit's presence and absence, in sigmas."""
+        """Return mu, the allowed distance between presence and absence of a unit, in sigmas."""
         return 1 / self.noise_multiplier
 
     def epsilon(self, noise_multiplier: float) -> float:
-        """Return what epsilon of the plan would be with this noise; infinite without."""
+        """Return epsilon of the plan with this noise. Infinite without noise."""
         if noise_multiplier == math.inf:
             return 0.0
         if not noise_multiplier > 0:
@@ -110,19 +110,19 @@ class Promise:
 
 
 def promised(defense: Defense, plan: Plan) -> Promise:
-    """Return what a defense promises of a plan.
+    """Return the promise of a defense for a plan.
 
     Raises:
-        NoClaim: If it promises nothing.
+        NoClaim: If the defense makes no finite claim.
     """
     claim, name = claim_under(defense, plan), type(defense).__name__
     if claim is None:
         raise NoClaim(f"{name} claims no differential privacy")
     if not claim.epsilon < math.inf:
-        raise NoClaim(f"{name} claims an infinite epsilon, which nothing can violate")
+        raise NoClaim(f"{name} claims an infinite epsilon, which no finding can refute")
     rate, steps = counted(defense, plan)
     if rate == 1 and steps == plan.steps and claim.unit == "record" and plan.sample_rate < 1:
-        # A claim may hold thanks to what it does not mention.
+        # Unclaimed Poisson sampling may be the reason why a claim holds.
         rate = plan.sample_rate if draws_poisson(defense, plan.sample_rate) else 1.0
     return Promise(claim, rate, steps, _needed_noise(claim.epsilon, rate, steps, claim.delta))
 
@@ -145,17 +145,17 @@ def judged(
 
     Args:
         method: The audit's name.
-        promise: What is claimed.
-        symptoms: What its tests found, the most telling first.
-        runs: Repetitions that were announced.
-        fine: What is said if there is nothing wrong.
-        ideal: The limit of noise that a perfect implementation would show.
+        promise: The audited promise.
+        symptoms: Results of its tests, the most informative first.
+        runs: Number of announced repetitions.
+        fine: The words if nothing is wrong.
+        ideal: The limit of the noise for a perfect implementation.
     """
     level, tests = SIGNIFICANCE / runs, len(symptoms)
     p_value = min(1.0, tests * min(one.p_value for one in symptoms))
     guilty = [one for one in symptoms if tests * one.p_value < level]
     worst = guilty[0] if guilty else None
-    # Where nothing is wrong, how much noise there is says the test of its size, if there is one.
+    # If nothing is wrong, report the noise from the test of size, if there is one.
     telling = guilty or [one for one in symptoms if not math.isnan(one.measured)] or symptoms
     limits = [one.noise for one in telling if not math.isnan(one.noise)]
     sigma = promise.noise_multiplier

@@ -1,4 +1,4 @@
-"""The noise of a few uploads of one batch: its size, its covariance and its shape."""
+"""Test the noise of repeated uploads of one batch: size, covariance and shape."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .noise_tests import MeasuredNoise, innovations, shape, shared_entries, size
 from .promise import judged
 
 RESIDUAL_BATCH, REPEATS = 8, 16
-"""Examples in the batch whose upload is repeated, and how often it is."""
+"""Examples in the batch, and number of its uploads."""
 
 HANDICAP = (
-    "; its replay has noise of its own, so that uploads were compared with each other, and attacks "
+    "; the replay of the defense adds noise, so uploads were compared with each other, and attacks "
     "that know the defense were handicapped"
 )
 
 
 def residual_noise(subject: Subject, runs: int = 1) -> Audit:
-    """Test the noise on a batch whose gradients are clipped, by uploads of two clients in turn.
+    """Test the noise of alternating uploads of two clients, on a batch with clipped gradients.
 
-    Size and covariance are tested on contrasts of uploads, which have no mean; the shape on what
-    uploads have beyond the replay or, where that has noise of its own, on differences of pairs.
+    Size and covariance are tested on contrasts of uploads, whose mean is zero. The shape is tested
+    on uploads minus the replay or, if the replay adds noise, on differences of pairs.
     """
     count = min(RESIDUAL_BATCH, len(subject.data.inputs))
     batch, inflated = subject.records(torch.arange(count)), subject.probe.inflated_loss

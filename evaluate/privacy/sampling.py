@@ -1,4 +1,4 @@
-"""Which examples a defense really draws, against what its claim counts on."""
+"""Test whether a defense draws batches as its claim assumes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .promise import judged
 
 
 def sampling(subject: Subject, runs: int = 1) -> Audit:
-    """Test what `batches` yields: Poisson samples of the claimed rate, or shuffled epochs.
+    """Test whether `batches` yields Poisson samples of the claimed rate, or shuffled epochs.
 
-    Of Poisson samples of rate q, the inclusions of records are independent, over records and
-    over steps: their number is at most Binomial(q), and the sizes of batches, the counts of
-    records and the inclusions in one step and the next vary as binomials do. A claim that counts
-    on epochs must have each record in one batch of each.
+    In Poisson samples of rate q, inclusions are independent over records and steps. So the total
+    number of inclusions is at most Binomial(q). The sizes of batches, the counts of records and
+    the inclusions in successive steps have the variance of binomials. If a claim assumes shuffled
+    epochs, each record must be in one batch of each epoch.
     """
     promise, plan = subject.promise, subject.plan
     in_full = promise.sample_rate == 1 and promise.steps == plan.steps
     if promise.claim.unit != "record" or in_full:
-        raise NotApplicable("the claim does not count on how batches are drawn")
+        raise NotApplicable("the claim does not depend on how batches are drawn")
     if promise.sample_rate == 1:
         symptoms = [shuffled_epochs(subject.defense, subject.rng)]
         fine = "each record is in one batch of an epoch"
     else:
         symptoms = poisson_samples(subject.defense, plan.sample_rate, subject.rng)
-        fine = f"{STEPS} batches are Poisson samples, for all that can be seen"
+        fine = f"{STEPS} batches look like Poisson samples"
     return judged("sampling", promise, symptoms, runs, fine=fine)

@@ -1,4 +1,4 @@
-"""Canaries that are in or out at single steps: can they be told apart better than claimed?
+"""Test whether canaries can be detected at single steps better than the claim allows.
 
 References:
     Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini, Terzis. "Tight Auditing of
@@ -24,14 +24,14 @@ from .finding import CANARY_SIGNIFICANCE, Audit, compared
 from .one_run import CANARIES
 
 RECORDS = 8
-"""Real examples beside the canaries at one step."""
+"""Real examples in the batch of canaries at one step."""
 
 STEPS, UPLOADS = (10, 100), 800
-"""Least and most steps at which canaries are tested; uploads, where one is a whole update."""
+"""Smallest and largest number of steps (unit record); number of uploads (unit client)."""
 
 
 class _Errors(NamedTuple):
-    """How often canaries that were in were missed, and others raised an alarm."""
+    """How often the test missed canaries that were in, and called others in."""
 
     misses: int
     present: int
@@ -39,13 +39,13 @@ class _Errors(NamedTuple):
     absent: int
 
     def separation(self, confidence: float) -> float:
-        """Return a lower confidence limit of mu: the Gaussian test with these errors, or fewer."""
+        """Return a lower confidence limit of mu, from upper limits of both error rates."""
         missed = clopper_pearson(self.misses, self.present, confidence).high
         alarmed = clopper_pearson(self.alarms, self.absent, confidence).high
         return max(0.0, -float(ndtri(alarmed)) - float(ndtri(missed)))
 
     def p_value(self, mu: float) -> float:
-        """Return the least significance level at which the separation exceeds mu."""
+        """Return the smallest significance level at which the separation exceeds mu."""
 
         def excess(log_level: float) -> float:
             return self.separation(-math.expm1(log_level)) - mu
@@ -57,21 +57,22 @@ class _Errors(NamedTuple):
 
 
 def step_canaries(subject: Subject, runs: int = 1) -> Audit:
-    """Test clipping and noise at single steps, by canaries that are in or out.
+    """Test clipping and noise at single steps, with canaries that are in or out.
 
-    In units of what one record can contribute, a canary's entry of the upload is N(1, sigma^2)
-    if it is in and N(0, sigma^2) if not. The test calls those above 1/2 in; exact limits of its
-    two error rates bound the separation mu = 1 / sigma from below, and PLD composes it over the
-    plan. Canaries of one step count as independent trials, as they are where the noise is.
+    The unit of measurement is the largest contribution of one record. Then a canary's entry of the
+    upload is N(1, sigma^2) if the canary is in, and N(0, sigma^2) if not. The test calls entries
+    above 1/2 in. Exact limits of its two error rates give a lower bound on the separation
+    mu = 1 / sigma, and PLD composes it over the plan. The canaries of one step count as independent
+    trials. They are independent if the noise is.
 
-    Where the unit is a record, half of all canaries are in at each step. Where it is a client, one
-    canary is the client's whole update.
+    If the unit is a record, half of all canaries are in at each step. If it is a client, one canary
+    is the whole update of the client.
     """
     subject = subject.beside(CANARIES)
     errors = _record_errors(subject) if subject.per_record else _client_errors(subject)
     promise, confidence = subject.promise, 1 - CANARY_SIGNIFICANCE / runs
     mu = errors.separation(confidence)
-    miss = float(ndtr(-subject.reach * promise.separation / 2))  # of the test, were it exact
+    miss = float(ndtr(-subject.reach * promise.separation / 2))  # of a perfect implementation
     ideal = errors._replace(misses=round(miss * errors.present), alarms=round(miss * errors.absent))
     bound, ceiling = (promise.epsilon(_inverse(one)) for one in (mu, ideal.separation(confidence)))
     violated = mu > promise.separation
@@ -90,7 +91,7 @@ def _record_errors(subject: Subject) -> _Errors:
     rows = torch.arange(min(RECORDS, len(subject.data.inputs)))
     size = len(rows) + CANARIES // 2
     client = subject.client(size)
-    # As many as it takes to see that a fifth of the noise is missing, with high power.
+    # Enough steps to detect, with high power, that a fifth of the noise is missing.
     steps = math.ceil(2600 * subject.promise.noise_multiplier**2 / (CANARIES // 2))
     present, values = [], []
     for _ in range(min(max(steps, STEPS[0]), STEPS[1])):

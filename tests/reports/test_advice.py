@@ -67,7 +67,7 @@ def test_the_page_says_everything(tmp_path: Path) -> None:
         "<li>Because.</li>",
         "distributed",
         "The search for C and the learning rate",
-        "Accuracy was measured with 500 examples where 2000 were asked about",
+        "Accuracy was measured with 500 examples, but the question is about 2000",
     ):
         assert part in text
     assert text.count('<tr class="recommended">') == 1

@@ -80,7 +80,7 @@ def test_mistakes_are_named(
         write_picture(run[1], tmp_path / "picture.svg", "other")
     code, _, errors = command("report", run[0], "--scenario", MLP)
     assert code == 2
-    assert "--scenario goes with --picture" in errors
+    assert "--scenario needs --picture" in errors
     empty = make_results(tmp_path / "empty", scenarios=(MLP,), missing=1000)
     with pytest.raises(UserError, match="nothing"):
         picture(empty)

@@ -115,7 +115,7 @@ def test_without_noise_nothing_is_clipped(tmp_path: Path) -> None:
     experiment = Experiment(ASKED, DIGITS, tmp_path)
     assert experiment.defense(TrainingChoice(0.0, 1.0, 0.1)) == Method(name="none")
     unmeasured = AdviceRow(1.0, {}, 0, 0, 0, 15)
-    with pytest.raises(ValueError, match="row must be a measured one"):
+    with pytest.raises(ValueError, match="row must be a measured row"):
         experiment.setting(unmeasured)
 
 

@@ -17,7 +17,7 @@ def test_noise_by_parts_is_as_private_as_local_noise_only_if_losses_were_planned
     local, planned, unplanned, bypassed, central = observation_points(question, row)
     assert (local.noise_multiplier, local.epsilon) == (8.0, row.epsilon["pld"])
     assert (planned.noise_multiplier, planned.epsilon) == (8.0, row.epsilon["pld"])
-    assert f"{8 / math.sqrt(12):.4g} of noise" in planned.sees
+    assert f"noise {8 / math.sqrt(12):.4g}," in planned.sees
     for point, left in ((unplanned, math.sqrt(12 / 16)), (bypassed, 1 / math.sqrt(12))):
         assert point.noise_multiplier == pytest.approx(8.0 * left)
         assert point.epsilon == epsilon(1.0, point.noise_multiplier, 20, question.used_delta)

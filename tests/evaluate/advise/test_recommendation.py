@@ -62,9 +62,9 @@ def test_epsilon_sets_the_least_noise() -> None:
     assert noises[0] == 0
     assert len(noises) == 3
     assert {tuple(one.epsilon) for one in advice.rows} == {tuple(ACCOUNTANTS)}
-    assert "the least, rounded up, that keeps epsilon 3" in advice.reasons[0]
-    assert "(zero-out: how many records there are is public)" in advice.reasons[0]
-    assert "in more than 5.24 %" in advice.reasons[1]
+    assert "the smallest (rounded up) that keeps epsilon 3" in advice.reasons[0]
+    assert "(zero-out: the number of records is public)" in advice.reasons[0]
+    assert "in at most 5.24 %" in advice.reasons[1]
 
 
 @pytest.mark.parametrize(("rounds", "batch_size"), [(1, 256), (1000, 256), (100, 60_000)])
@@ -86,7 +86,7 @@ def test_zero_noise_is_infinite_and_said_so() -> None:
     none = advice.rows[0]
     assert set(none.epsilon.values()) == {math.inf}
     assert none.run_bound == none.upload_bound == 1
-    assert any("sigma 0) epsilon is infinite" in warning for warning in advice.warnings)
+    assert any("sigma 0), epsilon is infinite" in warning for warning in advice.warnings)
 
 
 def test_clients_share_the_examples_and_server_sees_who_takes_part() -> None:
@@ -104,13 +104,13 @@ def test_clients_share_the_examples_and_server_sees_who_takes_part() -> None:
 def test_who_sees_what() -> None:
     advice = advise(ask(clients=16, unit="client", rounds=20))
     assert advice.recommended is not None
-    assert any("unit is a client" in text for text in advice.warnings)
+    assert any("protects all data of one client" in text for text in advice.warnings)
     local, planned, unplanned, bypassed, central = advice.observation_points
     noise, question = advice.recommended.noise_multiplier, advice.question
     assert (local.noise_multiplier, local.epsilon) == (noise, advice.recommended.epsilon["pld"])
     assert question.noise_makers == 12  # of 16, two may be lost, and two collude
     assert (planned.noise_multiplier, planned.epsilon) == (local.noise_multiplier, local.epsilon)
-    assert f"{noise / math.sqrt(12):.4g} of noise" in planned.sees
+    assert f"noise {noise / math.sqrt(12):.4g}," in planned.sees
     for point, left in ((unplanned, math.sqrt(12 / 16)), (bypassed, 1 / math.sqrt(12))):
         assert point.noise_multiplier == pytest.approx(left * noise)
         assert point.epsilon == epsilon(1.0, point.noise_multiplier, 20, question.used_delta)
@@ -123,7 +123,7 @@ def test_who_sees_what() -> None:
 def test_a_delta_that_is_not_below_one_over_n_warns_and_says_why() -> None:
     (warning,) = (text for text in advise(ask(delta=1e-3)).warnings if "Delta" in text)
     assert "not below 1 / 60000" in warning
-    assert "publishes one of the 60000 in the clear" in warning
+    assert "publishes one of the 60000 at random" in warning
 
 
 def test_shuffled_epochs_count_one_step_each() -> None:
@@ -133,7 +133,7 @@ def test_shuffled_epochs_count_one_step_each() -> None:
     assert row is not None
     assert row.noise_multiplier < 5.2  # 50.6, if every step counted
     assert row.epsilon["pld"] == epsilon(1.0, row.noise_multiplier, 2, question.used_delta) <= 2.5
-    assert any("nothing is gained by drawing" in warning for warning in advice.warnings)
+    assert any("random batches give no extra protection" in warning for warning in advice.warnings)
 
 
 def test_weak_guarantees_are_called_weak() -> None:
@@ -143,9 +143,11 @@ def test_weak_guarantees_are_called_weak() -> None:
 def test_unreachable_targets_say_the_closest() -> None:
     with pytest.raises(Unreachable, match=r"success of 0.005 cannot be reached.* is 0.01"):
         advise(ask(epsilon=None, reconstruction_success=0.005))
-    with pytest.raises(Unreachable, match=r"epsilon 0.001 cannot be reached: the closest, with"):
+    with pytest.raises(
+        Unreachable, match=r"epsilon 0.001 cannot be reached: the closest value, with"
+    ):
         advise(ask(epsilon=0.001, batch_size=60_000, rounds=10**14))
-    with pytest.raises(ValueError, match="an accuracy can only be kept where it can be measured"):
+    with pytest.raises(ValueError, match="a target accuracy has to be measured"):
         advise(ask(epsilon=None, min_accuracy=0.8))
 
 
@@ -221,9 +223,9 @@ def test_a_measured_advice_recommends_the_best_of_its_search(
     assert row.strongest == "PriorAware"
     assert row.any_attack is not None
     assert row.any_attack.value >= row.success.value
-    assert "with one seed: the norm at noise multiplier" in " ".join(advice.reasons)
+    assert "The norm was tuned at noise multiplier" in " ".join(advice.reasons)
     assert (control.max_norm, control.noise_multiplier) == (None, 0)  # undefended
-    assert not any("above what is proven" in text for text in advice.warnings)
+    assert not any("above the proven bound" in text for text in advice.warnings)
 
 
 def test_what_is_reported_was_not_searched_with(measured: tuple[Advice, Path]) -> None:
@@ -318,9 +320,9 @@ def test_data_that_is_too_small_is_refused_before_anything_runs(
 
 def test_fewer_candidates_than_asked_for_are_said_so(measured: tuple[Advice, Path]) -> None:
     advice, _ = measured
-    assert not any("were asked about" in text for text in advice.warnings)
+    assert not any("question is about" in text for text in advice.warnings)
     more = replace(advice, asked_candidates=1000)
-    assert any("1000 candidates were asked about" in text for text in more.warnings)
+    assert any("question is about 1000 candidates" in text for text in more.warnings)
 
 
 def test_for_clients_the_epsilon_of_a_replacement_is_said_too() -> None:
@@ -329,7 +331,7 @@ def test_for_clients_the_epsilon_of_a_replacement_is_said_too() -> None:
     assert row is not None
     halved = epsilon(1.0, row.noise_multiplier / 2, 20, advice.question.used_delta)
     assert any(f"epsilon is {halved:.3g}" in text for text in advice.warnings)
-    assert "for one client that contributes or does not" in advice.reasons[0]
+    assert "protects one client that contributes or does not" in advice.reasons[0]
     assert advice.document()["question"]["adjacency"] == "zero-out"
 
 
@@ -390,21 +392,23 @@ def test_an_accuracy_is_kept_with_the_most_noise() -> None:
     assert len(advice.rows) == 4
     assert advice.recommended is not None
     assert advice.recommended.epsilon["pld"] == pytest.approx(2.0, rel=1e-3)
-    assert "the largest tested that keeps the accuracy" in advice.reasons[0]
-    assert any("no attack is shown to beat a blind guess" in text for text in advice.warnings)
+    assert "the largest tested one that keeps the accuracy" in advice.reasons[0]
+    assert any(
+        "no attack is significantly better than a blind guess" in text for text in advice.warnings
+    )
     said = next(text for text in advice.reasons if "attack succeeded" in text)
     assert said.startswith("No attack succeeded; each identified <= 10.0 % of 30 uploads")
-    assert "Undefended: The strongest attack, PriorAware, identified" in said
+    assert "Without a defense: The strongest attack, PriorAware, identified" in said
 
 
 @pytest.mark.usefixtures("canned")
 def test_an_accuracy_that_no_noise_keeps() -> None:
     advice = accurate(0.95)
     assert advice.recommended is None
-    assert "The closest is 80.0 %" in advice.reasons[0]
-    assert "without clipping and noise it is 90.0 %" in advice.reasons[0]
+    assert "The closest accuracy is 80.0 %" in advice.reasons[0]
+    assert "Without clipping and noise, it is 90.0 %" in advice.reasons[0]
     assert advice.observation_points == ()
-    assert "Another model may help" in advice.reasons[1]
+    assert "Another model or another run may help" in advice.reasons[1]
     assert "The estimate suffices" in accurate(0.78).reasons[1]
 
 
@@ -441,7 +445,7 @@ def test_proofs_that_take_long_leave_out_what_is_around(monkeypatch: pytest.Monk
     advice = advise(ask(batch_size=60_000, rounds=10))
     assert advice.recommended in advice.rows
     assert len(advice.rows) == 2
-    assert "take long, and are left out" in advice.reasons[-1]
+    assert "are left out" in advice.reasons[-1]
 
 
 def test_progress_is_shown_where_there_is_a_terminal() -> None:

@@ -64,25 +64,23 @@ def test_a_round_that_may_be_an_epoch_is_warned_of_with_both_epsilons(
         "5 clients x 8,000 examples = 40,000 examples in all; "
         "30 rounds x 1 local step = 30 steps of a client."
     )
-    assert (
-        "it takes 3,750 steps, not 30: with noise multiplier 0.587 epsilon then is 11.7" in output
-    )
-    assert "not 3. Say which by --local-epochs or --local-steps" in output
+    assert "it takes 3,750 steps, not 30, and epsilon with noise multiplier 0.587 is 11.7" in output
+    assert "not 3. Give --local-epochs or --local-steps" in output
 
 
 def test_one_client_is_warned_with_both_epsilons(command: Command) -> None:
     sizes = ("--examples", 6000, "--batch", 60, "--rounds", 30, "--epsilon", 3)
     output = command("advise", *sizes)[1]
-    assert "3,000 steps, not 30: with noise multiplier 0.605" in output
-    assert "not 3. Say which by --local-epochs or --local-steps" in output
+    assert "3,000 steps, not 30, and epsilon with noise multiplier 0.605" in output
+    assert "not 3. Give --local-epochs or --local-steps" in output
 
 
 @pytest.mark.parametrize(
     ("options", "top", "below"),
     [
-        (("--shuffled",), "a record is in 1 of them, which counts.", "over 1 step that"),
-        (("--unit", "client"), "10 rounds of a client count, ", "over 10 rounds that"),
-        ((), "10 steps of a client.", "over 10 steps that"),
+        (("--shuffled",), "a record is in 1 of them, which counts.", "counts 1 step;"),
+        (("--unit", "client"), "10 rounds of a client count as a whole, ", "counts 10 rounds;"),
+        ((), "10 steps of a client.", "counts 10 steps;"),
     ],
 )
 def test_what_counts_is_the_same_above_and_below(
@@ -105,20 +103,20 @@ def test_what_was_said_is_not_warned_of(
     document = json.loads(output)
     assert document["question"]["steps"] == steps
     assert document["recommended"]["noise_multiplier"] == pytest.approx(noise, abs=6e-4)
-    assert not any("local epoch" in warning for warning in document["warnings"])
+    assert not any("--local-epochs" in warning for warning in document["warnings"])
 
 
 def test_who_may_take_part_in_how_many_rounds_is_said(command: Command, tmp_path: Path) -> None:
     sizes = ("--clients", 1000, "--examples-per-client", 10, "--batch", 10, "--rounds", 50)
     some = (*sizes, "--clients-per-round", 20, "--unit", "client", "--epsilon", 3)
     any_of_them = command("advise", *some, "--out", tmp_path)[1]
-    said = "20 of the clients in each of 50 rounds: a client is in 1 on average, and in at most "
-    assert f"{said}50, which count" in any_of_them
-    assert f"{said}50, which count" in (tmp_path / "advice.html").read_text()
-    assert "To be chosen at random gains nothing against a server" in any_of_them
+    said = "20 of the clients in each of 50 rounds: a client is in 1 on average and in at most "
+    assert f"{said}50 (these count)" in any_of_them
+    assert f"{said}50 (these count)" in (tmp_path / "advice.html").read_text()
+    assert "Random choice of clients gives no protection against the server" in any_of_them
     limited = command("advise", *some, "--max-participations", 2)[1]
-    assert f"{said}2, which count" in limited
-    assert "To be chosen at random" not in limited
+    assert f"{said}2 (these count)" in limited
+    assert "Random choice of clients" not in limited
 
 
 def test_advise_in_epochs_as_json(command: Command) -> None:
@@ -157,7 +155,7 @@ def test_advise_in_epochs_as_json(command: Command) -> None:
         ),
         (
             ("--epsilon", 3, "--dataset", "digits", "--local-epochs", 1),
-            "what is measured takes one local step in a round",
+            "measurements need one local step per round",
         ),
         ((*SIZES, "--epsilon", 3, "--epochs", 2), "give rounds or epochs, not both"),
         ((*SIZES, "--epsilon", 3, "--batch", 60_001), "the sample rate would be above 1"),

@@ -54,7 +54,7 @@ def test_options_are_those_of_a_run(command: Command, attacked: Attacked, tmp_pa
     assert options["model"] == Method(name="lenet")
     assert (options["candidates"], options["trust_code"], options["device"]) == (7, True, "cpu")
     assert f"Gallery: {out / 'gallery.html'}" in output
-    assert "No success is claimed" in output
+    assert "No success rate is reported" in output
 
 
 def test_scores_make_a_page_and_no_gallery(
@@ -98,7 +98,10 @@ def test_ctrl_c_says_how_to_go_on(
     [
         (("--adversary", "{name: [}"), "--adversary '{name: [}' is not a valid YAML mapping"),
         (("--model", "{width: 3}"), "a mapping with the key 'name'"),
-        (("--address", "auto"), "--address is of a Ray cluster: give --engine ray as well"),
+        (
+            ("--address", "auto"),
+            "--address is the address of a Ray cluster: give --engine ray as well",
+        ),
         (("--candidates", 1), "Invalid value"),
     ],
 )

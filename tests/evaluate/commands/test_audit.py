@@ -31,7 +31,7 @@ def test_audit_of_an_honest_defense(command: Command) -> None:
     assert output.count("not refuted: ") == len(AUDITS)
     assert "verified" not in output
     assert "a perfect implementation would show" in output
-    assert "Simulated noise is reproducible by design" in output
+    assert "Simulated noise is reproducible from the seed" in output
 
 
 def test_audit_refutes_too_little_noise(command: Command, user_file: UserFile) -> None:
@@ -54,7 +54,7 @@ def test_an_audit_that_does_not_apply_beside_one_that_does(command: Command) -> 
     applied, not_applied = json.loads(output)
     assert applied["refuted"] is False
     assert not_applied["refuted"] is None
-    assert not_applied["verdict"].startswith("not applicable: one run holds many canaries only")
+    assert not_applied["verdict"].startswith("not applicable: one run needs many canaries")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_audit_that_does_not_apply_beside_one_that_does(command: Command) -> 
     [
         (
             "{name: ClientDP, noise_multiplier: 1.0}",
-            "where the unit is a record: use step canaries",
+            "so the unit must be a record: use step canaries",
         ),
         ("{name: Noise, scale: 1, distribution: laplace, max_norm: 1}", "noise is not Gaussian"),
     ],
@@ -132,7 +132,10 @@ def test_the_verdict_does_not_depend_on_how_others_word_theirs(
         (("{name: DPSGD, noise_multiplier: 0.00001}",), "claims an infinite epsilon"),
         (("TopK",), "TopK: cannot be built with no options: missing 1 required positional arg"),
         (("TopK",), "its options are ratio, "),
-        (("{name: DPSGD, noise_multiplier: [1, 2]}",), "make 2: give single values"),
+        (
+            ("{name: DPSGD, noise_multiplier: [1, 2]}",),
+            "give 2 configurations, but one is needed: give single values",
+        ),
         (
             ("{name: DPSGD, noise_multiplier: many}",),
             "built with {'noise_multiplier': 'many'}: '<=",

@@ -245,7 +245,7 @@ def test_what_we_did_wrong_is_no_mistake_of_the_users(
     with pytest.raises(type(error)) as caught:  # with a traceback, exit code 1
         cli.main()
     assert caught.value is error
-    assert "please report it" in caught.value.__notes__[0]
+    assert "Please report it" in caught.value.__notes__[0]
 
 
 def test_an_error_about_a_file_of_the_users_has_no_traceback(

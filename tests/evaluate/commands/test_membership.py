@@ -53,8 +53,8 @@ def test_prints_and_draws_what_is_found_and_permitted(command: Command, tmp_path
         "permitted",
     ]
     assert lines[4].split() == ["permitted", "68.3", "%", "76.4", "%"]  # 2 / sigma apart
-    assert "1 % would take 1000 uploads" in output
-    assert "above what is permitted" not in output
+    assert "1 % needs 1000 uploads" in output
+    assert "above the permitted value" not in output
     folder = tmp_path / "new" / "folder"
     assert str(folder / "membership.png") in errors
     assert (folder / "membership.png").read_bytes().startswith(b"\x89PNG")
@@ -81,7 +81,7 @@ def test_a_broken_claim_is_said(command: Command, user_file: UserFile, tmp_path:
     defense = f"{{name: '{user_file(QUIET)}:Quiet', noise_multiplier: 4.0}}"
     code, output, _ = command(defense, *SMALL, "--out", tmp_path)
     assert code == 1
-    assert "gradient cosine is above what is permitted: the defense does not seem to keep" in output
+    assert "gradient cosine is above the permitted value: the defense does not seem" in output
 
 
 def test_without_a_guarantee_nothing_is_permitted_or_forbidden(
@@ -91,7 +91,7 @@ def test_without_a_guarantee_nothing_is_permitted_or_forbidden(
     code, output, _ = command(*arguments)
     assert code == 0
     assert "likelihood ratio: not applicable: the likelihood of an upload is not known" in output
-    assert "nothing is proven to be out of reach" in output
+    assert "no bound on the attacks is proven" in output
     assert "bound" not in pd.read_csv(tmp_path / "membership.csv")
     assert command(*arguments)[1] == output
 
@@ -109,7 +109,10 @@ def test_another_seed_is_another_repetition(command: Command, tmp_path: Path) ->
         (("DPSGD",), "missing 1 required positional argument: 'noise_multiplier'"),
         (("absent.py:Mine",), "there is no file"),
         (("{name: DPSGD, noise_multiplier: -1}",), "noise_multiplier must be"),
-        (("{name: DPSGD, noise_multiplier: [1, 2]}",), "make 2: give single values"),
+        (
+            ("{name: DPSGD, noise_multiplier: [1, 2]}",),
+            "give 2 configurations, but one is needed: give single values",
+        ),
         ((PRIVATE, "--uploads", 99), "Invalid value for '--uploads'"),
         ((PRIVATE, "--batch", 0), "Invalid value for '--batch'"),
         ((PRIVATE, "--batch", 10_000), "more than the 10000 examples behind an upload"),
@@ -135,4 +138,4 @@ def test_refuses_what_cannot_be_scored(
     code, output, errors = command(f"{user_file(BROKEN)}:Broken", *SMALL, "--out", tmp_path)
     assert code == 2
     assert output == ""
-    assert "no attack was applicable: gradient cosine: scores are not numbers" in errors
+    assert "no attack was applicable: gradient cosine: scores are NaN" in errors

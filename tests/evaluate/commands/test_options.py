@@ -57,7 +57,9 @@ def test_a_method_is_a_name_or_a_mapping() -> None:
 
 def test_a_command_is_about_one_configuration() -> None:
     assert defense_from("{name: TopK, ratio: [0.1]}") == Method(name="TopK", options={"ratio": 0.1})
-    with pytest.raises(UserError, match=r"make 2: give single values"):
+    with pytest.raises(
+        UserError, match=r"give 2 configurations, but one is needed: give single values"
+    ):
         defense_from("{name: TopK, ratio: [0.1, 0.2]}")
 
 

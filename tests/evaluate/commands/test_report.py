@@ -72,4 +72,4 @@ def test_a_picture_is_of_a_run_or_of_its_pack(
 def test_a_page_has_all_scenarios(command: Command, tmp_path: Path) -> None:
     code, _, errors = command("report", tmp_path, "--scenario", "a")
     assert code == 2
-    assert "--scenario goes with --picture: a page has all scenarios" in errors
+    assert "--scenario needs --picture: the page shows all scenarios" in errors

@@ -50,7 +50,7 @@ def test_what_could_still_be_hidden_is_said(command: Command, found: Found) -> N
     asked = found(finding())
     code, output, _ = command("verify", "pack.zip", "--cells", 10, "--seed", 5, "--workers", 1)
     assert code == 0
-    assert "Checksums: right, of 7 files; panel 2026.1" in output
+    assert "Checksums of 7 files are right. Panel: 2026.1" in output
     assert "10 of 40 cells were run again (--seed 5)" in output
     for altered, probability in ((1, 0.75), (2, 0.75 * 29 / 39)):  # drawn without replacement
         assert f"  {altered}: {100 * probability:.1f} %" in output
@@ -85,8 +85,8 @@ def test_another_place_is_named_and_what_it_means(command: Command, found: Found
     found(finding(reruns=nearly, differences=("torch 2.6, not 2.7",), chosen=0))
     code, output, _ = command("verify", "pack.zip")
     assert code == 0
-    assert "Not the place that made it: torch 2.6, not 2.7." in output
-    assert "need not be bit-equal, but within tolerance" in output
+    assert "This environment differs from the pack's: torch 2.6, not 2.7." in output
+    assert "rows may differ within a tolerance" in output
     assert "were run again" not in output
 
 

@@ -62,7 +62,9 @@ def test_what_cannot_be_audited_is_refused() -> None:
 
 def test_a_question_is_about_one_configuration() -> None:
     assert one_configuration({"name": "TopK", "ratio": [0.1]}).options == {"ratio": 0.1}
-    with pytest.raises(UserError, match=r"make 2: give single values"):
+    with pytest.raises(
+        UserError, match=r"give 2 configurations, but one is needed: give single values"
+    ):
         one_configuration({"name": "TopK", "ratio": [0.1, 0.2]})
 
 

@@ -201,7 +201,7 @@ def test_without_the_truth_nothing_is_claimed(tmp_path: Path, command: Command) 
         *("--adversary", "{name: InvertingGradients, iterations: 20}"),
     )
     assert code == 0, errors
-    assert "No success is claimed" in output
+    assert "No success rate is reported" in output
     page = (tmp_path / "out/gallery.html").read_text()
     assert "residual" in page
     assert "not applicable" in page

@@ -304,7 +304,7 @@ def test_quick_reduces_what_is_slow_and_says_so(
     _, output, errors = command("small", "--quick", "--json")
     assert json.loads(output)["reduced"] == slow.reduced
     assert 1000 < json.loads(output)["rows"][0]["ours"]["value"]["value"] < 1001
-    assert "Quick: a batch is reduced to 1 images, 1,000 shift at most." in errors
+    assert "--quick limits each batch to 1 images, 1,000 shift." in errors
     _, output, errors = command("small", "--json")
     assert "reduced" not in json.loads(output)
     assert json.loads(output)["rows"][0]["ours"]["value"]["value"] < 1
@@ -331,7 +331,7 @@ def test_other_data_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(TABLES, "small", replace(SMALL, datasets={"digits": (3, 32, 32)}))  # type: ignore[arg-type]
     code, _, errors = command("small")
     assert code == 2
-    assert "small is about digits, with images of shape (3, 32, 32)" in errors
+    assert "small needs digits, with images of shape (3, 32, 32)" in errors
 
 
 def test_data_that_cannot_be_downloaded(

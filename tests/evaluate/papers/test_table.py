@@ -132,7 +132,7 @@ def test_a_batch_has_no_example_twice() -> None:
     chosen = draw_batch(data, 10, rng())
     assert sorted(chosen.targets.tolist()) == [*range(10)]
     assert torch.equal(chosen.inputs.flatten().long(), chosen.targets)
-    with pytest.raises(ValueError, match="a batch of 11 needs as many images, got 10"):
+    with pytest.raises(ValueError, match="a batch of 11 needs as many examples, got 10"):
         draw_batch(data, 11, rng())
 
 

@@ -299,7 +299,7 @@ def test_delta_must_be_below_one_over_n() -> None:
 
 
 def test_no_noise_is_infinite_and_says_so() -> None:
-    with pytest.warns(UserWarning, match="without noise nothing is guaranteed"):
+    with pytest.warns(UserWarning, match="infinite without noise: nothing is guaranteed"):
         assert epsilon(0.01, 0.0, 100, 1e-5) == math.inf
     with pytest.warns(UserWarning, match="without noise"):
         assert schedule_epsilon((Segment(0.01, 1.0, 5), Segment(0.01, 0.0, 1)), 1e-5) == math.inf

@@ -8,18 +8,18 @@ from leakfrontier.evaluate.privacy.contributions import clipping, neighbours
 def test_canaries_that_contribute_no_more_than_they_may_raise_no_alarm() -> None:
     found = clipping(noised())
     assert not found.violated
-    assert "canaries of every norm" in found.verdict
+    assert "canaries of all norms" in found.verdict
 
 
 def test_a_gradient_that_is_clipped_too_late_is_found() -> None:
     found = clipping(noised(most=1.5))
     assert found.violated
-    assert "standard deviations of their noise, where the claim allows 1" in found.verdict
+    assert "standard deviations of their noise, but the claim allows 1" in found.verdict
     assert found.lower_bound > found.claimed
 
 
 def test_canaries_share_an_upload_where_the_unit_is_a_record() -> None:
-    with pytest.raises(NotApplicable, match="only where the unit is a record"):
+    with pytest.raises(NotApplicable, match="only if the unit is a record"):
         clipping(noised(unit="client"))
 
 

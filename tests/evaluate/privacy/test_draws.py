@@ -38,10 +38,10 @@ class Drawn(Defense):
 
 
 FOUND = {
-    "too often": "where 0.1 is claimed",
-    "favourites": "how often records are drawn vary",
-    "fixed size": "the sizes of batches vary 0 times",
-    "sticky": "are in the next one, too",
+    "too often": "but 0.1 is claimed",
+    "favourites": "the variance of counts of records",
+    "fixed size": "the variance of batch sizes is 0 times",
+    "sticky": "are also in the next step",
     "twice": "a record is twice in one batch",
 }
 

@@ -68,9 +68,7 @@ def test_the_bound_is_that_of_the_guilty() -> None:
 
 
 def test_what_was_found_is_compared_with_the_claim() -> None:
-    assert compared(5.0, 4.0, 3.0, violated=True) == (
-        "epsilon is at least 5.00, where 4.00 is claimed"
-    )
+    assert compared(5.0, 4.0, 3.0, violated=True) == ("epsilon is at least 5.00 (claimed: 4.00)")
     assert compared(2.0, 4.0, 3.0, violated=False).endswith(
         "; a perfect implementation would show 3.00"
     )

@@ -284,7 +284,7 @@ def test_the_bound_is_that_of_the_claim(defense: Defense, sigma: float | None) -
 
 def test_says_what_it_cannot_score() -> None:
     meaningless = {"nonsense": lambda *_: torch.tensor([math.nan, 0.0])}
-    assert "not numbers" in str(game(Defense(), uploads=20, scores=meaningless)["nonsense"])
+    assert "are NaN" in str(game(Defense(), uploads=20, scores=meaningless)["nonsense"])
     results = game(Defense(), uploads=20)
     assert isinstance(results["gradient cosine"], ROC)
     assert "likelihood of an upload is not known" in str(results["likelihood ratio"])
@@ -304,9 +304,9 @@ def test_is_the_same_again() -> None:
 
 
 def test_rejects_bad_input() -> None:
-    with pytest.raises(ValueError, match="members must be at least one score, none of them NaN"):
+    with pytest.raises(ValueError, match="members must have at least one score and no NaN"):
         ROC(np.array([math.nan]), np.array([0.0]))
-    with pytest.raises(ValueError, match="others must be at least one score"):
+    with pytest.raises(ValueError, match="others must have at least one score"):
         ROC(np.array([1.0]), np.array([]))
     with pytest.raises(ValueError, match="more than the 60 examples behind an upload, got 60"):
         game(Defense(), batch_size=60)

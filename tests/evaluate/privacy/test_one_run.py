@@ -34,7 +34,7 @@ def test_one_run_stays_below_its_claim_and_near_its_ceiling() -> None:
 def test_one_run_is_for_records() -> None:
     plan = Plan(1, 1.0, 1e-5)
     subject = Subject(ClientDP(1.0), mlp(8), cross_entropy, batch(9), plan, rng())
-    with pytest.raises(NotApplicable, match="only where the unit is a record"):
+    with pytest.raises(NotApplicable, match="the unit must be a record"):
         one_run(subject)
 
 

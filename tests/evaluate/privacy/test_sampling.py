@@ -21,7 +21,7 @@ def drawing(defense: Defense, rate: float, steps: int, unit: str = "record") -> 
 def test_a_claim_that_counts_on_poisson_samples_needs_them() -> None:
     kept = sampling(drawing(DPSGD(1.0), 0.1, 100))
     assert not kept.violated
-    assert "400 batches are Poisson samples" in kept.verdict
+    assert "400 batches look like Poisson samples" in kept.verdict
     assert sampling(drawing(Defense(), 0.1, 100)).violated
 
 
@@ -34,5 +34,5 @@ def test_a_claim_that_counts_on_epochs_needs_these() -> None:
 
 @pytest.mark.parametrize(("unit", "rate"), [("record", 1.0), ("client", 0.1)])
 def test_who_counts_on_nothing_is_not_tested(unit: str, rate: float) -> None:
-    with pytest.raises(NotApplicable, match="does not count on how batches are drawn"):
+    with pytest.raises(NotApplicable, match="does not depend on how batches are drawn"):
         sampling(drawing(Defense(), rate, PLAN.steps, unit))
