@@ -222,7 +222,10 @@ class Store:
         order = f"cell, {next(iter(own))}"
         frame = pd.read_sql_query(f"SELECT {names} FROM {table} ORDER BY {order}", database)
         for name, column in own.items():
-            frame[name] = _TYPED[column.kind](frame[name])
+            try:
+                frame[name] = _TYPED[column.kind](frame[name])
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{table}.{name}: {error}") from error
         return frame
 
     @staticmethod
