@@ -372,7 +372,11 @@ CASES: list[tuple[str, Config, str]] = [
     ("audit Nope", {}, "unknown defense 'Nope'"),
     ("audit none", {}, "there is nothing to audit"),
     ("audit '{name: TopK, ratio: 0.1}'", {}, "there is nothing to audit"),
-    ("audit '{name: DPSGD, noise_multiplier: [1, 2]}'", {}, "give 2 configurations, but one is needed"),
+    (
+        "audit '{name: DPSGD, noise_multiplier: [1, 2]}'",
+        {},
+        "give 2 configurations",
+    ),
     ("audit mine.py:Other", {}, "mine.py:Other must be a subclass of Defense"),
     ("audit crashes.py:Mine", {}, "crashes.py fails when it is loaded"),
     ("audit mine.py:Hooked", {}, "Hooked on digits/mlp(width=32): KeyError: 'no hook'"),

@@ -126,21 +126,6 @@ def test_a_notebook_does_the_same_and_its_cells_are_the_same(
     assert again == found
 
 
-def test_editing_a_helper_of_the_script_runs_its_cells_again(
-    script_run: tuple[Path, dict[str, list[str]]],
-) -> None:
-    folder, found = script_run
-    edited = SCRIPT.replace(".round() * step", ".floor() * step")
-    file = folder.parent / "edited.py"
-    file.write_text(edited + CALL.format(out=str(folder.parent / "edited")) + PRINT)
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    again = json.loads(done.stdout)
-    shared = {*again["cells"]} & {*found["cells"]}
-    controls = lf.load(folder).cells.query("defense == 'none'")["cell"]
-    assert shared == {*controls}
-
-
 def test_importing_it_takes_little_beyond_torch(tmp_path: Path) -> None:
     program = (
         "import time, torch; start = time.process_time()\nimport leakfrontier\n"

@@ -22,8 +22,6 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 import cloudpickle
-import numpy as np
-import torch
 
 from .plugins import INSTALLED, SESSION, digest_with_imports, hold
 
@@ -186,17 +184,13 @@ class _Digest:
             yield from (type(value).__name__, *map(self.of, value))
         elif isinstance(value, set | frozenset):
             yield from (type(value).__name__, *sorted(_Digest().of(one) for one in value))
-        elif isinstance(value, torch.Tensor):
-            entries = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-            content = hashlib.sha256(entries.tobytes()).hexdigest()
-            yield f"{value.dtype} {tuple(value.shape)} {value.requires_grad} {content}"
+        elif (entries := _entries(value)) is not None:
+            yield from entries
         else:
             yield from self._object(value)
 
     def _object(self, value: Any) -> Iterator[str]:  # noqa: ANN401 - any value
-        if isinstance(value, np.ndarray):
-            yield f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
-        elif hasattr(value, "__dict__") and type(value).__module__ != "builtins":
+        if hasattr(value, "__dict__") and type(value).__module__ != "builtins":
             yield self.of(type(value))
             yield self.of(vars(value))
         else:
@@ -222,6 +216,19 @@ class _Digest:
         for name in sorted(_names(function.__code__)):
             if name in function.__globals__:
                 yield f"{name} {self.of(function.__globals__[name])}"
+
+
+def _entries(value: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - any value
+    """Return what a tensor or an array holds; None for everything else."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")  # slow to import
+    if torch is not None and isinstance(value, torch.Tensor):
+        bytes_ = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        kind = f"{value.dtype} {tuple(value.shape)} {value.requires_grad}"
+    elif numpy is not None and isinstance(value, numpy.ndarray):
+        bytes_, kind = value.tobytes(), f"{value.dtype} {value.shape}"
+    else:
+        return None
+    return kind, hashlib.sha256(bytes_).hexdigest()
 
 
 def _annotations(cls: type) -> dict[str, object]:

@@ -207,3 +207,10 @@ def test_a_module_of_the_users_is_in_the_digest(
         monkeypatch.setitem(sys.modules, "my_helpers", module)
         found.append(digest(module))
     assert found[0] != found[1]
+
+
+def test_hosts_of_workers_need_not_import_torch() -> None:
+    script = (
+        "import sys, leakfrontier.evaluate.engines.ray_engine\nassert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -422,7 +422,7 @@ def test_more_observations_than_examples(tmp_path: Path, tiny: Config) -> None:
         (
             {"defenses": ["none", {"name": "SecureAggregation", "clients": 2000}]},
             {},
-            r"SecureAggregation\(clients=2000\): 2000 clients with 1 examples each",
+            r"SecureAggregation\(clients=2000\): the server sees 2000 clients with 1 examples each",
         ),
     ],
 )
