@@ -41,6 +41,12 @@ FAILED_SHARE = 0.2
 DP_BASELINE = "DPSGD"
 """The baseline for every defense without a guarantee (Aerni et al.)."""
 
+LAST_PART = 0.2
+"""Share of the rounds, at the end, over which the accuracy of the control must have settled."""
+
+SETTLED = 0.01
+"""A rise of the control's accuracy over these rounds that does not matter."""
+
 LEAST_POWER = 0.2
 """An evaluation without a single success must exclude success rates above this one."""
 
@@ -327,6 +333,63 @@ def _randomness(evidence: _Evidence) -> Check:
     )
 
 
+def _convergence(evidence: _Evidence) -> Check:
+    curves = _counts(evidence.results.utility)
+    rising = []
+    for (scenario,), curve in curves[curves["control"]].groupby(["scenario"], sort=False):
+        last = curve["round"].max()
+        before = curve[curve["round"] <= (1 - LAST_PART) * last]
+        if before.empty or not last:
+            continue
+        early, final = before.iloc[-1], curve.iloc[-1]
+        rise = final["correct"] / final["total"] - early["correct"] / early["total"]
+        if rise > SETTLED and _rise(early, final) < SIGNIFICANCE:
+            rising.append(
+                f"{scenario}: {100 * rise:.1f} points between rounds {early['round']} and {last}"
+            )
+    if not curves["control"].any():
+        return _not_asked("convergence", "The run trains no undefended control.")
+    return _answer(
+        "convergence",
+        rising,
+        "The accuracy of the undefended control still rises in the last fifth of training. Train "
+        "longer: the cost of a defense is not final.",
+        "The accuracy of the undefended control has settled.",
+    )
+
+
+def _learning(evidence: _Evidence) -> Check:
+    curves = _counts(evidence.results.utility)
+    idle = []
+    for (scenario, defense), curve in curves.groupby(["scenario", "defense"], sort=False):
+        start, final = curve.iloc[0], curve.iloc[-1]
+        if start["round"] == 0 < final["round"] and _rise(start, final) >= SIGNIFICANCE:
+            share = final["correct"] / final["total"]
+            idle.append(f"{defense}, {scenario}: {100 * share:.1f} % after training")
+    return _answer(
+        "learning",
+        idle,
+        "Some models are not significantly better after training than before. Their accuracy says "
+        "nothing about the defense: train longer, or tune its learning rate.",
+        "Every model has learned something.",
+    )
+
+
+def _counts(utility: pd.DataFrame) -> pd.DataFrame:
+    """Return right predictions and test examples over all seeds, by arm and round in order."""
+    groups = utility.groupby(["scenario", "defense", "round"], sort=False)
+    counts = groups.agg(
+        control=("control", "first"), correct=("correct", "sum"), total=("total", "sum")
+    )
+    return counts.reset_index().sort_values("round", kind="stable")
+
+
+def _rise(early: pd.Series[Any], late: pd.Series[Any]) -> float:
+    """Return the p-value of the hypothesis that an accuracy has not risen (Fisher's exact test)."""
+    counts = [[int(one["correct"]), int(one["total"] - one["correct"])] for one in (late, early)]
+    return float(stats.fisher_exact(np.array(counts), alternative="greater").pvalue)
+
+
 def _adaptive(evidence: _Evidence) -> Check:
     rates = evidence.results.rates()
     knows = rates["knows_defense"].fillna(False).astype(bool)
@@ -585,6 +648,8 @@ _CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
     _monotone,
     _oracle_inputs,
     _randomness,
+    _convergence,
+    _learning,
     _adaptive,
     _replay,
     _completeness,

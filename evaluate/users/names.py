@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from leakfrontier.adversaries import Adversary
+from leakfrontier.adversaries import ADVERSARIES, Adversary
+from leakfrontier.defenses import DEFENSES
 
 from .methods import Method
 
@@ -14,9 +15,15 @@ def label(method: Method) -> str:
     """Return a method's name with its options, as reports print it."""
     if method.links:
         return " then ".join(label(link) for link in method.links)
-    name = method.name.rpartition(":")[2]
+    name = _shown(method.name)
     options = ", ".join(f"{key}={value}" for key, value in method.options.items())
     return f"{name}({options})" if options else name
+
+
+def _shown(name: str) -> str:
+    """Return the name of a class. A user's class that is named like one of ours is told apart."""
+    own = name.rpartition(":")[2]
+    return f"{own} (own)" if own != name and own in {**DEFENSES, **ADVERSARIES} else own
 
 
 def family(defense: Method) -> str:

@@ -328,7 +328,7 @@ def _claim(arm: Arm, measured: float | None) -> GuaranteeRow:
 
 
 def _utility(arm: Arm, seed: int, refused: int) -> tuple[UtilityRow, ...]:
-    progress = np.linspace(0.1, arm.accuracy, len(ROUNDS)) + 0.005 * seed
+    progress = np.array([0.1, *[arm.accuracy] * (len(ROUNDS) - 1)]) + 0.005 * seed
     return tuple(
         UtilityRow(at, int(TEST_SIZE * accuracy), TEST_SIZE, 2 - accuracy, refused)
         for at, accuracy in zip(ROUNDS, progress.tolist(), strict=True)

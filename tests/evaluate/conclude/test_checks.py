@@ -17,6 +17,8 @@ NAMES = [
     "monotone",
     "oracle inputs",
     "randomness",
+    "convergence",
+    "learning",
     "adaptive",
     "replay",
     "completeness",
@@ -381,3 +383,29 @@ def test_a_replay_that_needed_mending_shows_the_code(tmp_path: Path) -> None:
     (check,) = troubles(results).values()
     assert check.name == "replay"
     compile(check.remedy, "remedy", "exec")
+
+
+def with_accuracy(results: Conclusions, where: Any, accuracy: float) -> Conclusions:  # noqa: ANN401
+    """Return an evaluation in which some models have another accuracy."""
+    utility = results.utility
+    correct = utility["correct"].mask(where, (accuracy * utility["total"]).astype(int))
+    return replace(results, utility=utility.assign(correct=correct))
+
+
+def test_a_control_that_still_learns_has_not_converged(results: Conclusions) -> None:
+    utility = results.utility
+    middle = utility["round"].between(1, 39)
+    early = with_accuracy(results, middle & utility["control"], 0.5)
+    found = troubles(early)
+    assert {*found} == {"convergence"}
+    assert "points between rounds 20 and 40" in found["convergence"].details[0]
+    assert "convergence" not in troubles(with_accuracy(results, middle & ~utility["control"], 0.5))
+    assert "convergence" not in troubles(with_accuracy(results, middle & utility["control"], 0.9))
+
+
+def test_a_model_at_chance_has_learned_nothing(results: Conclusions) -> None:
+    utility = results.utility
+    one = utility["defense"].eq(utility.loc[~utility["control"], "defense"].iloc[0])
+    found = troubles(with_accuracy(results, one & utility["round"].gt(0), 0.1))
+    assert "10.0 % after training" in found["learning"].details[0]
+    assert "learning" not in troubles(with_accuracy(results, one & utility["round"].gt(0), 0.3))

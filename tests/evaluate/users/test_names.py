@@ -30,3 +30,9 @@ def test_an_adversary_is_called_by_what_differs_from_its_defaults() -> None:
         "InvertingGradients(iterations=7)"
     )
     assert adversary_label(method, InvertingGradients()) == "InvertingGradients"
+
+
+def test_a_class_named_like_one_of_ours_is_told_apart() -> None:
+    assert label(Method(name="mine.py:DPSGD", options={"a": 1})) == "DPSGD (own)(a=1)"
+    assert family(Method(name="mine.py:none")) == "none (own)"
+    assert family(Method(name="session-1:DPSGD")) != family(Method(name="DPSGD"))
