@@ -35,7 +35,7 @@ ALARM = 5e-4
 """p-value below which a success refutes its bound. 100 tests at this level give 5 % in total."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Advice:
     """The answer to a question.
 
@@ -95,6 +95,9 @@ class Advice:
     def warnings(self) -> tuple[str, ...]:
         """Return the warnings that belong to the answer."""
         return tuple(_warnings(self))
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         titles = {

@@ -91,7 +91,7 @@ class AuditedMethod:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AuditReport:
     """The findings of all audits of a defense.
 
@@ -120,6 +120,9 @@ class AuditReport:
         """Return one row per audit."""
         return pd.DataFrame([one.document() for one in self.audits])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         lines = [f"{one.method}: {one.verdict}" for one in self.audits]
         return "\n".join([*lines, *self.notes])
@@ -137,7 +140,7 @@ def audit(
     steps: int = 100,
     sample_rate: float = 0.05,
     delta: float = 1e-5,
-    methods: Sequence[str] = tuple(AUDITS),
+    methods: str | Sequence[str] = tuple(AUDITS),
     runs: int = 1,
     dataset: str | Path = "digits",
     model: object = None,
@@ -168,6 +171,10 @@ def audit(
         scenario = measured_scenario(dataset, model, data_folder)
         method = one_configuration(defense)
         plan = replace(Plan(steps, sample_rate, delta), passes=math.ceil(steps * sample_rate))
+        methods = [methods] if isinstance(methods, str) else methods
+        methods = [name.replace("-", " ") for name in methods]
+        if not (methods and runs >= 1):
+            raise UserError(f"give at least one audit and one run, got {methods} and {runs} runs")
         unknown = [name for name in methods if name not in AUDITS]
         if unknown:
             raise UserError(f"there is no audit {unknown[0]!r}: choose from {', '.join(AUDITS)}")

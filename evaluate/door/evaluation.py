@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..engines.engine import LOCAL, Engine
 from ..foundations.devices import Device
-from ..foundations.errors import given_by_user
+from ..foundations.errors import UserError, given_by_user
 from ..foundations.terminal import terminal
 from ..outside.capture_run import attack_captures
 from ..run.config import RunConfig, load_config
@@ -48,8 +48,8 @@ def evaluate(
         config: A preset, the path of a YAML file, or a mapping with the same keys.
         scenario: Replaces the scenarios of `config`: a name, a mapping with the keys of a
             scenario, or a list of these.
-        dataset: Replaces the dataset of the first scenario: a name or a path.
-        model: Replaces the model of the first scenario: a name, a mapping, a class, a function of
+        dataset: Replaces the dataset of every scenario: a name or a path.
+        model: Replaces the model of every scenario: a name, a mapping, a class, a function of
             the input space, or an object. With an object, every seed starts with its weights.
         adversaries: Attacks that replace the panel, given like defenses.
         observations: Attacked uploads per seed.
@@ -65,10 +65,11 @@ def evaluate(
         UserError: If an argument cannot be used. The message says what to do.
     """
     with given_by_user():
-        given = methods_of(defenses)
+        check_kinds(config=config, dataset=dataset, out=out, workers=workers, engine=engine)
+        given = methods_of(several(defenses))
         changes: dict[str, Any] = {"observations": observations, "seeds": seeds}
         if adversaries is not None:
-            changes["adversaries"] = methods_of(adversaries)
+            changes["adversaries"] = methods_of(several([adversaries]))
         if only:
             control = [one for one in methods_of(["none"]) if one not in given]
             changes["defenses"] = [*control, *given]
@@ -93,6 +94,7 @@ def load(path: str | Path) -> Results:
     Args:
         path: A folder that `evaluate`, `attack` or a command wrote, or a pack.
     """
+    check_kinds(path=path)
     place = Path(path)
     found = read_pack(place).results if place.is_file() else received_results(place)
     return Results.of(found, place.parent if place.is_file() else place)
@@ -129,13 +131,14 @@ def attack(
         device: Device of the tensors.
         quiet: Whether to hide progress.
     """
+    check_kinds(captures=captures, dataset=dataset, out=out, workers=workers, engine=engine)
     place = Path(captures)
     folder = Path("runs") / "attack" / place.resolve().name if out is None else Path(out)
     with given_by_user():
         found, _ = attack_captures(
             place,
             folder,
-            adversaries=methods_of(adversaries),
+            adversaries=methods_of(several([adversaries])),
             dataset=dataset,
             model=None if model is None else given_model(model),
             candidates=candidates,
@@ -147,6 +150,37 @@ def attack(
             console=terminal(quiet=quiet),
         )
     return Results.of(found, folder)
+
+
+def several(values: Iterable[object]) -> Iterator[object]:
+    """Yield methods that were given one by one, or as lists."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from several(value)
+        else:
+            yield value
+
+
+def check_kinds(**given: object) -> None:
+    """Raise if an argument is of a kind that cannot be used. None stands for the default.
+
+    Raises:
+        UserError: It names the argument.
+    """
+    for name, value in given.items():
+        if value is None and name != "config":
+            continue
+        if name == "workers":
+            if not (type(value) is int and value >= 1):
+                raise UserError(f"workers must be a whole number from 1, got {value!r}")
+        elif name == "engine":
+            if not callable(getattr(value, "execute", None)):
+                raise UserError(f"engine must be an Engine such as RayEngine(...), got {value!r}")
+        elif not isinstance(value, str | Path) and not (
+            name == "config" and isinstance(value, Mapping)
+        ):
+            kinds = "a preset, a path or a mapping" if name == "config" else "a name or a path"
+            raise UserError(f"{name} must be {kinds}, got {value!r}")
 
 
 def _scenarios(
@@ -165,9 +199,10 @@ def _scenarios(
     changes = {key: value for key, value in changes.items() if value is not None}
     if not changes:
         return scenarios
-    first = scenarios[0]
-    parts = {name: getattr(first, name) for name in Scenario.model_fields if name != "title"}
-    return (Scenario.model_validate({**parts, **changes}),)
+    names = [name for name in Scenario.model_fields if name not in ("title", *changes)]
+    kept = [{name: getattr(one, name) for name in names} for one in scenarios]
+    changed = [Scenario.model_validate({**parts, **changes}) for parts in kept]
+    return tuple({one.name: one for one in changed}.values())  # several may have become one
 
 
 def _name(config: str | Path | Mapping[str, Any]) -> str:

@@ -7,16 +7,16 @@ new name. The same class in another session keeps its name.
 
 from __future__ import annotations
 
-import ast
+import dis
 import hashlib
 import inspect
 import io
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -35,23 +35,33 @@ _IGNORED = frozenset(
 )
 """Attributes that Python adds to a class. Its author did not write them."""
 
+_GENERATED = frozenset(
+    [
+        *("__init__", "__repr__", "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__"),
+        *("__setattr__", "__delattr__", "__replace__"),
+    ]
+)
+"""Methods that `dataclass` makes."""
+
 _PICKLED: dict[str, bytes] = {}
 _IN_HAND: dict[str, object] = {}
 
 
-def present(value: object, name: str) -> str:
+def present(value: object, name: str, *, tagged: bool = False) -> str:
     """Return the name by which this process and its workers load a value.
 
     Args:
         value: A class, a function, or an object.
         name: The name that reports use.
+        tagged: Whether the name gets a few digits that tell the value from others of its class.
 
     Raises:
         ValueError: If it cannot be sent to another process.
     """
     try:
         walk = _Digest()
-        spec = f"{SESSION}{walk.of(value)[:16]}:{name}"
+        found = walk.of(value)
+        spec = f"{SESSION}{found[:16]}:{name}" + (f" {found[:4]}" if tagged else "")
         content = _dumped(value, walk.modules)
     except Exception as error:  # parts of the value may raise anything
         raise ValueError(
@@ -177,11 +187,11 @@ class _Digest:
         elif (parts := _wrapped(value)) is not None:
             yield from (type(value).__name__, *map(self.of, parts))
         elif isinstance(value, Mapping):
-            yield type(value).__name__
+            yield self.of(type(value))
             for key, one in value.items():
                 yield f"{self.of(key)} {self.of(one)}"
         elif isinstance(value, list | tuple):
-            yield from (type(value).__name__, *map(self.of, value))
+            yield from (self.of(type(value)), *map(self.of, value))
         elif isinstance(value, set | frozenset):
             yield from (type(value).__name__, *sorted(_Digest().of(one) for one in value))
         elif (entries := _entries(value)) is not None:
@@ -204,12 +214,14 @@ class _Digest:
         for one in fields(cls) if is_dataclass(cls) else ():
             yield f"{one.name} {one.init} {self.of(one.default)} {self.of(one.default_factory)}"
         for name, value in sorted(vars(cls).items()):
-            if name not in _IGNORED and not _generated(value):
+            if name not in _IGNORED and not _generated(cls, name, value):
                 yield f"{name} {self.of(value)}"
 
     def _function(self, function: FunctionType) -> Iterator[str]:
-        yield _meaning(function)
-        yield self.of([function.__defaults__, function.__kwdefaults__])
+        yield repr(_bytecode(function.__code__))
+        yield self.of([function.__defaults__, function.__kwdefaults__, vars(function)])
+        for name in sorted({*_imports(function.__code__)}):
+            yield from _module(name)
         for cell in function.__closure__ or ():
             with suppress(ValueError):  # the cell is empty
                 yield self.of(cell.cell_contents)
@@ -235,10 +247,12 @@ def _annotations(cls: type) -> dict[str, object]:
     return {name: str(kind) for name, kind in inspect.get_annotations(cls).items()}
 
 
-def _generated(value: object) -> bool:
-    """Return whether `dataclass` generated a method from fields that are digested already."""
-    code = getattr(value, "__code__", None)
-    return code is not None and code.co_filename == "<string>" and hasattr(value, "__qualname__")
+def _generated(cls: type, name: str, value: object) -> bool:
+    """Return whether `dataclass` made a method from the fields, which the digest covers."""
+    code, options = getattr(value, "__code__", None), getattr(cls, "__dataclass_params__", None)
+    if options is None or code is None or code.co_filename != "<string>":
+        return False
+    return name in _GENERATED and (name != "__init__" or options.init)
 
 
 def _wrapped(value: Any) -> list[object] | None:  # noqa: ANN401 - any value
@@ -259,37 +273,72 @@ def _wrapped(value: Any) -> list[object] | None:  # noqa: ANN401 - any value
 def _module(name: str) -> Iterator[str]:
     """Yield a module's name and, if the module is the user's own, its content."""
     yield name
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if file is None or not file.endswith(".py") or name.partition(".")[0] == "leakfrontier":
-        return
-    path = Path(file).resolve()
+    file = _own(name)
+    if file is not None:
+        yield digest_with_imports(file)
+
+
+def own_file(module: str) -> Path | None:
+    """Return the file of a module that the user wrote, if it is in no package; else None."""
+    return None if "." in module else _own(module)
+
+
+def _own(module: str) -> Path | None:
+    """Return the file of a module of the user's own; None for all other modules."""
+    file = _file_of(module)
+    if file is None or file.suffix != ".py" or module.partition(".")[0] == "leakfrontier":
+        return None
     library = Path(inspect.__file__).resolve().parent
-    if not {*INSTALLED} & {*path.parts} and library not in path.parents:
-        yield digest_with_imports(path)
+    installed = {*INSTALLED} & {*file.parts} or library in file.parents
+    return None if installed else file
 
 
-def _meaning(function: FunctionType) -> str:
-    """Return a function's syntax tree without docstrings; its bytecode if it has no source."""
-    if function.__name__ == "<lambda>":  # its source is a line that may hold several lambdas
-        return repr(_bytecode(function.__code__))
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return repr(_bytecode(function.__code__))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [one for one in body if not _is_docstring(one)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+def _file_of(module: str) -> Path | None:
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        place = getattr(loaded, "__file__", None)
+    else:
+        try:
+            spec = find_spec(module)
+        except (ImportError, ValueError):
+            return None
+        place = None if spec is None else spec.origin
+    return None if place is None else Path(place).resolve()
 
 
 def _bytecode(code: CodeType) -> tuple[object, ...]:
-    constants = [_bytecode(one) if isinstance(one, CodeType) else one for one in code.co_consts]
-    return (code.co_code, constants, code.co_names, code.co_varnames)
+    """Return what a function does. Its docstring, its comments and its place do not count."""
+    constants = code.co_consts[1:] if _has_docstring(code) else code.co_consts
+    return (
+        code.co_code,
+        [_constant(one) for one in constants],
+        code.co_names,
+        code.co_varnames,
+        code.co_freevars,
+    )
+
+
+def _has_docstring(code: CodeType) -> bool:
+    if sys.version_info >= (3, 13):
+        return bool(code.co_flags & 0x4000000)  # inspect.CO_HAS_DOCSTRING
+    named = not code.co_name.startswith("<")
+    return named and bool(code.co_consts) and isinstance(code.co_consts[0], str)
+
+
+def _constant(value: object) -> object:
+    if isinstance(value, CodeType):
+        return _bytecode(value)
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else value
+
+
+def _imports(code: CodeType) -> Iterator[str]:
+    """Yield the modules that a function imports when it is called."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            yield str(instruction.argval)
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _imports(one)
 
 
 def _names(code: CodeType) -> set[str]:

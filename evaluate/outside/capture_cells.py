@@ -156,7 +156,8 @@ class CaptureTrial(Traveller):
             "numbers": self.observations,
         }
         path = {*ATTACK, "evaluate/outside/capture_cells.py"}
-        code = source_digest(path, about.known_defense, adversary, *factories(about.model))
+        own = factories(about.model) + ([about.training] if ":" in about.protocol.name else [])
+        code = source_digest(path, about.known_defense, adversary, *own)
         return Cell("attack", config, labels, code)
 
     @property

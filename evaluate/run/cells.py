@@ -84,7 +84,7 @@ class TrainTrial:
             "other_cohort": other_cohort(self.scenario, self.defense),
             "other_examples": other_examples(self.scenario),
         }
-        code = source_digest(TRAINING, build_defense(self.defense), *factories(self.scenario.model))
+        code = source_digest(TRAINING, build_defense(self.defense), *own_code_of(self.scenario))
         return Cell("train", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
@@ -163,7 +163,7 @@ class ReplayTrial:
     def cell(self) -> Cell:
         """Return the cell under which the outcome is stored."""
         config = {"scenario": _untrained(self.scenario), "defense": self.defense.config()}
-        code = source_digest(REPLAY, build_defense(self.defense), *factories(self.scenario.model))
+        code = source_digest(REPLAY, build_defense(self.defense), *own_code_of(self.scenario))
         labels = {**labels_of(self.scenario, self.defense), "seed": EXAMINED_SEED}
         return Cell("replay", config, labels, code)
 
@@ -257,8 +257,8 @@ class AttackTrial(Traveller):
             "knows_defense": self.knows_defense,
         }
         path = {*ATTACK, *(TRAINING if self.checkpoint else ())}
-        made_by = factories(self.scenario.model)
-        code = source_digest(path, build_defense(self.defense), adversary, *made_by)
+        own = own_code_of(self.scenario)
+        code = source_digest(path, build_defense(self.defense), adversary, *own)
         return Cell("attack", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
@@ -504,6 +504,12 @@ def known_of(sent: nn.Module, received: nn.Module) -> nn.Module:
 def _untrained(scenario: Scenario) -> dict[str, object]:
     """Return the part of a scenario's configuration that an untrained model depends on."""
     return {name: value for name, value in scenario.config().items() if name != "training"}
+
+
+def own_code_of(scenario: Scenario) -> list[object]:
+    """Return the model's factory and the protocol of a scenario, if the user wrote them."""
+    protocol = scenario.protocol
+    return factories(scenario.model) + ([build_protocol(protocol)] if ":" in protocol.name else [])
 
 
 def undefended(defense: Method) -> bool:

@@ -54,7 +54,9 @@ def source_digest(path: Iterable[str], *methods: object) -> str:
         path: The files of its kind of cell, relative to `ROOT`.
         methods: Its defense, adversary or function. A chain stands for its links.
     """
-    return _source_digest(frozenset([*path, *_used(methods)]), frozenset(_modules(methods)))
+    files = {ROOT / name for name in (*path, *_used(methods))}
+    files.update(file for name in {*_modules(methods)} for file in _own(name))
+    return _source_digest(frozenset((file, _edition(file)) for file in files))
 
 
 def factories(model: Method) -> list[object]:
@@ -85,10 +87,15 @@ def _used(methods: Iterable[object]) -> Iterator[str]:
             yield from _used(method.links)
 
 
+def _edition(file: Path) -> tuple[int, int]:
+    """Return what changes when a file is edited, as users do in a session."""
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size
+
+
 @cache
-def _source_digest(path: frozenset[str], modules: frozenset[str]) -> str:
-    files = {*(ROOT / name for name in path), *(file for name in modules for file in _own(name))}
-    digests = {meaning_digest(found) for file in files for found in closure(file)}
+def _source_digest(files: frozenset[tuple[Path, tuple[int, int]]]) -> str:
+    digests = {meaning_digest(found) for file, _ in files for found in closure(file)}
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:20]
 
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
+from pydantic import ValidationError
 from torch import nn
 
 from leakfrontier.adversaries import ADVERSARIES, Adversary, InputSpace, Protocol
 from leakfrontier.defenses import DEFENSES, Chain, Defense
 
-from ..foundations.by_value import is_importable, present
+from ..foundations.by_value import is_importable, own_file, present
 from ..foundations.errors import PLUGIN
 from ..foundations.plugins import trust
 from .methods import LOADING, PROTOCOLS, Method, check_loading, own_code
@@ -34,7 +35,7 @@ def methods_of(values: Iterable[object]) -> tuple[Method, ...]:
     Raises:
         ValueError: If one is something else, or cannot be sent to other processes.
     """
-    methods = tuple(Method.model_validate(_method_of(value)) for value in values)
+    methods = tuple(_validated(_method_of(value)) for value in values)
     users_own(*methods)
     return methods
 
@@ -46,9 +47,17 @@ def given_model(value: object) -> Method:
         value: A model, a class of models, a function from the input space to a model, a name, or a
             mapping as in a file.
     """
-    model = Method.model_validate(_model_of(value))
+    model = _validated(_model_of(value))
     users_own(model)
     return model
+
+
+def _validated(value: object) -> Method:
+    try:
+        return Method.model_validate(value)
+    except ValidationError as error:
+        reasons = [one.get("ctx", {}).get("error", one["msg"]) for one in error.errors()]
+        raise ValueError("; ".join(map(str, reasons))) from error
 
 
 def users_own(*methods: Method) -> None:
@@ -78,7 +87,7 @@ def in_configuration(content: Mapping[str, Any]) -> dict[str, Any]:
 def _method_of(value: object) -> object:
     if isinstance(value, str | Mapping | Method):
         return value
-    if isinstance(value, Chain):
+    if type(value) is Chain:
         links = tuple(Method.model_validate(_method_of(link)) for link in value.links)
         return Method(name=Chain.__name__, links=links)
     cls = value if isinstance(value, type) else type(value)
@@ -92,7 +101,12 @@ def _method_of(value: object) -> object:
         return Method(name=name)
     options = _options(value)
     if options is None:
-        return Method(name=present(value, cls.__name__))
+        return Method(name=present(value, cls.__name__, tagged=True))
+    if not isinstance(value, Protocol):  # a list would stand for one method per entry
+        nested = (
+            (key, [one] if isinstance(one, list | tuple) else one) for key, one in options.items()
+        )
+        options = dict(nested)
     return Method(name=name, options=options)
 
 
@@ -149,7 +163,7 @@ def _name_of(value: Any) -> str:  # noqa: ANN401 - a class or a function
     if value.__module__.startswith(PLUGIN) and "." not in value.__module__:
         spec = f"{sys.modules[value.__module__].__file__}:{value.__qualname__}"
     elif is_importable(value):
-        spec = f"{value.__module__}:{value.__qualname__}"
+        spec = f"{own_file(value.__module__) or value.__module__}:{value.__qualname__}"
     else:
         return present(value, value.__name__.strip("<>"))
     trust([spec])

@@ -48,7 +48,7 @@ def test_an_honest_defense_is_not_refuted_and_the_report_shows_itself() -> None:
 
 
 def test_an_object_of_a_session_that_adds_no_noise_is_refuted() -> None:
-    report = audit(Loud(), methods=["residual noise"], model={"name": "mlp", "width": 8})
+    report = audit(Loud(), methods="residual-noise", model={"name": "mlp", "width": 8})
     assert report.refuted
     assert report.audits[0].refuted_runs == 1
 
@@ -56,6 +56,9 @@ def test_an_object_of_a_session_that_adds_no_noise_is_refuted() -> None:
 def test_what_cannot_be_audited_is_refused() -> None:
     with pytest.raises(UserError, match="there is nothing to audit"):
         audit(TopK(ratio=0.5), methods=["residual noise"])
+    for nothing in ({"methods": []}, {"runs": 0}):
+        with pytest.raises(UserError, match="give at least one audit and one run"):
+            audit(DPSGD(noise_multiplier=1.0), **nothing)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="there is no audit 'noise': choose from residual noise"):
         audit(DPSGD(noise_multiplier=1.0), methods=["noise"])
 

@@ -136,11 +136,21 @@ def test_the_default_is_the_preset_with_its_defenses(monkeypatch: pytest.MonkeyP
         ({"observations": 0}, "observations"),
         ({"config": "missing.yaml"}, "cannot read the configuration"),
         ({"adversaries": [TopK(ratio=0.5)]}, "TopK"),
+        ({"workers": 0}, "workers must be a whole number from 1"),
+        ({"engine": "ray"}, "engine must be an Engine"),
+        ({"config": None}, "config must be a preset, a path or a mapping"),
+        ({"dataset": 3}, "dataset must be a name or a path"),
     ],
 )
 def test_bad_input_is_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         small(**{**given, "out": tmp_path})
+
+
+def test_methods_may_be_given_as_lists_or_alone(tmp_path: Path) -> None:
+    found = small([Rounded, ["SignSGD"]], adversaries="PriorGuess", observations=1, out=tmp_path)
+    assert {*found.rates()["defense"]} == {"none", "Rounded", "SignSGD"}
+    assert {*found.rates()["adversary"]} == {"PriorGuess"}
 
 
 def test_what_is_no_defense_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import subprocess
 import sys
 import threading
@@ -74,9 +76,9 @@ OTHERS = {
 
 
 def session(source: str) -> dict[str, Any]:
-    """Return what code leaves behind that is executed as in a notebook: no source can be read."""
+    """Return what code leaves behind that is executed as by `python -c`."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(source, "<cell>", "exec"), names)
+    exec(compile(source, "<string>", "exec"), names)
     return names
 
 
@@ -92,18 +94,70 @@ def test_another_session_has_the_same_digest() -> None:
     assert digest(session(unused)["Mine"]) == digest(session(SOURCE)["Mine"])
 
 
-def test_words_for_readers_are_not_in_the_digest_where_there_is_source(tmp_path: Path) -> None:
-    def function_in(text: str) -> Callable[[], int]:
-        file = tmp_path / f"{abs(hash(text))}.py"
-        file.write_text(text)
-        names: dict[str, Any] = {"__name__": "__main__"}
-        exec(compile(text, str(file), "exec"), names)
-        found: Callable[[], int] = names["f"]
-        return found
+WRAPPED = """
+import functools
 
-    plain = digest(function_in("def f():\n    return 1\n"))
-    assert digest(function_in('def f():\n    """One."""\n    return 1  # one\n')) == plain
-    assert digest(function_in("def f():\n    return 2\n")) != plain
+def scaled(function):
+    @functools.wraps(function)
+    def inner(self, x):
+        return 1.0 * function(self, x)
+    return inner
+
+class Mine:
+    @scaled
+    def f(self, x):
+        'What readers see.'
+        return x  # a comment
+"""
+
+
+def test_words_for_readers_do_not_count_and_wrappers_do() -> None:
+    first = digest(session(WRAPPED)["Mine"])
+    reworded = WRAPPED.replace("What readers see.", "Other words.").replace("  # a comment", "")
+    assert digest(session("x = 1\n\n" + reworded)["Mine"]) == first
+    assert digest(session(WRAPPED.replace("1.0 *", "2.0 *"))["Mine"]) != first
+    assert digest(session(WRAPPED.replace("return x ", "return -x "))["Mine"]) != first
+
+
+def test_what_a_function_carries_and_classes_of_its_containers_count() -> None:
+    def function(source: str) -> str:
+        return digest(session(source)["f"])
+
+    assert function("def f(): pass\nf.c = 1") != function("def f(): pass\nf.c = 2")
+    kind = "class D(dict):\n    def g(self): return {}\nd = D(a=1)\ndef f(): return d.g()"
+    assert function(kind.format(1)) != function(kind.format(2))
+
+
+def test_sets_of_constants_have_one_digest_in_all_processes() -> None:
+    script = (
+        "from leakfrontier.evaluate.foundations.by_value import digest\n"
+        "print(digest(lambda x: x not in {'a', 'b', 'c', 'd', 'e', 'f'}))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+def test_a_module_that_a_method_imports_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    function = session("def f():\n    from my_inner_helper import g\n    return g()\n")["f"]
+    found = []
+    for constant in (1, 2):
+        (tmp_path / "my_inner_helper.py").write_text(f"def g(): return {constant}\n")
+        importlib.invalidate_caches()
+        found.append(digest(function))
+    assert found[0] != found[1]
 
 
 def test_state_is_in_the_digest() -> None:

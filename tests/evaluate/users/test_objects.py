@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from leakfrontier.evaluate.users.methods import (
     build_adversary,
     build_defense,
     build_protocol,
+    defense_grid,
 )
+from leakfrontier.evaluate.users.names import label
 from leakfrontier.evaluate.users.objects import given_model, in_configuration, methods_of
 
 
@@ -82,6 +86,48 @@ def test_an_object_that_options_do_not_make_travels_whole() -> None:
     assert method(Masked(torch.zeros(3))).name == method(Masked(torch.zeros(3))).name
     assert method(Masked(torch.zeros(3))).name != method(Masked(torch.ones(3))).name
     assert method(Masked()).name != method(Masked(torch.zeros(2))).name
+
+
+@dataclass
+class Named(Defense):
+    names: Iterable[str] = ()
+
+
+@dataclass
+class Silent(Chain):
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        return {name: 0 * value for name, value in super().on_update(update, rng).items()}
+
+
+def test_an_object_is_one_defense_whatever_its_options() -> None:
+    (found,) = defense_grid([method(Named(["1.weight", "1.bias"]))])
+    assert build_defense(found) == Named(["1.weight", "1.bias"])
+
+
+def test_a_subclass_of_a_chain_is_itself() -> None:
+    built = build_defense(method(Silent((TopK(ratio=0.5),))))
+    assert type(built) is Silent
+
+
+def test_objects_that_differ_in_a_tensor_have_names_of_their_own() -> None:
+    assert label(method(Masked(torch.zeros(3)))) != label(method(Masked(torch.ones(3))))
+
+
+def test_a_class_of_an_imported_file_is_named_by_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own_defense.py").write_text(
+        "from dataclasses import dataclass\nfrom leakfrontier.defenses import Defense\n"
+        "@dataclass\nclass Mine(Defense):\n    factor: float = 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("my_own_defense")
+    found = method(module.Mine(2.0))
+    assert found == Method(name=f"{tmp_path}/my_own_defense.py:Mine", options={"factor": 2.0})
+    before = source_digest([], build_defense(found))
+    with (tmp_path / "my_own_defense.py").open("a") as file:
+        file.write("    def on_update(self, update, rng):\n        return update\n")
+    assert source_digest([], build_defense(found)) != before
 
 
 def test_an_object_takes_no_options() -> None:
