@@ -1,8 +1,9 @@
-"""Code without a file: classes, functions and models of a notebook or a running script.
+"""Code that lives in no file: classes, functions and models of a notebook or a running script.
 
-Such a value is pickled by value (cloudpickle) and sent only to our own worker processes. Its name
-holds a digest of its source, of what the source refers to, and of its state. An edited class gets a
-new name. The same class in another session keeps its name.
+A value in hand is pickled by value (cloudpickle) and sent only to our own worker processes. Its
+name contains a digest of its bytecode, of everything that the bytecode refers to, and of its state.
+An edited class gets another digest. Rerunning the same script, or the same notebook cell, gives the
+same digest. Another version of Python may give another one.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class _Digest:
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
-        self._met: dict[int, int] = {}
+        self._met: set[int] = set()
         self._kept: list[object] = []  # keeps objects alive, so that their ids are not reused
 
     def of(self, value: object) -> str:
@@ -169,9 +170,9 @@ class _Digest:
             yield f"{type(value).__name__} {value!r}"
             return
         if id(value) in self._met:
-            yield f"met {self._met[id(value)]}"
+            yield f"met {type(value).__qualname__} {getattr(value, '__qualname__', '')}"
             return
-        self._met[id(value)] = len(self._met)
+        self._met.add(id(value))
         self._kept.append(value)
         yield from self._walk(value)
 
