@@ -594,7 +594,7 @@ def _power(evidence: _Evidence) -> Check:
             f"{_percent(_unseen(row.uploads))}: {row.scenario}"
             for row in rows(few.drop_duplicates())
         ],
-        "There are too few observations to notice an attack that succeeds once in ten. Take at "
+        "There are too few observations to notice an attack that succeeds once in five. Take at "
         f"least {needed}.",
         "There are enough observations. An attack that never succeeds here succeeds on less than "
         f"{_percent(LEAST_POWER)} of uploads.",
