@@ -73,6 +73,7 @@ def copy_of_the_package(folder: Path) -> Path:
             folder / "leakfrontier" / name,
             ignore=shutil.ignore_patterns("__pycache__", "fashion_mini"),
         )
+    shutil.copy(ROOT / "__init__.py", folder / "leakfrontier")  # else an installed one comes first
     return folder / "leakfrontier"
 
 
