@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from enum import StrEnum
 from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +19,8 @@ from ..foundations.terminal import terminal
 from ..privacy.audit import AUDITS
 from .options import AsJson, Data, DefenseText, method_from
 
+AuditName = StrEnum("AuditName", [(name, name.replace(" ", "-")) for name in AUDITS])  # type: ignore[misc]
+
 
 def audit(
     defense: DefenseText,
@@ -28,9 +30,8 @@ def audit(
     ] = 0.05,
     delta: Annotated[float, typer.Option(help="Delta of the claim.")] = 1e-5,
     method: Annotated[
-        list[str] | None,
+        list[AuditName] | None,
         typer.Option(
-            click_type=click.Choice([name.replace(" ", "-") for name in AUDITS]),
             help="Audit to run. May be repeated. Default: all.",
         ),
     ] = None,

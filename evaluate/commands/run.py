@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated
 
-import click
 import typer
 from pandas import isna
 from rich.console import Console
@@ -35,15 +35,16 @@ TEXT_COLUMNS = 50
 """Width of two columns of rates and all separators. Names of defenses get the rest."""
 
 
+PresetName = StrEnum("PresetName", [(name, name) for name in PRESETS])  # type: ignore[misc]
+
+
 def run(
     config: Annotated[
         Path | None, typer.Argument(help="Configuration file (YAML). Default: the preset quick.")
     ] = None,
     preset: Annotated[
-        str | None,
-        typer.Option(
-            click_type=click.Choice(PRESETS), help="Configuration by name. Default: quick."
-        ),
+        PresetName | None,
+        typer.Option(help="Configuration by name. Default: quick."),
     ] = None,
     defense: Annotated[
         list[str] | None,
