@@ -17,8 +17,11 @@ PLUGIN = "leakfrontier_plugin_"
 OWN_FOLDER = "leakfrontier-"
 """Prefix of the names of our temporary folders."""
 
-_PACKAGE = Path(__file__).resolve().parents[2]
-_OURS = tuple(_PACKAGE / name for name in ("adversaries", "defenses", "evaluate", "reports"))
+_OURS = tuple(
+    file.parents[2] / name
+    for file in (Path(__file__).absolute(), Path(__file__).resolve())  # files may be links
+    for name in ("adversaries", "defenses", "evaluate", "reports")
+)
 _PYTHONS = tuple(
     Path(sysconfig.get_path(name)).resolve()
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -70,9 +73,10 @@ def is_about_users_files(error: OSError) -> bool:
         return True
     if not isinstance(error.filename, str | bytes | os.PathLike):
         return False
-    path = Path(os.fsdecode(error.filename)).resolve()
+    path = Path(os.fsdecode(error.filename))
     temporary = Path(gettempdir()).resolve() / OWN_FOLDER
     return not (
-        any(path.is_relative_to(folder) for folder in (*_OURS, *_PYTHONS))
-        or str(path).startswith(str(temporary))
+        any(path.absolute().is_relative_to(folder) for folder in _OURS)
+        or any(path.resolve().is_relative_to(folder) for folder in (*_OURS, *_PYTHONS))
+        or str(path.resolve()).startswith(str(temporary))
     )
