@@ -118,8 +118,15 @@ def receive(values: Mapping[str, bytes]) -> None:
 
 
 def is_in_hand(value: object) -> bool:
-    """Return whether a value has no file, so that its name identifies its code."""
-    return any(value is one for one in _IN_HAND.values())
+    """Return whether a class, a function or the class of an object has no file.
+
+    The name by which it was presented then identifies its code.
+    """
+    code = value if isinstance(value, type | FunctionType) else type(value)
+    if any(code is one for one in _IN_HAND.values()):
+        return True
+    held = {type(one) for one in _IN_HAND.values()} - {type, FunctionType}
+    return code in held and not is_importable(code)
 
 
 def _found(spec: str) -> object:

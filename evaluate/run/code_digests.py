@@ -67,21 +67,17 @@ def factories(model: Method) -> list[object]:
 def _modules(methods: Iterable[object]) -> Iterator[str]:
     """Yield the names of the modules that define some functions, or the classes of objects."""
     for method in methods:
-        if not _in_hand(method):  # else its name identifies it
+        if not is_in_hand(method):  # else its name identifies it
             yield getattr(method, "__module__", type(method).__module__)
         if isinstance(method, Chain):
             yield from _modules(method.links)
-
-
-def _in_hand(method: object) -> bool:
-    return is_in_hand(method) or is_in_hand(type(method))
 
 
 def _used(methods: Iterable[object]) -> Iterator[str]:
     """Yield our files that classes in hand may use: all of the folder that they extend."""
     for method in methods:
         for base, folder in ((Defense, "defenses"), (Adversary, "adversaries")):
-            if _in_hand(method) and isinstance(method, base):
+            if is_in_hand(method) and isinstance(method, base):
                 yield from (str(one.relative_to(ROOT)) for one in (ROOT / folder).rglob("*.py"))
         if isinstance(method, Chain):
             yield from _used(method.links)

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakfrontier.adversaries import FedAvg, ImageSpace, LinearLeakage
-from leakfrontier.defenses import Defense, TopK, Update
+from leakfrontier.defenses import Chain, Defense, TopK, Update
 from leakfrontier.evaluate.door.evaluation import attack, evaluate, load
 from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.evaluate.outside.capture import capture
@@ -21,6 +21,16 @@ class Rounded(Defense):
 
     def on_update(self, update: Update, rng: Generator) -> Update:
         return {name: (value / self.step).round() * self.step for name, value in update.items()}
+
+
+@dataclass
+class Masked(Defense):
+    """Its tensor is no option that a file can name: the object travels whole."""
+
+    mask: Tensor
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        return {name: value * self.mask for name, value in update.items()}
 
 
 class Net(nn.Module):
@@ -57,14 +67,17 @@ def small(*defenses: object, **changes: Any) -> Any:  # noqa: ANN401 - results
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run of a session's defense on a session's model."""
     place = tmp_path_factory.mktemp("door")
-    small(Rounded(1e-4), Rounded, {"name": "TopK", "ratio": [0.5, 1.0]}, out=place)
+    masked = [Chain((Masked(torch.tensor(one)), TopK(ratio=1.0))) for one in (0.5, 0.25)]
+    small(Rounded(1e-4), Rounded, {"name": "TopK", "ratio": [0.5, 1.0]}, *masked, out=place)
     return place
 
 
 def test_objects_of_a_session_are_trained_and_attacked(folder: Path) -> None:
     results = load(folder)
     expected = {"none", "Rounded", "Rounded(step=0.0001)", "TopK(ratio=0.5)", "TopK(ratio=1.0)"}
-    assert {*results.frontier().points["defense"]} == expected
+    named = {one for one in results.frontier().points["defense"] if "Masked" not in one}
+    assert named == expected
+    assert results.frontier().points["defense"].nunique() == len(expected) + 2
     assert results.cells["status"].eq("ok").all()
     rates = results.rates().set_index(["defense", "adversary"])["rate"]
     assert rates["none", "LinearLeakage"] == 1
