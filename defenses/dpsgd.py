@@ -93,6 +93,10 @@ class DPSGD(Defense):
         if self.clipping == "per_layer" and self.per_example == "ghost":
             raise ValueError("per_example must be 'hooks' with clipping='per_layer', got 'ghost'")
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return what is saved between rounds: Opacus's client is made again."""
+        return {**vars(self), "_client": None}
+
     @property
     def stochastic(self) -> bool:
         """Return whether noise is added."""

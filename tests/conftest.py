@@ -105,18 +105,18 @@ def tiny() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def uploads_are_kept() -> Iterator[None]:
     """Let many attacks of a module share uploads, as those of a run do."""
-    from leakfrontier.evaluate.run import cells
+    from leakfrontier.evaluate.run import scenes
 
     yield
-    cells._RELEASED.clear()
+    scenes._SHOWN.clear()
 
 
 @pytest.fixture(autouse=True)
 def uploads_are_made_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no uploads from one cell to the next: a test that compares two would compare nothing."""
-    cells = sys.modules.get("leakfrontier.evaluate.run.cells")
-    if cells is not None and "uploads_are_kept" not in request.fixturenames:
-        monkeypatch.setattr(cells, "_UPLOADS_KEPT", 0)
+    scenes = sys.modules.get("leakfrontier.evaluate.run.scenes")
+    if scenes is not None and "uploads_are_kept" not in request.fixturenames:
+        monkeypatch.setattr(scenes, "_UPLOADS_KEPT", 0)
 
 
 @pytest.fixture

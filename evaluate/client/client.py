@@ -26,6 +26,7 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch, Defense, Loss, Update, trainable
 
 from ..foundations.seeds import copied, fork, global_draws
+from ..users.alone import Alone, fresh
 from ..users.contract import Checked
 from ..users.copies import CLIENTS, SIMULATED, in_precision_of
 from .math_attention import math_attention
@@ -169,7 +170,7 @@ class ThreatModel:
 
     def believed(self, defense: Defense) -> Defense:
         """Return a copy of the defense if it is known, otherwise the undefended client."""
-        return replace(defense) if self.knows_defense else Defense()
+        return fresh(defense) if self.knows_defense else Defense()
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def send(
     if not all(len(share.inputs) for share in shares):
         raise ValueError("the private batch is empty")
     models = models or [client.model] * len(shares)
-    defenses = [Checked(replace(client.defense), share) for share in shares]
+    defenses = [Checked(fresh(client.defense), share) for share in shares]
     clients = [
         replace(client, model=model, defense=defense)
         for model, defense in zip(models, defenses, strict=True)
@@ -299,7 +300,7 @@ def observation_of(
     """
     protocol = replace(client.protocol, clients=len(models))
     likelihood = partial(
-        replace(client.defense).log_likelihood,  # a copy: the client's defense holds its secrets
+        Alone(fresh(client.defense)).log_likelihood,  # a copy: the defense holds its secrets
         batch_size=examples if protocol.uploads_gradient else None,
     )
     return Observation(
@@ -361,7 +362,7 @@ def make_replay(
             refuse_stack(inputs)
 
         def known() -> Defense:
-            defense = replace(believed).replay(observed)
+            defense = Alone(fresh(believed)).replay(observed)
             return Expected(defense) if mending.draws == "expected" else defense
 
         guess, rngs = Batch(inputs, targets), [replay_rng]
@@ -387,7 +388,7 @@ def _another_round(
             replace(
                 client,
                 model=SIMULATED.of(model),
-                defense=threat.believed(client.defense).unguarded(),
+                defense=Alone(threat.believed(client.defense)).unguarded(),
             )
             for model in models
         ]

@@ -86,7 +86,7 @@ def _examined(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator
         return median(one.missed_by(replay(mending)) for one in rounds)
 
     given, truth = replay(), rounds[0].asked
-    random = _distance(given(*truth), given(*truth)) > EXACT
+    random = distance(given(*truth), given(*truth)) > EXACT
     own = not random or _has_own_replay(client.defense, rounds[0].upload)
     chosen = min([Mending(draws) for draws in (DRAWS[:1] if own else DRAWS)], key=residual)
     through = replace(chosen, straight_through=True)
@@ -188,7 +188,7 @@ class _Round:
     def play(cls, client: Client, shares: Sequence[Batch], rng: Generator) -> _Round:
         upload, trained_on = _upload(client, shares, fork(rng))
         others = [_upload(client, shares, fork(rng))[0] for _ in range(REPEATED)]
-        repeat = max(_distance(other, upload) for other in others)  # two draws may coincide
+        repeat = max(distance(other, upload) for other in others)  # two draws may coincide
         return cls(Batch.joined(shares), trained_on, upload, repeat)
 
     @property
@@ -202,7 +202,7 @@ class _Round:
         Attacks succeed with either, so a replay may treat a guess as either. The smaller counts.
         """
         return min(
-            _distance(replay(*guess, self.upload), self.upload)
+            distance(replay(*guess, self.upload), self.upload)
             for guess in (self.examples, self.trained_on)
         )
 
@@ -272,7 +272,7 @@ def _vectorised(rounds: Sequence[_Round], make: Callable[[], Replay]) -> bool | 
     except RuntimeError:
         return None
     return all(
-        _distance({name: value[i] for name, value in together.items()}, make()(*guess, observed))
+        distance({name: value[i] for name, value in together.items()}, make()(*guess, observed))
         <= ALIKE
         for i, guess in enumerate(guesses)
     )
@@ -286,7 +286,8 @@ def _same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(value, right[name]) for name, value in left.items())
 
 
-def _distance(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
+def distance(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
+    """Return the distance of an update from another, relative to the other's norm."""
     error = {name: update[name].detach() - value for name, value in reference.items()}
     return _norm(error) / max(_norm(reference), _TINY)
 

@@ -1,36 +1,17 @@
-"""Rounds of federated training under a defense, which measure utility."""
+"""Rounds of federated training under a defense, with server and clients in one process."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
-import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 
-from leakfrontier.defenses import Batch, Refused, Update, trainable
+from leakfrontier.defenses import Batch
 
-from ..foundations.seeds import fork
-from ..users.contract import Checked
-from .client import Client, shown
-
-SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-}
-"""How the server applies the mean update: plain averaging, or FedAdam (Reddi et al. 2021)."""
-
-
-class _Upload(NamedTuple):
-    """A client's update of one round, and its weight."""
-
-    owner: int
-    client: Client
-    update: Update
-    weight: float
+from .aggregation import Aggregation
+from .client import Client
+from .clients import Clients
 
 
 @dataclass
@@ -41,13 +22,7 @@ class Federation:
     steps along the mean of what it sees. The protocol decides on a client's examples of a round,
     the version of its model, the number of uploads per step, and their weights. A client may refuse
     the model at once or after it sees its batch. It is then left out of the round. If clients
-    refuse together, there is no round.
-
-    If the server sees uploads only together, they are added up in groups of the defense's `cohort`.
-    So an upload in training is like the one that is attacked.
-
-    Rounds and clients have their own generators. However many numbers a defense draws, the
-    participants, their examples and the order of these stay the same.
+    refuse together, they are left out together.
 
     Attributes:
         client: The template of all clients. Its model is the global one, after the defense's
@@ -58,7 +33,7 @@ class Federation:
         server: `sgd` or `adam`.
         lr: The server's learning rate.
         rounds_of: Number of rounds in which each client has taken part so far.
-        refused: How often clients have refused the model so far.
+        refused: How often clients have refused so far.
     """
 
     client: Client
@@ -69,77 +44,33 @@ class Federation:
     lr: float = 0.01
     rounds_of: list[int] = field(init=False, repr=False)
     refused: int = field(default=0, init=False, repr=False)
-    _defenses: list[Checked] = field(init=False, repr=False)
-    _epochs: dict[int, Iterator[Tensor]] = field(default_factory=dict, init=False, repr=False)
-    _versions: list[nn.Module] = field(default_factory=list, init=False, repr=False)
-    _optimizer: torch.optim.Optimizer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.uploads <= len(self.shares):
-            raise ValueError(
-                f"a round must have from 1 to {len(self.shares)} clients, got {self.uploads}"
-            )
-        if self.server not in SERVER_OPTIMIZERS:
-            raise ValueError(f"server must be one of {[*SERVER_OPTIMIZERS]}, got {self.server!r}")
-        self.rounds_of = [0] * len(self.shares)
-        self._defenses = [Checked(replace(self.client.defense)) for _ in self.shares]
-        parameters = trainable(self.model).values()
-        self._optimizer = SERVER_OPTIMIZERS[self.server](parameters, lr=self.lr)
+        total = len(self.shares)
+        self.rounds_of = [0] * total
+        self._clients = Clients(self.client, self.shares, [self.batch_size] * total)
+        self._server = Aggregation(
+            self.client.model,
+            self.client.protocol,
+            total,
+            self.clients_per_round,
+            self.server,
+            self.lr,
+        )
 
     @property
     def model(self) -> nn.Module:
         """Return the global model."""
         return self.client.model
 
-    @property
-    def uploads(self) -> int:
-        """Return the number of uploads in a step of the server."""
-        return self.client.protocol.uploads(self.clients_per_round)
-
     def round(self, rng: Generator) -> None:
-        """Train one round: sample clients, collect what they release, step."""
-        protocol, older, rng = self.client.protocol, len(self._versions), fork(rng)
-        chosen = torch.randperm(len(self.shares), generator=rng)[: self.uploads].tolist()
-        stale = [protocol.staleness(older, rng) for _ in chosen]
-        shares = [self._local_examples(index, fork(rng)) for index in chosen]
-        clients = [self._received(*pair) for pair in zip(chosen, stale, strict=True)]
-        rngs = [fork(rng) for _ in chosen]
-        uploads = [self._uploaded(*one) for one in zip(clients, shares, rngs, strict=True)]
-        taking_part = [
-            _Upload(index, client, update, protocol.weight(age))
-            for index, client, update, age in zip(chosen, clients, uploads, stale, strict=True)
-            if client is not None and update is not None
-        ]
-        self._remember()
-        if not taking_part:
-            return
-        seen = [one for one in map(partial(self._seen, rng), self._groups(taking_part)) if one]
-        if seen:
-            updates, weights = zip(*seen, strict=True)
-            self._step(
-                [update for several in updates for update in several],
-                [weight for several in weights for weight in several],
-            )
-
-    def _groups(self, taking_part: Sequence[_Upload]) -> list[Sequence[_Upload]]:
-        """Return groups of the size of the defense's cohort. The last one includes the rest."""
-        size, total = self.client.defense.cohort, len(taking_part)
-        starts = [*range(0, total - size + 1, size)] if size > 1 else []
-        ends = [*starts[1:], total]
-        return [taking_part[start:end] for start, end in zip(starts or [0], ends, strict=True)]
-
-    def _seen(
-        self, rng: Generator, group: Sequence[_Upload]
-    ) -> tuple[list[Update], list[float]] | None:
-        """Return what the server sees of a group, and each upload's weight; None if refused."""
-        try:
-            updates = shown([one.client for one in group], [one.update for one in group], rng)
-        except Refused:
-            self.refused += len(group)
-            return None
-        for one in group:
-            self.rounds_of[one.owner] += 1
-        return updates, [one.weight for one in group]
+        """Train one round: invite clients, collect what they release, step."""
+        invited = self._server.invite(rng)
+        answer = self._clients.answer(invited, self._server.sent(invited), self.model)
+        self.refused += answer.refused
+        for index in (index for one in answer.seen for index in one.clients):
+            self.rounds_of[index] += 1
+        self._server.step(invited, answer.seen)
 
     def train(
         self,
@@ -156,65 +87,3 @@ class Federation:
                 on_checkpoint(done, self.model)
             if done < rounds:
                 self.round(rng)
-
-    def _local_examples(self, client: int, rng: Generator) -> Batch:
-        """Return a client's examples of this round."""
-        share = self.shares[client]
-        drawn = self.client.protocol.drawn(
-            len(share.inputs), lambda: iter([self._next_batch(client, rng)])
-        )
-        return share.at(drawn)
-
-    def _next_batch(self, client: int, rng: Generator) -> Tensor:
-        """Return the next batch of a client's epoch, however many rounds an epoch takes.
-
-        With shuffled epochs, each example is then in one batch of an epoch.
-        """
-        rows = next(self._epochs.get(client, iter(())), None)
-        if rows is None:
-            size = len(self.shares[client].inputs)
-            epoch = self._defenses[client].batches(size, self.batch_size, 1, rng)
-            self._epochs[client], rows = epoch, next(epoch)
-        return rows
-
-    def _received(self, index: int, staleness: int) -> Client | None:
-        """Return a client with its version of the model; None if it refuses the model."""
-        sent = self._versions[-staleness] if staleness else self.model
-        defense = self._defenses[index]
-        try:
-            received = defense.on_receive(sent, self.model)
-        except Refused:
-            self.refused += 1
-            return None
-        return replace(self.client, model=received, defense=defense)
-
-    def _uploaded(self, client: Client | None, share: Batch, rng: Generator) -> Update | None:
-        """Return a client's update; None if it refused the model or refuses its batch."""
-        if client is None:
-            return None
-        try:
-            return client.upload(share, rng)
-        except Refused:
-            self.refused += 1
-            return None
-
-    def _remember(self) -> None:
-        """Keep the versions of the model that clients may still have."""
-        if oldest := self.client.protocol.max_staleness:
-            self._versions = [*self._versions, copy.deepcopy(self.model)][-oldest:]
-
-    def _step(self, updates: Sequence[Update], weights: Sequence[float]) -> None:
-        """Step along the mean of what the server sees."""
-        clients = len(weights)
-        if len(updates) < clients and len(set(weights)) > 1:
-            raise ValueError(
-                "uploads have different weights by their age, but the server sees only their sum: "
-                "set exponent: 0 in the protocol, or use a defense that does not aggregate"
-            )
-        for name, parameter in trainable(self.model).items():
-            parts = [
-                weight * update[name] for weight, update in zip(weights, updates, strict=False)
-            ]
-            total = torch.stack(parts).sum(dim=0)
-            parameter.grad = self.client.protocol.descent(total / clients)
-        self._optimizer.step()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Generator
+from torch import Generator, Tensor
 
 from leakfrontier.defenses import Batch
 
@@ -19,7 +19,15 @@ Indices = NDArray[np.int64]
 def partition(
     batch: Batch, clients: int, scheme: str, rng: Generator, *, alpha: float = 0.5
 ) -> list[Batch]:
-    """Return each client's examples; every example goes to exactly one client.
+    """Return the examples of each client: see `partition_rows`."""
+    rows = partition_rows(batch, clients, scheme, rng, alpha=alpha)
+    return [batch.at(part) for part in rows]
+
+
+def partition_rows(
+    batch: Batch, clients: int, scheme: str, rng: Generator, *, alpha: float = 0.5
+) -> list[Tensor]:
+    """Return the rows of each client's examples; every example goes to exactly one client.
 
     The numbers of examples of two clients differ by at most one.
 
@@ -41,7 +49,7 @@ def partition(
     seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
     draws = np.random.default_rng(seed)
     parts = PARTITIONS[scheme](batch, clients, draws, alpha)
-    return [batch.at(torch.from_numpy(draws.permutation(part))) for part in parts]
+    return [torch.from_numpy(draws.permutation(part)) for part in parts]
 
 
 def _iid(batch: Batch, clients: int, draws: np.random.Generator, alpha: float) -> list[Indices]:

@@ -30,6 +30,7 @@ import cloudpickle
 
 from ..foundations.by_value import pickled, receive
 from ..foundations.plugins import trust, trusted
+from . import clean
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -318,6 +319,7 @@ def _work(
     trust(code)
     receive(values)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent handles it
+    clean.prepare(connection)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         call = pickle.loads(function)

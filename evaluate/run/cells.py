@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import torch
-from safetensors.torch import load_model, save_model
-from torch import Tensor, nn
+from torch import nn
 
 from leakfrontier.adversaries import (
     Adversary,
@@ -22,38 +19,32 @@ from leakfrontier.adversaries import (
     Round,
     Threat,
 )
-from leakfrontier.adversaries import Protocol as TrainingProtocol
-from leakfrontier.defenses import Batch, Defense, Refused
+from leakfrontier.defenses import Defense, Refused, Update
 
-from ..client.client import Client, Released, Upload, observe, send
+from ..client.client import Client, Released, Upload, observe
 from ..client.examination import EXAMINED_ROUNDS, examine
-from ..client.federation import Federation
 from ..client.math_attention import math_attention
-from ..data.partition import partition
 from ..engines.parcels import Traveller
 from ..foundations.devices import Device, on_device
-from ..foundations.rows import Cell, GuaranteeRow, Outcome, ReplayRow, UtilityRow
+from ..foundations.rows import Cell, GuaranteeRow, Outcome, ReplayRow
 from ..foundations.seeds import generator, global_draws, seed_globally
 from ..privacy.claims import claim_of, guarantee_row
 from ..users.contract import Checked
 from ..users.copies import CLIENTS, copied
 from ..users.methods import Method, build_adversary, build_defense, build_protocol
 from ..users.names import adversary_label, family, label, options
+from ..world.enrolment import attacked, attacked_rounds, enrol
 from ..world.scenario import Scenario, World, load_world
 from ..world.victims import cohort, other_cohort, other_examples, victims
 from .code_digests import ATTACK, REPLAY, TRAINING, factories, source_digest
+from .scenes import NewScenes, Scene, Scenes, TrainedScenes, clients_of
 from .scoring import Attempt
 from .server import Server
+from .training import Training
+from .training_server import Order
 
 EXAMINED_SEED = 0  # seed of the model and clients that examine replays
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
-
-_Key = tuple[tuple[str, Path], int, int]
-_RELEASED: dict[_Key, Released] = {}
-"""The uploads that this process has computed. Many adversaries attack the same uploads."""
-
-_UPLOADS_KEPT = 512
-_ENTRIES_KEPT = 2**26  # in all uploads together: 256 MB
 
 
 @dataclass(frozen=True)
@@ -64,11 +55,13 @@ class TrainTrial:
         scenario: The scenario.
         defense: The defense.
         seed: Repetition: data split, initial weights, order and noise.
+        observations: Number of attacked uploads that are logged for each checkpoint.
     """
 
     scenario: Scenario
     defense: Method
     seed: int
+    observations: int = 0
 
     @cached_property
     def cell(self) -> Cell:
@@ -78,6 +71,8 @@ class TrainTrial:
             "defense": self.defense.config(),
             "seed": self.seed,
         }
+        if self._attacked:
+            config["observations"] = self.observations
         labels = {
             **labels_of(self.scenario, self.defense),
             "seed": self.seed,
@@ -88,46 +83,55 @@ class TrainTrial:
         return Cell("train", config, labels, code)
 
     def run(self, folder: Path) -> Outcome:
-        """Train, evaluating along the way and saving the checkpoints."""
+        """Train, evaluating along the way and logging the uploads that are attacked."""
         world = load_world(self.scenario)
-        defense, training = world.defense(self.defense), self.scenario.training
-        shares = partition(
-            world.train,
-            training.clients,
-            training.partition,
-            generator("shares", *self.draws),
-            alpha=training.alpha,
+        defense, settings = world.defense(self.defense), self.scenario.training
+        enrolment = enrol(world, self.seed, self.observations)
+        curve = {round(settings.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
+        rounds = {last: self._rounds(world, last) for last in self._attacked}
+        model = world.model(defense, self.seed)
+        training = Training(
+            clients_of(world, defense, model, enrolment),
+            enrolment.rows,
+            model,
+            Order(
+                scenario=self.scenario,
+                draws=self.draws,
+                clients=len(enrolment.rows),
+                lr=settings.lr_under(self.defense),
+                evaluated=frozenset(curve | {*self.scenario.checkpoints}),
+                saved={c: self.checkpoint(folder, c) for c in self.scenario.checkpoints if c},
+                logged=frozenset(one for several in rounds.values() for one in several),
+            ),
         )
-        federation = Federation(
-            world.client(defense, world.model(defense, self.seed)),
-            shares,
-            clients_per_round=training.clients_per_round,
-            batch_size=self.scenario.client_batch,
-            server=training.server,
-            lr=training.lr_under(self.defense),
-        )
-        every = {round(training.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
-        every |= {*self.scenario.checkpoints}
-        kept = attackable(self.scenario.checkpoints, world.protocol)
-        rows: list[UtilityRow] = []
-
-        def on_checkpoint(done: int, model: nn.Module) -> None:
-            if done in kept:
-                _save(model, self.checkpoint(folder, done))
-            if done in every:
-                utility = world.modality.evaluate(model, world.test)
-                rows.append(UtilityRow(done, *utility, federation.refused))
-
         start = time.perf_counter()
-        at = every | kept
-        rng = generator("training", *self.draws)
-        federation.train(training.rounds, rng, at=at, on_checkpoint=on_checkpoint)
+        training.run(settings.rounds)
         busy = time.perf_counter() - start
+        for last, several in rounds.items():
+            found = training.attackable(several)
+            chosen = attacked(found, self.scenario.batch_size, self.observations)
+            if len(chosen) < self.observations and not training.refused:
+                raise ValueError(
+                    f"training gives {len(chosen)} uploads to attack, but observations is "
+                    f"{self.observations}: raise training.rounds or training.clients_per_round, or "
+                    "lower observations"
+                )
+            training.write(self.seen(folder, last), self.hidden(folder, last), chosen)
         return Outcome(
-            utility=tuple(rows),
-            guarantees=self._guarantees(world, defense, max(federation.rounds_of)),
+            utility=training.utility(),
+            guarantees=self._guarantees(
+                world, defense, max(training.rounds_of.values(), default=0)
+            ),
             busy=busy,
         )
+
+    @property
+    def _attacked(self) -> tuple[int, ...]:
+        """Return the last rounds of the attacked parts of training."""
+        return tuple(c for c in self.scenario.checkpoints if c) if self.observations else ()
+
+    def _rounds(self, world: World, last: int) -> list[int]:
+        return attacked_rounds(world, self.seed, last, self.observations)
 
     @property
     def draws(self) -> tuple[object, ...]:
@@ -145,6 +149,14 @@ class TrainTrial:
     def checkpoint(self, folder: Path, after: int) -> Path:
         """Return the file of the model after some rounds."""
         return folder / "checkpoints" / f"{self.cell.key}-{after}.safetensors"
+
+    def seen(self, folder: Path, last: int) -> Path:
+        """Return the file of what the server saw of the attacked uploads up to a round."""
+        return folder / "uploads" / f"{self.cell.key}-{last}.safetensors"
+
+    def hidden(self, folder: Path, last: int) -> Path:
+        """Return the file of what the server did not see of them."""
+        return folder / "uploads" / f"{self.cell.key}-{last}-hidden.safetensors"
 
 
 @dataclass(frozen=True)
@@ -225,9 +237,11 @@ class AttackTrial(Traveller):
         adversary: The attack.
         knows_defense: Whether the attack may replay the defense.
         seed: Repetition.
-        checkpoint: Rounds of training before the attacked upload.
+        checkpoint: Attacked uploads come from random rounds of training, up to this one. 0 attacks
+            the first upload of new clients, for the untrained model.
         observations: The numbers of the attacked uploads, from 0.
         pictures: How many of the first uploads are kept for the gallery.
+        logged: How many attacked uploads training has logged. Default: up to the last of these.
     """
 
     scenario: Scenario
@@ -238,6 +252,7 @@ class AttackTrial(Traveller):
     checkpoint: int
     observations: tuple[int, ...]
     pictures: int = 6
+    logged: int | None = None
 
     @cached_property
     def cell(self) -> Cell:
@@ -248,6 +263,8 @@ class AttackTrial(Traveller):
             "adversary": self.adversary.config(),
             **{name: getattr(self, name) for name in _ATTACK_FIELDS},
         }
+        if self.checkpoint:
+            config["logged"] = self.training.observations
         adversary = build_adversary(self.adversary)
         labels = {
             **labels_of(self.scenario, self.defense),
@@ -273,10 +290,8 @@ class AttackTrial(Traveller):
             self.draws,
             examined=examination(self.scenario, self.defense),
         )
-        victims(world, self.seed, max(self.observations))  # raises before any work is done
-
         start = time.perf_counter()
-        rounds = Rounds(self, server, folder)
+        rounds = Rounds(self, server, self._scenes(world, server.defense, folder))
         observed = [rounds.observe(i) for i in self.observations]
         seen = {a.observation: a.upload.observation for a in observed if a.upload is not None}
         found = server.attack(seen)
@@ -285,15 +300,29 @@ class AttackTrial(Traveller):
         shown = range(self.pictures)
         return server.outcome(attempts, busy, rounds=self.checkpoint, shown=shown)
 
-    def needed(self, folder: Path) -> Iterator[Path]:
-        """Yield the checkpoints of the attacked models."""
+    def _scenes(self, world: World, defense: Defense, folder: Path) -> Scenes:
         if not self.checkpoint:
-            return
-        training = TrainTrial(self.scenario, self.defense, self.seed)
-        for version in attackable([self.checkpoint], build_protocol(self.scenario.protocol)):
-            path = training.checkpoint(folder, version)
-            if path.exists():  # else training failed, and the cell will say so
-                yield path
+            victims(world, self.seed, max(self.observations))  # raises before any work is done
+            arm = f"{folder} {self.training.cell.key}"
+            return NewScenes(world, defense, self.seed, self.upload, arm)
+        training = self.training
+        seen, hidden = (file(folder, self.checkpoint) for file in (training.seen, training.hidden))
+        return TrainedScenes(
+            world, defense, self.seed, training.draws, training.observations, seen, hidden
+        )
+
+    @property
+    def training(self) -> TrainTrial:
+        """Return the training whose uploads are attacked."""
+        logged = max(self.observations, default=-1) + 1 if self.logged is None else self.logged
+        return TrainTrial(self.scenario, self.defense, self.seed, logged if self.checkpoint else 0)
+
+    def needed(self, folder: Path) -> Iterator[Path]:
+        """Yield the logs of the attacked uploads."""
+        if self.checkpoint:
+            files = (self.training.seen, self.training.hidden)
+            paths = [path(folder, self.checkpoint) for path in files]
+            yield from (path for path in paths if path.exists())  # else training failed
 
     @property
     def draws(self) -> tuple[object, ...]:
@@ -313,89 +342,56 @@ class Rounds:
     Attributes:
         trial: The attack.
         server: The server.
-        folder: The folder of the checkpoints.
+        scenes: The attacked rounds.
     """
 
     trial: AttackTrial
     server: Server
-    folder: Path
-    _models: dict[int, nn.Module] = field(default_factory=dict)
+    scenes: Scenes
     _kept: list[object] = field(default_factory=list)
 
     def observe(self, index: int) -> Attempt:
         """Return an observation, or the reason why there is none."""
-        sought = victims(self.server.world, self.trial.seed, index)
+        scene = self.scenes.scene(index)
         try:
-            upload = self._upload(index, sought)
+            upload = self._upload(index, scene)
         except (NotApplicable, Refused) as reason:
-            return Attempt(index, sought, reason)
-        return Attempt(index, sought, NotApplicable("not attacked"), upload)
+            return Attempt(index, scene.victims, reason)
+        return Attempt(index, scene.victims, NotApplicable("not attacked"), upload)
 
-    def _upload(self, index: int, sought: Tensor) -> Upload:
+    def _upload(self, index: int, scene: Scene) -> Upload:
         """Return the upload of one round: the server sends models, and clients train them."""
-        trial, server, defense = self.trial, self.server, self.server.defense
-        model = self._model(index)
-        crafted = self._sent(model, index)
-        received = tuple(Checked(defense).on_receive(one, model) for one in crafted.models)
-        known = tuple(map(known_of, crafted.models, received))
-        honest = all(one is model for one in known)
-
+        server, defense, model = self.server, self.server.defense, scene.model
+        crafted = self._sent(model, index, len(scene.shares))
+        honest = all(one is model for one in crafted.models)
+        shown = scene.honest() if honest else scene.answer(crafted.models)
+        known = tuple(map(known_of, crafted.models, shown.models))
         client = server.world.client(defense, model)
-        here = {"clients": defense.cohort, "seed": trial.seed}
-        shares = cohort(server.world, sought, **here, observation=index)
-        rng = generator("client", *trial.upload, index)
-        released = (
-            self._released(client, shares, rng, index)
-            if honest
-            else send(client, shares, rng, models=received)
-        )
-
-        uploads = observe(
+        examples = sum(len(one.inputs) for one in scene.shares)
+        threat = server.granted(scene.victims, index, examples=examples)
+        (upload,) = observe(
             client,
-            shares,
-            server.granted(sought, index, examples=sum(len(one.inputs) for one in shares)),
-            rng,
+            scene.shares,
+            threat,
+            generator("client", *self.trial.upload, index),
             models=known,
             replay=server.replay(client, known, 0 if honest else index),
-            released=released,
+            released=Released([_cloned(shown.update)], shown.trained_on),
             kept=crafted.kept,
         )
-        if len(uploads) != 1:
-            raise ValueError(
-                f"{type(defense).__name__} has a cohort of {defense.cohort}, so on_round must "
-                f"return one update for the whole cohort, got {len(uploads)}"
-            )
-        return uploads[0]
+        return upload
 
-    def _released(
-        self, client: Client, shares: Sequence[Batch], rng: torch.Generator, index: int
-    ) -> Released:
-        """Return what clients send to an honest server. It is the same for all attacks."""
-        key = (self._arm, self.trial.checkpoint, index)
-        released = _RELEASED.get(key)
-        if released is None:
-            released = send(client, shares, rng)
-            _keep(key, released)
-        copies = [{n: value.clone() for n, value in update.items()} for update in released.updates]
-        return replace(released, updates=copies)  # an attack may change its copy
-
-    @cached_property
-    def _arm(self) -> tuple[str, Path]:
-        trial = self.trial
-        return TrainTrial(trial.scenario, trial.defense, trial.seed).cell.key, self.folder
-
-    def _sent(self, model: nn.Module, index: int) -> Crafted:
+    def _sent(self, model: nn.Module, index: int, clients: int) -> Crafted:
         """Return the models that the server sends to clients, and what it keeps."""
         server, scenario, adversary = self.server, self.trial.scenario, self.server.adversary
         check_permitted(adversary, Threat(scenario.threat))
-        clients, last = server.defense.cohort, self._kept[-1] if self._kept else None
         known = Round(
             server.world.space,
             server.world.protocol,
             clients,
             scenario.batch_size,
             server.threat.public,
-            last,
+            self._kept[-1] if self._kept else None,
         )
         rng = generator("craft", *self.trial.draws, index)
         crafted, name = adversary.craft(model, known, rng), type(adversary).__name__
@@ -411,37 +407,9 @@ class Rounds:
         self._kept[:] = [crafted.kept]
         return crafted
 
-    def _model(self, index: int) -> nn.Module:
-        """Return the version of the model that the client of an observation received."""
-        trial = self.trial
-        rng = generator("staleness", trial.scenario.description, trial.seed, index)
-        protocol = self.server.world.protocol
-        version = trial.checkpoint - protocol.staleness(trial.checkpoint, rng)
-        if version not in self._models:
-            self._models[version] = self._load(version)
-        return self._models[version]
 
-    def _load(self, version: int) -> nn.Module:
-        trial = self.trial
-        model = self.server.world.model(self.server.defense, trial.seed)
-        if version:
-            training = TrainTrial(trial.scenario, trial.defense, trial.seed)
-            path = training.checkpoint(self.folder, version)
-            if not path.exists():
-                raise ValueError(f"there is no checkpoint of round {version}: training failed")
-            load_model(model, path)
-        return model
-
-
-def _keep(key: _Key, released: Released) -> None:
-    """Keep what clients have sent. Drop the oldest entries if that is too much."""
-    _RELEASED[key] = released
-    while len(_RELEASED) > _UPLOADS_KEPT or sum(map(_entries, _RELEASED.values())) > _ENTRIES_KEPT:
-        del _RELEASED[next(iter(_RELEASED))]
-
-
-def _entries(released: Released) -> int:
-    return sum(value.numel() for update in released.updates for value in update.values())
+def _cloned(update: Update) -> Update:
+    return {name: value.clone() for name, value in update.items()}  # an attack may change it
 
 
 class Trial(Protocol):
@@ -488,12 +456,6 @@ def check_permitted(adversary: Adversary, most: Threat) -> None:
     if threats.index(adversary.threat) > threats.index(most):
         changed = "the architecture" if adversary.threat is Threat.ARCHITECTURE else "parameters"
         raise NotApplicable(f"the threat model ({most.value}) forbids to change {changed}")
-
-
-def attackable(checkpoints: Iterable[int], protocol: TrainingProtocol) -> set[int]:
-    """Return the rounds whose models clients may hold when some rounds are attacked."""
-    oldest = protocol.max_staleness
-    return {c - age for c in checkpoints for age in range(oldest + 1) if c > age}
 
 
 def known_of(sent: nn.Module, received: nn.Module) -> nn.Module:
@@ -546,11 +508,3 @@ def labels_of(scenario: Scenario, defense: Method) -> dict[str, object]:
         "strength": None if built.strength is None else float(built.strength),
         "stochastic": bool(built.stochastic),
     }
-
-
-def _save(model: nn.Module, path: Path) -> None:
-    """Write a checkpoint atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    save_model(model, str(unfinished))  # it handles tied weights
-    unfinished.replace(path)

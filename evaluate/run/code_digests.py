@@ -36,13 +36,15 @@ JOINT = "evaluate/run/cells.py"
 
 TRAINING = (
     JOINT,
-    "evaluate/client/federation.py",
-    "evaluate/data/partition.py",
+    "evaluate/run/training.py",
+    "evaluate/run/training_server.py",
+    "evaluate/world/enrolment.py",
     "evaluate/privacy/claims.py",
 )
 REPLAY = (JOINT, "evaluate/client/examination.py")
 ATTACK = (
     *REPLAY,
+    "evaluate/run/scenes.py",
     "evaluate/run/server.py",
 )
 

@@ -40,7 +40,7 @@ def plan(config: RunConfig, first_seed: int = 0) -> list[Trial]:
         replays += [ReplayTrial(scenario, one) for one in defenses if not undefended(one)]
         for seed in range(first_seed, first_seed + config.seeds):
             for defense in defenses:
-                training.append(TrainTrial(scenario, defense, seed))
+                training.append(TrainTrial(scenario, defense, seed, config.observations))
                 attacks += _attacks(config, scenario, defense, seed)
     return replays + training + attacks
 
@@ -217,6 +217,7 @@ def _attacks(
                     seed=seed,
                     checkpoint=checkpoint,
                     observations=tuple(range(config.observations)),
+                    logged=config.observations if checkpoint else None,
                 )
 
 

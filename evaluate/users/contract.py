@@ -17,12 +17,13 @@ from torch import Generator, Tensor, nn
 
 from leakfrontier.defenses import ADJACENCIES, Batch, Defense, Guarantee, Loss, Update, trainable
 
+from .alone import Alone, alone
 from .copies import CLIENTS
 
 
 @dataclass
 class Checked(Defense):
-    """A defense whose hooks are checked at every call, so that an error names the faulty hook.
+    """A defense whose hooks run alone and are checked, so that an error names the faulty hook.
 
     Attributes:
         inner: The defense that does the work.
@@ -35,6 +36,10 @@ class Checked(Defense):
     _rows: Tensor | None = field(default=None, init=False, repr=False, compare=False)
     _seen: int = field(default=0, init=False, repr=False, compare=False)
 
+    def begin(self, examples: Batch) -> None:
+        """Begin an upload for some examples."""
+        self.trained_on, self._rows, self._seen = examples, None, 0
+
     def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
         """Check that the hook returns a model and did not change the received one.
 
@@ -42,7 +47,7 @@ class Checked(Defense):
         """
         model, agreed = CLIENTS.of(model), CLIENTS.of(agreed)
         before = [value.clone() for value in model.state_dict().values()]
-        result = self.inner.on_receive(model, agreed)
+        result = alone(self.inner.on_receive, model, agreed)
         self._check_untouched("on_receive", before, model.state_dict().values())
         if not isinstance(result, nn.Module):
             raise ValueError(
@@ -54,7 +59,7 @@ class Checked(Defense):
         self, examples: int, batch_size: int, epochs: int, rng: Generator
     ) -> Iterator[Tensor]:
         """Yield the defense's batches, and remember which examples are next."""
-        for rows in self.inner.batches(examples, batch_size, epochs, rng):
+        for rows in Alone(self.inner).batches(examples, batch_size, epochs, rng):
             if not isinstance(rows, Tensor) or rows.dtype != torch.long or rows.dim() != 1:
                 raise ValueError(
                     f"{self._name('batches')} must yield vectors of example numbers (torch.long), "
@@ -67,13 +72,13 @@ class Checked(Defense):
         """Pass the nominal batch size to the defense. Examples come in order."""
         self._rows = None
         self._seen = 0
-        self.inner.expect(batch_size)
+        alone(self.inner.expect, batch_size)
 
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Check the private batch and the defense's batch."""
         check_batch(batch, "the private batch")
         before = [tensor.clone() for tensor in batch]
-        result = self.inner.on_batch(batch, rng)
+        result = alone(self.inner.on_batch, batch, rng)
         if not isinstance(result, Batch):
             raise ValueError(
                 f"{self._name('on_batch')} must return a Batch, got {type(result).__name__}"
@@ -92,7 +97,7 @@ class Checked(Defense):
         """Check that the gradient has the model's names and shapes."""
         arguments = [*batch, *model.parameters()]
         before = [tensor.clone() for tensor in arguments]
-        result = self.inner.gradient(model, loss, batch, rng)
+        result = alone(self.inner.gradient, model, loss, batch, rng)
         self._check_untouched("gradient", before, arguments)
         self._check_update("gradient", result, trainable(model))
         return result
@@ -101,7 +106,7 @@ class Checked(Defense):
         """Check that the upload has the update's names and shapes."""
         given = dict(update)
         before = [tensor.clone() for tensor in given.values()]
-        result = self.inner.on_update(update, rng)
+        result = alone(self.inner.on_update, update, rng)
         if list(update) != list(given):
             raise ValueError(f"{self._name('on_update')} changed the names of its argument")
         self._check_untouched("on_update", before, given.values())
@@ -110,12 +115,12 @@ class Checked(Defense):
 
     def on_cohort(self, models: Sequence[nn.Module]) -> None:
         """Pass the models to the defense."""
-        self.inner.on_cohort(models)
+        alone(self.inner.on_cohort, models)
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
         """Check that the server sees one update per client, or one for all of them."""
         before = [value.clone() for update in updates for value in update.values()]
-        result = self.inner.on_round(updates, rng)
+        result = alone(self.inner.on_round, updates, rng)
         after = [value for update in updates for value in update.values()]
         self._check_untouched("on_round", before, after)
         if not isinstance(result, list | tuple):

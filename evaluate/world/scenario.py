@@ -132,8 +132,9 @@ class Scenario(Strict, Traveller):
     batch_size: Whole = Field(default=1, ge=1, le=MOST)
     """Private examples behind one attacked upload. Smaller batches are easier to attack. 1 is the
     worst case."""
-    checkpoints: tuple[Whole, ...] = (0,)
-    """Training rounds whose models are attacked. 0 is the untrained model."""
+    checkpoints: tuple[Whole, ...] = (150,)
+    """Attacked uploads come from random rounds of training up to this one, after a client's first.
+    0 is the first upload of a new client, for the untrained model. Default: all rounds."""
     knows_targets: bool = False
     """Whether adversaries are told the labels."""
     public_data: bool = True
@@ -204,6 +205,15 @@ class Scenario(Strict, Traveller):
                 "knows_targets must be false for task: next-token: the targets are the private text"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_rounds(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if not isinstance(value, dict) or "checkpoints" in value:
+            return value
+        training = value.get("training", {})
+        rounds = training.get("rounds") if isinstance(training, dict) else training.rounds
+        return {**value, "checkpoints": (rounds,)} if isinstance(rounds, int) else value
 
     @model_validator(mode="after")
     def _reachable_checkpoints(self) -> Scenario:

@@ -182,7 +182,7 @@ def test_what_the_adversary_gets_holds_no_secret_of_the_client() -> None:
     for defense in (TopK(0.1), DPSGD(1.0)):
         observation = observed(mlp(), batch(2), defense)
         assert observation.log_likelihood is not None
-        reachable = observation.log_likelihood.func.__self__  # type: ignore[attr-defined]
+        reachable = observation.log_likelihood.func.__self__.inner  # type: ignore[attr-defined]
         assert reachable == defense
         assert getattr(reachable, "_dropped", None) is None
         assert getattr(reachable, "_client", None) is None

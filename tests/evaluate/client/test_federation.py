@@ -70,7 +70,7 @@ def test_error_feedback_is_kept_per_client_between_rounds() -> None:
     client = make_client(mlp(), TopK(0.1))
     federation = Federation(client, [batch(4), batch(4, 1)], 2, batch_size=4)
     federation.round(rng())
-    dropped = [checked.inner._dropped for checked in federation._defenses]  # type: ignore[attr-defined]
+    dropped = [checked.inner._dropped for checked in federation._clients._defenses]  # type: ignore[attr-defined]
     assert not torch.equal(*dropped)
 
 
@@ -265,7 +265,7 @@ def test_each_example_is_in_one_batch_of_an_epoch_however_many_rounds_that_takes
 
 
 @pytest.mark.parametrize(
-    ("cohort", "groups"), [(1, [6]), (2, [2, 2, 2]), (3, [3, 3]), (4, [6]), (8, [6])]
+    ("cohort", "groups"), [(1, [1] * 6), (2, [2, 2, 2]), (3, [3, 3]), (4, [6]), (8, [6])]
 )
 def test_uploads_are_added_up_in_groups_of_the_cohort(cohort: int, groups: list[int]) -> None:
     defense = Seen(clients=cohort)

@@ -22,7 +22,7 @@ from leakfrontier.evaluate.foundations.rows import Outcome
 from leakfrontier.evaluate.modality import metrics
 from leakfrontier.evaluate.papers.table import PaperSetting, Scores, TableTrial
 from leakfrontier.evaluate.papers.tables import TABLES
-from leakfrontier.evaluate.run import cells
+from leakfrontier.evaluate.run import cells, scenes
 from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial, Trial, run_trial
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario, Training
@@ -83,7 +83,7 @@ def both(trial: Trial) -> tuple[Outcome, Outcome]:
     """Do a cell here, and on a device that mixes with no other."""
     outcomes = []
     for device in ("cpu", "there"):
-        cells._RELEASED.clear()
+        scenes._SHOWN.clear()
         cells._EXAMINED.clear()
         if device == "cpu":
             outcomes.append(trial.run(Path()))
@@ -221,9 +221,9 @@ def test_a_tensor_that_is_made_in_the_wrong_place_fails(
     trial = attacked(SCENARIO, Method(name="none"), adversary)
     right = trial.run(Path())
     monkeypatch.setattr(module, name, change(getattr(module, name)))
-    cells._RELEASED.clear()
+    scenes._SHOWN.clear()
     assert trial.run(Path()).scores == right.scores  # as nobody notices on the CPU
-    cells._RELEASED.clear()
+    scenes._SHOWN.clear()
     with pytest.raises(RuntimeError, match="mixes tensors"), pretended_device(), on_device(THERE):
         trial.run(Path())
 

@@ -15,7 +15,7 @@ from leakfrontier.defenses import Defense
 from leakfrontier.evaluate.client import client
 from leakfrontier.evaluate.foundations.rows import AttackRow
 from leakfrontier.evaluate.foundations.seeds import generator
-from leakfrontier.evaluate.run import cells
+from leakfrontier.evaluate.run import cells, scenes
 from leakfrontier.evaluate.run.cells import (
     AttackTrial,
     ReplayTrial,
@@ -100,7 +100,7 @@ def test_an_upload_is_made_once_for_all_adversaries(
         return client.send(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cells, "send", send)
-    monkeypatch.setattr(cells, "_UPLOADS_KEPT", 4)
+    monkeypatch.setattr(scenes, "_UPLOADS_KEPT", 4)
     assert len(watched(trial(WATCHING, observations=(0, 1)), tmp_path)) == len(sent) == 2
     for observation in watching.SEEN:
         for value in observation.update.values():
@@ -320,7 +320,7 @@ def test_what_a_client_drops_does_not_depend_on_who_attacked_before(
     defended = Method(name="TopK", options={"ratio": 0.5})
     found = []
     for before in ("", "PriorGuess", "LinearLeakage"):
-        cells._RELEASED.clear()
+        scenes._SHOWN.clear()
         cells._EXAMINED.clear()
         if before:
             run_trial((trial(before, **dropping, defense=defended), tmp_path))

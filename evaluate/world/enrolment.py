@@ -1,0 +1,114 @@
+"""Who takes part in a federation, with which examples, and whose uploads are attacked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..data.partition import partition_rows
+from ..foundations.seeds import fork, generator
+from .scenario import World
+
+SPARE = 3
+"""Rounds that may be attacked, for each that is needed if all uploads had the wanted size."""
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """The clients of one repetition of a scenario. They do not depend on the defense.
+
+    Attributes:
+        rows: The training examples of each client.
+        batch_sizes: Examples that each client draws for a FedSGD update.
+    """
+
+    rows: tuple[Tensor, ...]
+    batch_sizes: tuple[int, ...]
+
+
+def enrol(world: World, seed: int, observations: int) -> Enrolment:
+    """Return the clients of a repetition.
+
+    If trained uploads have another size than attacked ones, some clients are of the attacked size.
+
+    Args:
+        world: The scenario and its data.
+        seed: Repetition.
+        observations: Number of attacked uploads.
+    """
+    scenario, training = world.scenario, world.scenario.training
+    attacked, usual = scenario.batch_size, scenario.client_batch
+    rng = generator("shares", scenario.config(), seed)
+    clients, scheme = training.clients, training.partition
+    if world.protocol.uploads_gradient:
+        rows = partition_rows(world.train, clients, scheme, rng, alpha=training.alpha)
+        sizes = [usual if index % 2 else attacked for index in range(clients)]
+        return Enrolment(tuple(rows), tuple(sizes))
+    each = len(world.train.targets) / clients
+    if int(each) <= attacked <= -int(-each // 1):
+        rows = partition_rows(world.train, clients, scheme, rng, alpha=training.alpha)
+        return Enrolment(tuple(rows), (usual,) * clients)
+    order = torch.randperm(len(world.train.targets), generator=fork(rng))
+    small, rest = order[: observations * attacked], order[observations * attacked :]
+    parts = partition_rows(world.train.at(rest), clients, scheme, rng, alpha=training.alpha)
+    rows = [*small.split(attacked), *(rest[part] for part in parts)]
+    return Enrolment(tuple(rows), (usual,) * len(rows))
+
+
+def attacked_rounds(world: World, seed: int, last: int, observations: int) -> list[int]:
+    """Return the rounds whose uploads may be attacked, in random order.
+
+    Args:
+        world: The scenario and its data.
+        seed: Repetition.
+        last: The last round that may be attacked. The first is the second round, if there is one.
+        observations: Number of attacked uploads.
+    """
+    per_round = world.protocol.uploads(world.scenario.training.clients_per_round)
+    rng = generator("attacked rounds", world.scenario.config(), seed, last)
+    drawn = torch.randperm(max(last - 1, 1), generator=rng) + min(2, last)
+    rounds: list[int] = drawn[: -(-SPARE * observations // per_round) + 1].tolist()
+    return rounds
+
+
+class Attackable(NamedTuple):
+    """An upload that may be attacked.
+
+    Attributes:
+        round: Its round, from 1.
+        client: Its client.
+        rows: The training examples behind it.
+        has_history: Whether the client has uploaded before.
+    """
+
+    round: int
+    client: int
+    rows: Tensor
+    has_history: bool
+
+
+def attacked(uploads: Sequence[Attackable], batch_size: int, observations: int) -> list[Attackable]:
+    """Return the uploads to attack.
+
+    Uploads of clients with a history, of the wanted size and of different examples come first. No
+    choice depends on the content of an upload.
+
+    Args:
+        uploads: The uploads of the attacked rounds, in the order of `attacked_rounds`.
+        batch_size: The wanted number of examples.
+        observations: The wanted number of uploads. The result may be shorter.
+    """
+    full = [one for one in uploads if len(one.rows)]
+    full.sort(key=lambda one: (not one.has_history, abs(len(one.rows) - batch_size)))
+    chosen: list[Attackable] = []
+    repeated: list[Attackable] = []
+    met: set[int] = set()
+    for one in full:
+        rows = {*one.rows.tolist()}
+        (repeated if rows & met else chosen).append(one)
+        met |= rows
+    return [*chosen, *repeated][:observations]
