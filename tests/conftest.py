@@ -93,6 +93,7 @@ def tiny() -> dict[str, Any]:
                 "dataset": "digits",
                 "model": {"name": "mlp", "width": 16},
                 "candidates": 20,
+                "checkpoints": [0],
                 "training": {"rounds": 4, "clients": 4, "clients_per_round": 2, "batch_size": 8},
             }
         ],

@@ -9,7 +9,7 @@ from torch import Generator, nn
 
 from leakfrontier.defenses import Batch
 
-from .aggregation import Aggregation
+from .averaging import Averaging
 from .client import Client
 from .clients import Clients
 
@@ -49,7 +49,7 @@ class Federation:
         total = len(self.shares)
         self.rounds_of = [0] * total
         self._clients = Clients(self.client, self.shares, [self.batch_size] * total)
-        self._server = Aggregation(
+        self._server = Averaging(
             self.client.model,
             self.client.protocol,
             total,

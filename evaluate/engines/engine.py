@@ -319,13 +319,13 @@ def _work(
     trust(code)
     receive(values)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent handles it
-    clean.prepare(connection)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         call = pickle.loads(function)
     except Exception as error:
         connection.send_bytes(pickle.dumps(_failure(error)))
         return
+    clean.prepare(connection)  # our modules are loaded, and no cell has run yet
     if "torch" in sys.modules:  # an import may have requested more threads
         sys.modules["torch"].set_num_threads(1)
     with suppress(EOFError, OSError):  # the parent is gone

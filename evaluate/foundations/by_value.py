@@ -74,6 +74,13 @@ def present(value: object, name: str, *, tagged: bool = False) -> str:
     return spec
 
 
+def carried(value: object) -> bytes:
+    """Return a pickled value with its code, for a process that cannot load this code."""
+    walk = _Digest()
+    walk.of(value)
+    return _dumped(value, walk.modules)
+
+
 def _dumped(value: object, names: Iterable[str]) -> bytes:
     """Return a pickled value, with the code of modules that workers cannot import."""
     modules = [sys.modules[name] for name in names if name in sys.modules]
@@ -190,7 +197,8 @@ class _Digest:
             yield value.__qualname__
             yield from _module(value.__module__)
         elif isinstance(value, type | FunctionType):
-            self.modules |= {value.__module__} - {"__main__"}
+            if value.__module__ != "__main__" and _own(value.__module__) is not None:
+                self.modules.add(value.__module__)
             yield from self._class(value) if isinstance(value, type) else self._function(value)
         elif (parts := _wrapped(value)) is not None:
             yield from (type(value).__name__, *map(self.of, parts))

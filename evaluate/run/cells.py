@@ -36,11 +36,12 @@ from ..users.names import adversary_label, family, label, options
 from ..world.enrolment import attacked, attacked_rounds, enrol
 from ..world.scenario import Scenario, World, load_world
 from ..world.victims import cohort, other_cohort, other_examples, victims
-from .code_digests import ATTACK, REPLAY, TRAINING, factories, source_digest
-from .scenes import NewScenes, Scene, Scenes, TrainedScenes, clients_of
+from .code_digests import ATTACK, REPLAY, TRAINED, TRAINING, factories, source_digest
+from .scenes import NewScenes, Scene, Scenes
 from .scoring import Attempt
 from .server import Server
-from .training import Training
+from .trained_scenes import TrainedScenes, clients_of
+from .training_clients import TrainingClients
 from .training_server import Order
 
 EXAMINED_SEED = 0  # seed of the model and clients that examine replays
@@ -90,7 +91,7 @@ class TrainTrial:
         curve = {round(settings.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
         rounds = {last: self._rounds(world, last) for last in self._attacked}
         model = world.model(defense, self.seed)
-        training = Training(
+        training = TrainingClients(
             clients_of(world, defense, model, enrolment),
             enrolment.rows,
             model,
@@ -273,7 +274,7 @@ class AttackTrial(Traveller):
             "checkpoint": self.checkpoint,
             "knows_defense": self.knows_defense,
         }
-        path = {*ATTACK, *(TRAINING if self.checkpoint else ())}
+        path = {*ATTACK, *(TRAINED if self.checkpoint else ())}
         own = own_code_of(self.scenario)
         code = source_digest(path, build_defense(self.defense), adversary, *own)
         return Cell("attack", config, labels, code)

@@ -36,11 +36,12 @@ JOINT = "evaluate/run/cells.py"
 
 TRAINING = (
     JOINT,
-    "evaluate/run/training.py",
+    "evaluate/run/training_clients.py",
     "evaluate/run/training_server.py",
     "evaluate/world/enrolment.py",
     "evaluate/privacy/claims.py",
 )
+TRAINED = (*TRAINING, "evaluate/run/trained_scenes.py")
 REPLAY = (JOINT, "evaluate/client/examination.py")
 ATTACK = (
     *REPLAY,

@@ -6,6 +6,7 @@ It sees what clients release, as bytes. It aggregates, evaluates and logs these 
 from __future__ import annotations
 
 import os
+import pickle
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import nn
 
 from leakfrontier.defenses import Update, trainable
 
-from ..client.aggregation import Aggregation
+from ..client.averaging import Averaging
 from ..client.clients import Seen
 from ..foundations.devices import on_device
 from ..foundations.messages import packed, unpacked
@@ -59,17 +60,17 @@ class TrainingServer:
 
     Args:
         order: What it is told.
-        model: The agreed model, untrained.
+        agreed: The agreed model, untrained, and the protocol (see `by_value.carried`).
     """
 
-    def __init__(self, order: Order, model: nn.Module) -> None:
-        training = order.scenario.training
+    def __init__(self, order: Order, agreed: bytes) -> None:
+        training, (model, protocol) = order.scenario.training, pickle.loads(agreed)
         with on_device(order.scenario.device):
             self._world = load_world(order.scenario)
         self._order = order
-        self._aggregation = Aggregation(
+        self._averaging = Averaging(
             model.to(self._world.device),
-            self._world.protocol,
+            protocol,
             order.clients,
             training.clients_per_round,
             training.server,
@@ -83,10 +84,10 @@ class TrainingServer:
 
     def invite(self, _: bytes) -> bytes:
         """Return the clients of the next round, and the weights that they receive."""
-        self._invited = self._aggregation.invite(self._rng)
+        self._invited = self._averaging.invite(self._rng)
         about = {"clients": self._invited.clients, "ages": self._invited.ages}
         draws = {"/rng": self._invited.rng.get_state()}
-        return packed({**trainable(self._aggregation.model), **draws}, about)
+        return packed({**trainable(self._averaging.model), **draws}, about)
 
     def step(self, content: bytes) -> bytes:
         """Step along the mean of the uploads of a round."""
@@ -97,9 +98,9 @@ class TrainingServer:
         ]
         self._round += 1
         self._refused += about["refused"]
-        sent = self._aggregation.sent(self._invited)
+        sent = self._averaging.sent(self._invited)
         self._log.add(self._round, sent, seen, logged=self._round in self._order.logged)
-        self._aggregation.step(self._invited, seen)
+        self._averaging.step(self._invited, seen)
         self._reach()
         return b""
 
@@ -116,12 +117,12 @@ class TrainingServer:
     def _update(self, tensors: Update, place: str) -> Update:
         return {
             name: tensors[place + name].to(value.device)
-            for name, value in trainable(self._aggregation.model).items()
+            for name, value in trainable(self._averaging.model).items()
         }
 
     def _reach(self) -> None:
         """Save and evaluate the model that some rounds have reached."""
-        model = self._aggregation.model
+        model = self._averaging.model
         if self._round in self._order.saved:
             _save(model, self._order.saved[self._round])
         if self._round in self._order.evaluated:

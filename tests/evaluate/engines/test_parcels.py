@@ -104,12 +104,13 @@ def test_cells_find_their_files_and_checkpoints(
 ) -> None:
     out = home / "out"
     defense = Method(name=f"{home / 'mine.py'}:Rounded")
-    training = TrainTrial(scenario, defense, 0)
+    training = TrainTrial(scenario, defense, 0, observations=2)
     here = run_trial((training, out))
     there = elsewhere(training, out, home, tmp_path / "there")
     assert there.utility == here.utility
-    left = [path.name for path in (tmp_path / "there/run/checkpoints").iterdir()]
-    assert left == [path.name for path in (out / "checkpoints").iterdir()]
+    for folder in ("checkpoints", "uploads"):
+        left = {path.name for path in (tmp_path / "there/run" / folder).iterdir()}
+        assert left == {path.name for path in (out / folder).iterdir()}
     attack = AttackTrial(
         scenario,
         defense,
@@ -121,7 +122,7 @@ def test_cells_find_their_files_and_checkpoints(
     )
     rows = [outcome(attack, out, home, tmp_path) for outcome in (_here, _there)]
     assert rows[0] == rows[1]
-    assert len(rows[0].attacks) == 2
+    assert {row.observation for row in rows[0].attacks} == {0, 1}
 
 
 def _here(trial: Trial, out: Path, home: Path, folder: Path) -> Outcome:

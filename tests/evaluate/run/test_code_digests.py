@@ -92,7 +92,7 @@ def test_an_edit_changes_the_keys_of_what_runs_it_and_of_nothing_else(
     ]
     edits += [
         "evaluate/client/client.py",
-        "evaluate/client/federation.py",
+        "evaluate/client/averaging.py",
         "evaluate/run/scoring.py",
         "evaluate/run/server.py",
     ]
@@ -119,7 +119,7 @@ def test_an_edit_changes_the_keys_of_what_runs_it_and_of_nothing_else(
         "adversaries/matching/matching.py": those("SME", "InvertingGradients"),
         "defenses/signsgd.py": those("SignSGD"),
         "evaluate/client/client.py": cells,
-        "evaluate/client/federation.py": trained,
+        "evaluate/client/averaging.py": trained,
         "evaluate/run/scoring.py": attacks,
         "evaluate/run/server.py": attacks,
         "adversaries/__init__.py": [],

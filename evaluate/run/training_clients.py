@@ -15,6 +15,7 @@ from leakfrontier.defenses import trainable
 
 from ..client.clients import Answer, Clients, Invited, Memory
 from ..engines.clean import CleanProcess, clean_process
+from ..foundations.by_value import carried
 from ..foundations.messages import packed, unpacked
 from ..foundations.rows import UtilityRow
 from ..world.enrolment import Attackable
@@ -23,7 +24,7 @@ from .upload_log import Hidden, SecretLog
 
 
 @dataclass
-class Training:
+class TrainingClients:
     """The clients of one arm during training.
 
     Attributes:
@@ -47,8 +48,9 @@ class Training:
 
     def run(self, rounds: int) -> None:
         """Train for some rounds."""
-        self._server.new(TrainingServer, self.order, self.model)
-        versions: deque[nn.Module] = deque(maxlen=self.clients.client.protocol.max_staleness)
+        protocol = self.clients.client.protocol
+        self._server.new(TrainingServer, self.order, carried((self.model, protocol)))
+        versions: deque[nn.Module] = deque(maxlen=protocol.max_staleness)
         for number in range(1, rounds + 1):
             invited = self._invited()
             sent = {

@@ -23,7 +23,7 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @dataclass
-class Aggregation:
+class Averaging:
     """The server's side of a federation. It holds no defense, and uses nothing but uploads.
 
     Attributes:

@@ -1,0 +1,146 @@
+"""Attacked rounds of a training: from its log, and again with other models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from leakfrontier.defenses import Defense, Refused, trainable
+
+from ..client.averaging import invite
+from ..client.clients import Clients, Invited
+from ..client.examination import ALIKE, distance
+from ..foundations.seeds import generator
+from ..users.alone import fresh
+from ..users.contract import Checked
+from ..world.enrolment import Enrolment, enrol
+from ..world.scenario import World
+from ..world.victims import victims
+from .scenes import Scene, Scenes, Shown, shown_of
+from .upload_log import Logged, SecretLog, UploadLog
+
+
+@dataclass
+class TrainedScenes(Scenes):
+    """Attacked rounds of a training.
+
+    Attributes:
+        world: The scenario and its data.
+        defense: The clients' defense.
+        seed: Repetition.
+        draws: The values that seeded the training.
+        observations: Number of attacked uploads.
+        seen: The file of what the server saw.
+        secrets: The file of what it did not see.
+    """
+
+    world: World
+    defense: Defense
+    seed: int
+    draws: tuple[object, ...]
+    observations: int
+    seen: Path
+    secrets: Path
+    _models: dict[int, nn.Module] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.seen.exists() or not self.secrets.exists():
+            raise ValueError("there is no log of the attacked uploads: training failed")
+        self._log, self._hidden = UploadLog(self.seen), SecretLog(self.secrets)
+
+    def scene(self, index: int) -> Scene:
+        """Return an attacked round by its number."""
+        if index >= len(self._log):
+            return self._refused(index)
+        logged, *earlier = self._log[index]
+        victim = self._log.victim(index)
+        members = (victim, *(one for one in logged.clients if one != victim))
+        rows = [self._hidden[logged.round, one].rows for one in members]
+        shares = [self.world.train.at(part) for part in rows]
+        honest = partial(self._honest, logged, members)
+        answer = partial(self._answer, logged, members)
+        return Scene(rows[0], self.model(logged), shares, honest, answer, earlier)
+
+    def _refused(self, index: int) -> Scene:
+        def refuse(*_: object) -> Shown:
+            raise Refused("clients refused to upload in training")
+
+        sought = victims(self.world, self.seed, index)
+        model = self.world.model(self.defense, self.seed)
+        return Scene(sought, model, [self.world.train.at(sought)], refuse, refuse)
+
+    def _honest(self, logged: Logged, members: Sequence[int]) -> Shown:
+        """Return what was logged in training."""
+        model = self.model(logged)
+        received = Checked(fresh(self.defense)).on_receive(model, model)
+        trained_on = tuple(self._hidden[logged.round, index].trained_on for index in members)
+        return Shown(logged.update, (received,) * len(members), trained_on)
+
+    def _answer(self, logged: Logged, members: Sequence[int], models: Sequence[nn.Module]) -> Shown:
+        """Return what comes of a round if the server sends other models.
+
+        Raises:
+            ValueError: If the clients cannot be put back to the time before the round: with the
+                honest model, they would not upload what they did upload.
+        """
+        honest = [self.model(logged)] * len(models)
+        missed = distance(self._again(logged, members, honest).update, logged.update)
+        if not missed <= ALIKE:
+            raise ValueError(
+                f"{type(self.defense).__name__} cannot be attacked by a malicious server: from "
+                "what a client remembered before a round, its upload of that round could not be "
+                f"repeated ({100 * missed:.0f} % off). An upload must depend on nothing but the "
+                "fields of the defense, the model, the examples and rng"
+            )
+        return self._again(logged, members, models)
+
+    def _again(self, logged: Logged, members: Sequence[int], models: Sequence[nn.Module]) -> Shown:
+        """Return what comes of a round for clients that remember what they did before it."""
+        for index in members:
+            memory = self._hidden[logged.round, index].memory
+            if isinstance(memory, str):
+                raise ValueError(memory)
+            self._clients.remember({index: memory})
+        sent = dict(zip(members, models, strict=True))
+        answer = self._clients.answer(self._invited(logged.round), sent, self.model(logged))
+        return shown_of(answer, members, self.defense)
+
+    def model(self, logged: Logged) -> nn.Module:
+        """Return the model that the clients of an upload received."""
+        if id(logged.model) not in self._models:
+            model = self.world.model(self.defense, self.seed)
+            with torch.no_grad():
+                for name, value in trainable(model).items():
+                    value.copy_(logged.model[name])
+            self._models[id(logged.model)] = model
+        return self._models[id(logged.model)]
+
+    @cached_property
+    def _enrolment(self) -> Enrolment:
+        return enrol(self.world, self.seed, self.observations)
+
+    @cached_property
+    def _clients(self) -> Clients:
+        model = self.world.model(self.defense, self.seed)
+        return clients_of(self.world, self.defense, model, self._enrolment)
+
+    def _invited(self, number: int) -> Invited:
+        """Return the clients of a round, and the source of their randomness, as in training."""
+        protocol = self.world.protocol
+        uploads = protocol.uploads(self.world.scenario.training.clients_per_round)
+        rng = generator("training", *self.draws)
+        for done in range(number):
+            versions = min(done, protocol.max_staleness)
+            invited = invite(protocol, len(self._enrolment.rows), uploads, versions, rng)
+        return invited
+
+
+def clients_of(world: World, defense: Defense, model: nn.Module, enrolment: Enrolment) -> Clients:
+    """Return the clients of a federation under a defense."""
+    shares = [world.train.at(rows) for rows in enrolment.rows]
+    return Clients(world.client(defense, model), shares, enrolment.batch_sizes)
