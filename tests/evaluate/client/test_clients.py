@@ -46,7 +46,9 @@ def rng_copy(draws: Generator) -> Generator:
 
 @pytest.mark.parametrize("protocol", [FedSGD(), FEDAVG], ids=["FedSGD", "FedAvg"])
 @pytest.mark.parametrize(
-    "defense", [Defense(), TopK(0.2), DPSGD(0.5), SecureAggregation(2)], ids=lambda d: type(d).__name__
+    "defense",
+    [Defense(), TopK(0.2), DPSGD(0.5), SecureAggregation(2)],
+    ids=lambda d: type(d).__name__,
 )
 def test_a_part_of_a_round_can_be_played_again(defense: Defense, protocol: Protocol) -> None:
     model = mlp()

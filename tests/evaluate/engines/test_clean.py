@@ -30,7 +30,7 @@ def test_an_object_keeps_its_state_in_another_process(process: CleanProcess) -> 
 
 def test_errors_come_back_and_a_death_is_told(process: CleanProcess) -> None:
     process.new(Counting, 0)
-    with pytest.raises(ValueError, match="^no such round$"):
+    with pytest.raises(ValueError, match=r"^no such round$"):
         process.call("fail")
     assert process.call("add") == b"0"
     with pytest.raises(RuntimeError, match="the process of the server died"):

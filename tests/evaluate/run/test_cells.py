@@ -3,26 +3,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import watching
-from safetensors.torch import load_model
 from torch import Tensor
 
-from leakfrontier.adversaries import FedAvg, FedBuff, Observation
+from leakfrontier.adversaries import Observation
 from leakfrontier.defenses import Defense
-from leakfrontier.evaluate.client import client
+from leakfrontier.evaluate.client import clients
 from leakfrontier.evaluate.foundations.rows import AttackRow
-from leakfrontier.evaluate.foundations.seeds import generator
 from leakfrontier.evaluate.run import cells, scenes
 from leakfrontier.evaluate.run.cells import (
     AttackTrial,
     ReplayTrial,
     TrainTrial,
-    attackable,
     run_trial,
 )
+from leakfrontier.evaluate.run.upload_log import UploadLog
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario, Training, load_world
 
@@ -37,8 +36,8 @@ LOCAL = {"epochs": 1, "batch_size": 64, "lr": 0.1}
 LATE = TINY.model_copy(
     update={
         "protocol": Method(name="FedBuff", options={**LOCAL, "buffer": 2, "oldest": 2}),
-        "checkpoints": (0, 3),
-        "training": Training(rounds=3, clients=4, clients_per_round=2, server="sgd", lr=1.0),
+        "checkpoints": (0, 12),
+        "training": Training(rounds=12, clients=4, clients_per_round=2, server="sgd", lr=1.0),
     }
 )
 WATCHING = Method(name="watching:Watching")
@@ -61,6 +60,10 @@ def trial(adversary: str | Method = "LinearLeakage", **options: object) -> Attac
 def comparable(row: AttackRow) -> AttackRow:
     """Return a row without what depends on the cell's other observations."""
     return replace(row, counterfactual=None, seconds=0.0)
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return all(torch.equal(value, right[name]) for name, value in left.items())
 
 
 def watched(one: AttackTrial, folder: Path) -> list[Observation]:
@@ -95,11 +98,12 @@ def test_an_upload_is_made_once_for_all_adversaries(
     alone = trial("LinearLeakage").run(tmp_path)
     sent: list[int] = []
 
-    def send(*arguments: object, **options: object) -> client.Released:
-        sent.append(len(sent))
-        return client.send(*arguments, **options)  # type: ignore[arg-type]
+    class Counted(clients.Clients):
+        def answer(self, *arguments: Any, **options: Any) -> clients.Answer:  # noqa: ANN401
+            sent.append(len(sent))
+            return super().answer(*arguments, **options)
 
-    monkeypatch.setattr(cells, "send", send)
+    monkeypatch.setattr(scenes, "Clients", Counted)
     monkeypatch.setattr(scenes, "_UPLOADS_KEPT", 4)
     assert len(watched(trial(WATCHING, observations=(0, 1)), tmp_path)) == len(sent) == 2
     for observation in watching.SEEN:
@@ -172,31 +176,16 @@ def test_observations_of_one_model_share_its_replay() -> None:
     assert len({one.models for one in seen}) == 1
 
 
-def test_every_version_that_an_attacked_client_may_have_is_kept() -> None:
-    assert attackable((0, 3, 10), FedAvg()) == {3, 10}
-    assert attackable((0, 3, 10), FedBuff(oldest=4)) == {1, 2, 3, 6, 7, 8, 9, 10}
-
-
 def test_the_attacked_upload_belongs_to_the_version_that_its_client_had(tmp_path: Path) -> None:
-    training = TrainTrial(LATE, NONE, seed=0)
+    training = TrainTrial(LATE, NONE, seed=0, observations=6)
     training.run(tmp_path)
-    kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert kept == {training.checkpoint(tmp_path, version).name for version in (1, 2, 3)}
-    world = load_world(LATE)
-    versions = {}
-    for version in (1, 2, 3):
-        versions[version] = world.model(Defense(), 0)
-        load_model(versions[version], training.checkpoint(tmp_path, version))
-    attack = trial(WATCHING, scenario=LATE, checkpoint=3, observations=tuple(range(12)))
-    had = []
-    for index, observation in enumerate(watched(attack, tmp_path)):
-        rng = generator("staleness", LATE.description, 0, index)
-        version = 3 - world.protocol.staleness(3, rng)
-        torch.testing.assert_close(
-            observation.model.state_dict(), versions[version].state_dict(), rtol=0, atol=0
-        )
-        had.append(version)
-    assert {*had} == {1, 2, 3}
+    options = {"scenario": LATE, "checkpoint": 12, "observations": tuple(range(6))}
+    log = UploadLog(training.seen(tmp_path, 12))
+    for index, observation in enumerate(watched(trial(WATCHING, **options), tmp_path)):
+        assert same(log[index][0].model, observation.model.state_dict())
+    # Only from its version can a client repeat its upload, before it gets a crafted model.
+    rows = trial("RobbingTheFedDirectPass", **options).run(tmp_path).attacks
+    assert {row.outcome for row in rows} == {"scored"}
 
 
 def test_an_upload_before_training_is_of_the_initial_model(tmp_path: Path) -> None:
@@ -206,7 +195,9 @@ def test_an_upload_before_training_is_of_the_initial_model(tmp_path: Path) -> No
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no checkpoint of round 2: training failed"):
+    with pytest.raises(
+        ValueError, match="there is no log of the attacked uploads: training failed"
+    ):
         trial(checkpoint=2).run(tmp_path)
 
 
@@ -216,7 +207,7 @@ def test_tied_weights_survive_a_checkpoint(defense: str, tmp_path: Path) -> None
         update={"model": Method(name="watching:tied"), "checkpoints": (0, 2)}
     )
     method = Method(name=defense, options={"ratio": 0.5} if defense == "TopK" else {})
-    training = TrainTrial(scenario, method, seed=0)
+    training = TrainTrial(scenario, method, seed=0, observations=1)
     first, *_, last = training.run(tmp_path).utility
     assert last.loss != first.loss
     attack = trial(WATCHING, scenario=scenario, defense=method, checkpoint=2, observations=(0,))
@@ -243,7 +234,9 @@ def test_identity_defenses_train_and_upload_as_the_undefended(
     scenario: Scenario, defense: Method, tmp_path: Path
 ) -> None:
     scenario = scenario.model_copy(update={"checkpoints": (0, 3), "batch_size": 3})
-    undefended, defended = (TrainTrial(scenario, one, seed=0) for one in (NONE, defense))
+    undefended, defended = (
+        TrainTrial(scenario, one, seed=0, observations=3) for one in (NONE, defense)
+    )
     assert undefended.run(tmp_path).utility == defended.run(tmp_path).utility
     for checkpoint in (0, 3):
         plain, seen = (

@@ -21,7 +21,7 @@ from leakfrontier.evaluate.run.code_digests import (
     ATTACK,
     JOINT,
     ROOT,
-    TRAINING,
+    TRAINED,
     closure,
     imported,
     source_digest,
@@ -214,7 +214,7 @@ def test_what_code_means_counts_and_neither_its_place_nor_its_words(
 
 def test_the_paths_name_all_that_cells_are_made_of() -> None:
     """What `cells` imports directly is told apart by kind: nothing may be left out."""
-    named = {file for path in {*TRAINING, *ATTACK} for file in closure(ROOT / path)}
+    named = {file for path in {*TRAINED, *ATTACK} for file in closure(ROOT / path)}
     assert imported(ROOT / JOINT) - {ROOT / "evaluate/run/code_digests.py"} <= named
 
 

@@ -104,8 +104,10 @@ def kill_after(config: RunConfig, out: Path, *, cells: int, seconds: float) -> N
 def test_a_run_killed_three_times_ends_with_the_rows_of_one_left_alone(
     tmp_path: Path, tiny: Config
 ) -> None:
-    tiny["scenarios"][0]["checkpoints"] = [0, 2]
-    tiny["defenses"] = ["none", {"name": "DPSGD", "noise_multiplier": 0.1}]
+    tiny["scenarios"][0]["checkpoints"] = [0, 4]
+    tiny["scenarios"][0]["training"] |= {"batch_size": 1, "clients_per_round": 4}
+    no_poisson = {"poisson_sampling": False}
+    tiny["defenses"] = ["none", {"name": "DPSGD", "noise_multiplier": 0.1, **no_poisson}]
     tiny["defenses"] += [{"name": "TopK", "ratio": 0.2}]
     tiny["adversaries"] = ["PriorGuess", "LinearLeakage"]
     tiny["adversaries"] += [{"name": "InvertingGradients", "iterations": 10}]
@@ -263,7 +265,7 @@ def test_a_title_changes_no_row(tmp_path: Path, tiny: Config) -> None:
 def test_an_attack_on_a_model_that_was_not_trained(tmp_path: Path, tiny: Config) -> None:
     tiny["scenarios"][0]["checkpoints"] = [2]
     (attack,) = (t for t in plan(load_config(tiny)) if isinstance(t, AttackTrial))
-    with pytest.raises(ValueError, match="no checkpoint of round 2: training failed"):
+    with pytest.raises(ValueError, match="no log of the attacked uploads: training failed"):
         run_trial((attack, tmp_path))
 
 

@@ -16,7 +16,6 @@ from torch import Generator, Tensor, nn
 from leakfrontier.defenses import Batch, Defense, Loss, TopK, Update, batch_gradient
 from leakfrontier.evaluate.users.alone import Alone, alone, fresh
 
-
 SETTING: ContextVar[str] = ContextVar("setting", default="unset")
 
 
@@ -120,7 +119,13 @@ def test_no_hook_sees_our_frames() -> None:
     defense.unguarded().replay(update).log_likelihood(update, update)
     fresh(inner)
     assert len(inner.seen) == 13
-    others = {"drawn", "<listcomp>", "__init__", "replace", "_replace"}  # of dataclasses, and a list
+    others = {
+        "drawn",
+        "<listcomp>",
+        "__init__",
+        "replace",
+        "_replace",
+    }  # of dataclasses, and a list
     hooks = {name for name in vars(Watching) if not name.startswith("__")} | {"__post_init__"}
     assert {name for seen in inner.seen for name in seen} <= others | hooks
 

@@ -19,7 +19,6 @@ from leakfrontier.defenses import DPSGD, Chain, Defense, DualPruning, Noise, Ran
 from leakfrontier.evaluate.users.state import restored, saved
 
 
-
 @pytest.mark.parametrize(
     "defense",
     [

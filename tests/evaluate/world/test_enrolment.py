@@ -1,0 +1,61 @@
+"""Clients and attacked uploads do not depend on the defense."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from leakfrontier.evaluate.users.methods import Method
+from leakfrontier.evaluate.world.enrolment import Attackable, attacked, attacked_rounds, enrol
+from leakfrontier.evaluate.world.scenario import Scenario, Training, World, load_world
+
+LOCAL = Method(name="FedAvg", options={"epochs": 1, "batch_size": 4, "lr": 0.1})
+
+
+def world(
+    batch_size: int = 1, protocol: Method | None = None, rounds: int = 10, drawn: int | None = None
+) -> World:
+    settings = Training(rounds=rounds, clients=6, clients_per_round=3, batch_size=drawn)
+    protocol = protocol or Method(name="FedSGD")
+    return load_world(
+        Scenario(dataset="digits", batch_size=batch_size, protocol=protocol, training=settings)
+    )
+
+
+@pytest.mark.parametrize("protocol", [None, LOCAL], ids=["FedSGD", "FedAvg"])
+def test_every_example_has_one_client(protocol: Method | None) -> None:
+    here = world(8, protocol)
+    rows = torch.cat([*enrol(here, 0, 5).rows])
+    assert sorted(rows.tolist()) == [*range(len(here.train.targets))]
+
+
+def test_uploads_of_the_attacked_size_are_among_the_trained_ones() -> None:
+    assert enrol(world(2), 0, 5).batch_sizes == (2,) * 6
+    assert {*enrol(world(2, drawn=16), 0, 5).batch_sizes} == {2, 16}
+    small = [rows for rows in enrol(world(8, LOCAL), 0, 5).rows if len(rows) == 8]
+    assert len(small) == 5
+    size = 1438 // 6
+    assert len(enrol(world(size, LOCAL), 0, 5).rows) == 6  # they are of that size anyway
+
+
+def test_attacked_rounds_come_after_the_first_and_in_random_order() -> None:
+    here = world(rounds=50)
+    rounds = attacked_rounds(here, 0, 50, 30)
+    assert len(rounds) == len({*rounds}) == 31
+    assert min(rounds) >= 2
+    assert max(rounds) <= 50
+    assert rounds != sorted(rounds)
+    assert rounds != attacked_rounds(here, 1, 50, 30)
+    assert attacked_rounds(here, 0, 1, 2) == [1]
+
+
+def upload(number: int, client: int, rows: list[int], *, history: bool = True) -> Attackable:
+    return Attackable(number, client, torch.tensor(rows, dtype=torch.long), history)
+
+
+def test_uploads_with_history_of_the_size_and_of_other_examples_come_first() -> None:
+    empty, large = upload(3, 0, []), upload(3, 1, [1, 2])
+    new, good, same = upload(3, 2, [3], history=False), upload(3, 4, [4]), upload(5, 4, [4])
+    late = upload(5, 5, [5])
+    assert attacked([empty, large, new, good, same, late], 1, 9) == [good, late, large, new, same]
+    assert attacked([large, good, late], 1, 1) == [good]
