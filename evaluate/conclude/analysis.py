@@ -184,12 +184,11 @@ def worst_case(results: Analysed) -> pd.DataFrame:
 
     `rate` counts the victims that any attack of a passive server identified, with or without
     knowledge of the defense. Attacks with candidates are left out: to choose the victim among its
-    look-alikes is a different threat than to rebuild it from nothing. The other rates count the
-    passive attacks and more:
+    look-alikes is a different threat than to rebuild it from nothing. The other rates are:
 
     - `parameters_rate` adds attacks that send crafted parameters;
     - `architecture_rate` also adds attacks that change the architecture;
-    - `candidates_rate` adds only passive attacks that are given candidates.
+    - `candidates_rate` counts only the passive attacks that are given candidates.
 
     Each of these is NaN if no attack of its kind ran. Every rate has limits, a text and a
     `counterfactual` with its lower limit: the share of victims that any guess of these attacks for
@@ -352,13 +351,13 @@ def _with_derived(results: Analysed) -> tuple[pd.DataFrame, list[str]]:
         labels_granted=attacks["labels_granted"].fillna(False).astype(bool) & scored,
         optimiser_failed=optimiser_failed(attacks),
         seconds=attacks["seconds"].where(scored),
-        bound=_possible_bounds(attacks),
+        bound=possible_bounds(attacks),
         **tiers,
     )
     return attacks, metrics
 
 
-def _possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
+def possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
     """Return proven bounds; NaN for impossible ones below chance, as in the standard packs."""
     bound = _floats(attacks["bound"])
     return bound.where(bound * _floats(attacks["candidates"]) > 1 - _ROUNDING)
@@ -460,7 +459,8 @@ def _worst(victims: pd.DataFrame, server: str, chance: tuple[bool, bool] | None)
 def _counted(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
     """Return which attacks count in the worst case of a server."""
     if server == "candidates":
-        return ~attacks["baseline"] & (attacks["threat"] == "passive")
+        passive = ~attacks["baseline"] & (attacks["threat"] == "passive")
+        return passive & attacks["candidates_granted"]
     threats = THREATS[: THREATS.index(server) + 1]
     return ~attacks["baseline"] & ~attacks["candidates_granted"] & attacks["threat"].isin(threats)
 
