@@ -11,7 +11,7 @@ from scipy.stats import t
 
 from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
-from ..foundations.statistics import Interval, accuracy_interval, clopper_pearson, rate
+from ..foundations.statistics import Interval, accuracy_interval, clopper_pearson
 from ..run.cells import TrainTrial
 
 Key = TypeVar("Key", bound=Hashable)
@@ -45,7 +45,7 @@ def attacked(results: Conclusions) -> dict[str, dict[str, Any]]:
 
     The interval of the strongest attack is corrected for the choice among all attacks.
     """
-    rates, victims = results.rates(), results.worst_victims()
+    rates, worst = results.rates(), results.worst_case()
     failed = results.cells[(results.cells["kind"] == "attack") & (results.cells["status"] != "ok")]
     found = {}
     for arm, attacks in rates[~rates["baseline"]].groupby("defense"):
@@ -54,13 +54,12 @@ def attacked(results: Conclusions) -> dict[str, dict[str, Any]]:
             raise UserError(f"no attack on {arm} ran")
         best = ran.sort_values("rate", kind="stable").iloc[-1]
         n = int(best["observations"])
-        own = victims.loc[victims.index.get_level_values("defense") == arm]
-        union = own[["passive", "candidates"]].max(axis=1).dropna()
-        uploads = union.groupby(level=["seed", "observation"]).ngroup()
+        union = worst[worst["defense"] == arm].iloc[0]
+        rate, low, high = (float(union[f"candidates_{name}"]) for name in ("rate", "low", "high"))
         found[str(arm)] = {
             "success": clopper_pearson(round(best["rate"] * n), n, 1 - 0.05 / len(ran)),
             "strongest": str(best["adversary"]) if best["rate"] > 0 else None,
-            "any_attack": rate(union, uploads),
+            "any_attack": Interval(rate, low, high, int(union["observations"])),
             "failed": int((failed["defense"] == arm).sum()),
         }
     return found

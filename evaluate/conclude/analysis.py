@@ -184,11 +184,12 @@ def worst_case(results: Analysed) -> pd.DataFrame:
 
     `rate` counts the victims that any attack of a passive server identified, with or without
     knowledge of the defense. Attacks with candidates are left out: to choose the victim among its
-    look-alikes is a different threat than to rebuild it from nothing. The other rates are:
+    look-alikes is a different threat than to rebuild it from nothing. The other rates count the
+    passive attacks and more:
 
     - `parameters_rate` adds attacks that send crafted parameters;
     - `architecture_rate` also adds attacks that change the architecture;
-    - `candidates_rate` counts only the passive attacks that are given candidates.
+    - `candidates_rate` adds only passive attacks that are given candidates.
 
     Each of these is NaN if no attack of its kind ran. Every rate has limits, a text and a
     `counterfactual` with its lower limit: the share of victims that any guess of these attacks for
@@ -459,8 +460,7 @@ def _worst(victims: pd.DataFrame, server: str, chance: tuple[bool, bool] | None)
 def _counted(attacks: pd.DataFrame, server: str) -> pd.Series[bool]:
     """Return which attacks count in the worst case of a server."""
     if server == "candidates":
-        passive = ~attacks["baseline"] & (attacks["threat"] == "passive")
-        return passive & attacks["candidates_granted"]
+        return ~attacks["baseline"] & (attacks["threat"] == "passive")
     threats = THREATS[: THREATS.index(server) + 1]
     return ~attacks["baseline"] & ~attacks["candidates_granted"] & attacks["threat"].isin(threats)
 

@@ -3,8 +3,8 @@
 - `accuracy`: the test accuracy of the trained model.
 - Success from nothing, per server of `THREATS`: the share of victims that attacks without
   candidates identify.
-- Success given candidates: the share that attacks with candidates identify. Without such an attack
-  it is unknown.
+- Success given candidates: the share that a passive server identifies if its attacks may be given
+  candidates. Without an attack that uses them it is unknown.
 - Proven gamma, for one upload and for the whole run: the success that no attack exceeds. It is 1
   without a claim, if the claim is refuted, and if epsilon is above `LARGEST_EPSILON`.
 """
@@ -165,8 +165,11 @@ def _from_nothing(point: pd.Series[Any]) -> str:
     ]
     if not beaten:
         return "From nothing, no attack is shown to beat guessing"
-    named = [f"{SERVERS[server]} identifies {_short(point, server)}" for server in beaten]
-    return "From nothing, " + ", ".join(dict.fromkeys([named[0], named[-1]]))
+    weakest, strongest = beaten[0], beaten[-1]
+    text = f"From nothing, {SERVERS[weakest]} identifies {_short(point, weakest)}"
+    if _short(point, weakest) == _short(point, strongest):
+        return text
+    return f"{text}, {SERVERS[strongest]} {_short(point, strongest)}"
 
 
 def _given(point: pd.Series[Any]) -> str:

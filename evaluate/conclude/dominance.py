@@ -210,9 +210,7 @@ def judge(arms: Mapping[Key, Arm], gap: Callable[[Key, Key], Gap]) -> dict[Key, 
     return {key: found[key] or _judged(key, judged, gap) for key in arms}
 
 
-def _judged(
-    key: Key, judged: Mapping[Key, Coordinates], gap: Callable[[Key, Key], Gap]
-) -> Verdict:
+def _judged(key: Key, judged: Mapping[Key, Coordinates], gap: Callable[[Key, Key], Gap]) -> Verdict:
     """Return the verdict on a judged defense."""
     own = judged[key]
     gaps = {one: gap(one, key) for one in judged if one != key}
@@ -267,7 +265,7 @@ def compare(
     counts = {str(name): group.T.to_dict("list") for name, group in own}
     names = [str(name) for name in next(iter(victims.values()), ())]
     gaps: dict[tuple[str, str], Gap] = {}
-    leaks: dict[tuple[str, str], _Tested] = {}
+    leaks: dict[str, _Tested] = {}
     accuracies: dict[str, _Tested] = {}
     for a, b in combinations(names, 2):
         one, other = (b, a) if a == control else (a, b)
@@ -278,14 +276,14 @@ def compare(
         known = {server: found for server, found in pairs.items() if found is not None}
         seems, accuracy = _accuracy(counts.get(one, {}), counts.get(other, {}))
         if other == control:
-            leaks |= {(one, server): found for server, found in known.items()}
+            leaks[one] = _anywhere([*known.values()])
             accuracies[one] = accuracy
         signs = {server: found.shown() for server, found in known.items()}
         gaps[one, other] = Gap(accuracy.shown(), seems, signs)
     for one, sign in _corrected(accuracies).items():
         found = gaps[one, str(control)]
         gaps[one, str(control)] = Gap(sign, found.seems, found.success)
-    gains = frozenset(one for (one, _), sign in _corrected(leaks).items() if sign > 0)
+    gains = frozenset(one for one, sign in _corrected(leaks).items() if sign > 0)
     gaps |= {(b, a): gap.opposite() for (a, b), gap in gaps.items()}
     return Dominance(gaps, gains, control)
 
@@ -294,6 +292,12 @@ def _matrix(victims: pd.DataFrame) -> tuple[dict[str, Floats], NDArray[np.intege
     """Return the outcomes of each defense, and the upload of each outcome."""
     unit = victims.groupby(level=["seed", "observation"]).ngroup().to_numpy()
     return {str(name): victims[name].to_numpy(dtype=float) for name in victims}, unit
+
+
+def _anywhere(tests: Sequence[_Tested]) -> _Tested:
+    """Return whether some of several tests shows a gain, corrected for their number."""
+    gains = [one.p_value for one in tests if one.sign > 0]
+    return _Tested(1, min(1.0, len(tests) * min(gains, default=1.0)))
 
 
 def _corrected(tests: Mapping[Key, _Tested]) -> dict[Key, int]:

@@ -24,7 +24,7 @@ from ..foundations.statistics import (
 from .analysis import SERVERS, at, column, victim_matrix
 from .baseline import equal_utility
 from .checks import Judged, failed_checks
-from .coordinates import coordinates, headline, success_column, with_proofs
+from .coordinates import GIVEN, coordinates, headline, success_column, with_proofs
 from .dominance import Arm, Dominance, Verdict, compare, judge
 from .labels import DEFENSE, describe_defenses, limit_text, percent, rows
 
@@ -163,6 +163,8 @@ def _frontier(
         for server in SERVERS
         if points[success_column(server)].notna().any() or server == "passive"
     }
+    if GIVEN in victims:  # a passive attack alone does not tell what candidates are worth
+        victims[GIVEN][points.loc[points[column(GIVEN, "rate")].isna(), "defense"]] = nan
     points.insert(0, "scenario", scenario)
     points.insert(1, "checkpoint", checkpoint)
     placed = points.dropna(subset=["accuracy", "advantage"])

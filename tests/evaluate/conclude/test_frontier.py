@@ -41,7 +41,9 @@ def test_frontier_by_hand(tmp_path: Path) -> None:
 def points_of(folder: Path, **arms: tuple[int, list[bool]]) -> pd.DataFrame:
     """Return the points of arms, (correct of 1000, identified), by name."""
     made = [(name, name, None, *arm) for name, arm in arms.items()]
-    return make_frontiers(write_tiny(folder, made, seeds=2), draws=200)[0].points.set_index("defense")
+    return make_frontiers(write_tiny(folder, made, seeds=2), draws=200)[0].points.set_index(
+        "defense"
+    )
 
 
 def lost(victims: int, of: int = 20) -> list[bool]:
