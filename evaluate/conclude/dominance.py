@@ -297,7 +297,7 @@ def _matrix(victims: pd.DataFrame) -> tuple[dict[str, Floats], NDArray[np.intege
 def _anywhere(tests: Sequence[_Tested]) -> _Tested:
     """Return whether some of several tests shows a gain, corrected for their number."""
     gains = [one.p_value for one in tests if one.sign > 0]
-    return _Tested(1, min(1.0, len(tests) * min(gains, default=1.0)))
+    return _Tested(1, min(1.0, len(tests) * min(gains)) if gains else 1.0)
 
 
 def _corrected(tests: Mapping[Key, _Tested]) -> dict[Key, int]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+from scipy.special import ndtr, stdtr
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -207,7 +208,7 @@ def accuracy_test(first: Sequence[int], second: Sequence[int], total: Sequence[i
         return 1.0
     errors = (float(seeds.std(ddof=1)) / sqrt(len(seeds)), sqrt(2 * both * (1 - both) / size))
     scores = [gap / error if error > 0 else inf for error in errors]
-    return float(2 * max(stats.t.sf(scores[0], len(seeds) - 1), stats.norm.sf(scores[1])))
+    return float(2 * max(stdtr(len(seeds) - 1, -scores[0]), ndtr(-scores[1])))
 
 
 def paired_difference(
