@@ -210,6 +210,8 @@ def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
         rate, low, high, text = (column(server, name) for name in ("rate", "low", "high", "text"))
         known = points[rate].notna()
         points[text] = _texts(points, rate, low, high).where(known, points[text].fillna("n/a"))
+    given = column(GIVEN, "text")
+    points[given] = points[given].replace("n/a", "unknown")
     return points
 
 
@@ -404,7 +406,7 @@ def _most_accurate(placed: pd.DataFrame, targets: list[float]) -> list[str]:
         within = placed[placed["advantage_high"] <= target].sort_values("accuracy")
         best.setdefault(str(within["name"].iloc[-1]), []).append(target)
     accuracy = placed.set_index("name")["accuracy"]
-    given = placed.set_index("name")["candidates_text"].replace("n/a", "unknown")
+    given = placed.set_index("name")["candidates_text"]
     return [
         f"Most accurate defense whose advantage from nothing is at most {_either(met)} with 95 % "
         f"confidence: {name}, accuracy {percent(accuracy[name])}; given candidates {given[name]}."
