@@ -107,6 +107,37 @@ def test_across_packs_intervals_decide(tmp_path: Path) -> None:
     assert alone["place"].dropna().to_dict() == {"Near": 1, "Bad": 2}
 
 
+def test_across_packs_one_seed_shows_no_difference_in_accuracy(tmp_path: Path) -> None:
+    packs = []
+    for name, correct in {"Cheap": 800, "Dear": 500}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        arms = [("none", "none", None, 800, ALL), (name, name, None, correct, NOBODY)]
+        write_tiny(folder, arms)
+        packs.append(read_pack(packed(Store(folder).results(), folder / f"{name}.zip")))
+    assert places(*packs).loc["Dear", "verdict"] == "tied with Cheap"
+    more = [
+        tiny_pack(tmp_path, one, [("none", 800, ALL), (one, correct, NOBODY)])
+        for one, correct in {"A": 800, "B": 500}.items()
+    ]
+    assert places(*more).loc["B", "verdict"] == "dominated by A"
+
+
+def test_proven_defenses_have_places_of_their_own(tmp_path: Path) -> None:
+    options = {"guaranteed": True, "bound": 0.6, "candidates": True}
+    _, path = make_pack(tmp_path, scenarios=SCENARIOS[1:], observations=20, **options)
+    table = places(read_pack(path))
+    private = table["evidence"] == "proven"
+    assert [*table.index[private]] == [
+        "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0)"
+    ]  # epsilon 4
+    assert table.index[0] == table.index[private][0]
+    assert (table.loc[private, "place"] == 1).all()
+    assert (table["gamma_upload"] == private.map({True: 0.6, False: 1.0})).all()
+    assert table.loc[~private, "place"].min() == 1
+    assert not table["dominated"][private].any()
+
+
 def test_what_was_measured_differently_is_shown_twice(tmp_path: Path) -> None:
     first = tiny_pack(tmp_path, "one", [("none", 800, ALL), ("Good", 800, NOBODY)])
     second = tiny_pack(tmp_path, "two", [("none", 700, ALL), ("Good", 700, NOBODY)])
@@ -158,7 +189,7 @@ def test_a_place_counts_all_servers(tmp_path: Path) -> None:
         assert (crafted["success"] == 1).all()  # that attack never fails
         assert architecture["success"].isna().all()
         for table in (crafted, architecture):
-            assert table["place"].to_dict() == pytest.approx(passive["place"], nan_ok=True)
+            pd.testing.assert_series_equal(table["place"], passive["place"], check_like=True)
             assert table["verdict"].to_dict() == passive["verdict"].to_dict()
             assert table["beside"].isna().all()
         assert passive["place"].notna().sum() >= 2
