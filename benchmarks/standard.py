@@ -137,14 +137,8 @@ def markdown(setting: Setting) -> str:
         verdict = str(row.verdict)
         for other in filter(None, (row.dominated, row.tied_with)):
             verdict = verdict.replace(other, names[other])
-        fields = (
-            row.evidence,
-            place_text(row),
-            names[row.defense],
-            row.accuracy_text,
-            *rates,
-            verdict,
-        )
+        fields = [row.evidence, place_text(row), names[row.defense], row.accuracy_text]
+        fields += [*rates, verdict]
         lines.append(f"| {' | '.join(map(str, fields))} |")
     for defense, share in _originals(evaluation.results).items():
         what = "the private picture itself is identified in"

@@ -124,16 +124,14 @@ def test_across_packs_one_seed_shows_no_difference_in_accuracy(tmp_path: Path) -
 
 
 def test_proven_defenses_have_places_of_their_own(tmp_path: Path) -> None:
-    options = {"guaranteed": True, "bound": 0.6, "candidates": True}
+    options = {"guaranteed": True, "bound": 0.9}
     _, path = make_pack(tmp_path, scenarios=SCENARIOS[1:], observations=20, **options)
     table = places(read_pack(path))
     private = table["evidence"] == "proven"
-    assert [*table.index[private]] == [
-        "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0)"
-    ]  # epsilon 4
+    assert [*table["epsilon"][private]] == [4.0]  # of 400, 40 and 4
     assert table.index[0] == table.index[private][0]
     assert (table.loc[private, "place"] == 1).all()
-    assert (table["gamma_upload"] == private.map({True: 0.6, False: 1.0})).all()
+    assert (table["gamma_upload"] == private.map({True: 0.9, False: 1.0})).all()
     assert table.loc[~private, "place"].min() == 1
     assert not table["dominated"][private].any()
 
