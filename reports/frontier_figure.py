@@ -74,10 +74,10 @@ def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> 
         "Each point is a defense, and bars are 95 % intervals. Better is down and to the right. "
         "Points with a dark outline are Pareto-optimal by their verdict, and the grey staircase "
         "joins them. Lines join the strengths of one family. Points may coincide. Thin lines lead "
-        "from each point to its label, which shows the value of its family's parameter. Triangles "
-        "show the success given candidates. Without a triangle it is unknown. Ticks mark proven "
-        "defenses, with epsilon over the whole training run. Crosses on hollow points mark refuted "
-        "claims. Accuracy is that of the final round."
+        "from each point to its label, which shows the value of its family's parameter. A "
+        "letter c marks the success given candidates; without it, this is unknown. Ticks mark "
+        "proven defenses, with epsilon over the whole training run. Crosses on hollow points mark "
+        "refuted claims. Accuracy is that of the final round."
         + (f" {unlabelled} points have no room for a label: see the table." if unlabelled else ""),
         styled(wide),
         styled(narrow),
@@ -186,7 +186,7 @@ def _frontier_layers(
     )
     given = (
         base.transform_filter("isValid(datum.candidates_rate)")
-        .mark_point(shape="triangle-down", size=45, opacity=0.8)
+        .mark_text(text="c", fontSize=13, fontWeight="bold")
         .encode(y=alt.Y("candidates_rate:Q"), color=colour)
     )
     refuted = alt.datum.refuted

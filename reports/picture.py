@@ -12,6 +12,7 @@ import vl_convert
 from markupsafe import escape
 
 from leakfrontier.evaluate.conclude.checks import conclusion
+from leakfrontier.evaluate.conclude.coordinates import GIVEN
 from leakfrontier.evaluate.conclude.frontier import Frontier
 from leakfrontier.evaluate.conclude.labels import rows
 from leakfrontier.evaluate.conclude.results import Conclusions
@@ -63,6 +64,8 @@ def picture(results: Conclusions, scenario: str | None = None) -> str:
     lines = textwrap.wrap(answer(frontier.scenario, frontier.points), int(across - _MARGIN) // 9)
     top = _MARGIN + 24 * len(lines) + 32
     trust = f"{conclusion(results.checks())}. Adversary panel {results.panel}. Intervals are 95 %."
+    if frontier.points[f"{GIVEN}_rate"].notna().any():
+        trust += " c: success given candidates."
     parts = [
         *(_text(line, _MARGIN, _MARGIN + 16 + 24 * i, 17) for i, line in enumerate(lines)),
         _text(trust, _MARGIN, top - 16, 12.5, SOFT),

@@ -122,6 +122,9 @@ def test_the_readme_quotes_the_headlines_of_dp_sgd(settings: list[Setting], scen
     (headline,) = points.loc[points["epsilon"].between(7.9, 8), "headline"]
     quoted = " ".join(README.replace("\n> ", "\n").split())
     assert headline in quoted
+    if scenario == "mlp":
+        guide = (ROOT / "docs" / "guides" / "read_the_report.md").read_text()
+        assert headline in " ".join(guide.replace("\n> ", "\n").split())
 
 
 def test_no_defense_dominates_one_with_a_smaller_proven_limit(settings: list[Setting]) -> None:
