@@ -28,6 +28,7 @@ from .charts import (
 from .label_places import place_labels, text_sizes
 
 _FONT = 11.5
+_LETTER_C = "M0.45,-0.5A0.65,0.65,0,1,0,0.45,0.5"  # a symbol, so that it needs no room
 _LONGEST = 30  # characters of a label
 _ABOVE = 34  # pixels for labels above the plot, since many defenses leak everything
 _POINT = [
@@ -186,7 +187,7 @@ def _frontier_layers(
     )
     given = (
         base.transform_filter("isValid(datum.candidates_rate)")
-        .mark_text(text="c", fontSize=13, fontWeight="bold")
+        .mark_point(shape=_LETTER_C, size=90, strokeWidth=2.2, opacity=1)
         .encode(y=alt.Y("candidates_rate:Q"), color=colour)
     )
     refuted = alt.datum.refuted

@@ -61,7 +61,9 @@ def picture(results: Conclusions, scenario: str | None = None) -> str:
     width, height = _size(figure.svg)
     strips = _strips(make_gallery(results, frontier.scenario, frontier.checkpoint), frontier)
     across = width + 2 * _MARGIN + (_NAMES + _VICTIMS * _STEP + _MARGIN if strips else 0)
-    lines = textwrap.wrap(answer(frontier.scenario, frontier.points), int(across - _MARGIN) // 9)
+    said = answer(frontier.scenario, frontier.points).replace(" %", "\u00a0%")
+    lines = textwrap.wrap(said, int(across - _MARGIN) // 9)
+    lines = [line.replace("\u00a0", " ") for line in lines]
     top = _MARGIN + 24 * len(lines) + 32
     trust = f"{conclusion(results.checks())}. Adversary panel {results.panel}. Intervals are 95 %."
     if frontier.points[f"{GIVEN}_rate"].notna().any():
