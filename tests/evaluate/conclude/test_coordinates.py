@@ -64,7 +64,16 @@ def test_a_missing_or_impossible_bound_proves_nothing_of_an_upload() -> None:
     assert proven((0.0, 0.3, 0.2))["gamma_upload"] == 0.3  # with the most guesses
 
 
-@pytest.mark.parametrize("change", [{"sample_rate": 0.0}, {"steps": 0}, {"noise_multiplier": -1.0}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sample_rate": 0.0},
+        {"steps": 0},
+        {"steps": float("inf")},
+        {"noise_multiplier": -1.0},
+        {"noise_multiplier": 1e300},
+    ],
+)
 def test_impossible_claims_prove_nothing_of_a_run(change: dict[str, Any]) -> None:
     assert proven(**change)["gamma_run"] == 1
 
