@@ -22,6 +22,7 @@ import pandas as pd
 import torch
 
 from leakfrontier.adversaries.base import THREATS
+from leakfrontier.evaluate.conclude.coordinates import proof_text
 from leakfrontier.evaluate.conclude.labels import percent
 from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.seeds import fork, generator
@@ -123,7 +124,8 @@ def markdown(setting: Setting) -> str:
     """Return the standings of a setting, with remarks and the conclusion."""
     evaluation = setting.evaluations[0]
     names = point_names(evaluation.frontier.points)
-    columns = ["place", "defense", "accuracy", *THREATS, "blind", "verdict"]
+    columns = ["evidence", "place", "defense", "accuracy", *THREATS, "blind"]
+    columns += ["given candidates", "proof allows", "verdict"]
     lines = [f"\n**{setting.name}** (attacked: the model of round {setting.checkpoint})\n"]
     lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     standing = setting.table.set_index("defense")
@@ -131,10 +133,12 @@ def markdown(setting: Setting) -> str:
     for row in setting.table[setting.table["server"] == "passive"].itertuples():
         found = standing.loc[[row.defense]].set_index("server")["success_text"]
         rates = [*(found[server] for server in THREATS), percent(blind[row.defense])]
+        rates += [str(row.candidates_text), proof_text(row)]
         verdict = str(row.verdict)
         for other in filter(None, (row.dominated, row.tied_with)):
             verdict = verdict.replace(other, names[other])
-        fields = (place_text(row), names[row.defense], row.accuracy_text, *rates, verdict)
+        fields = [row.evidence, place_text(row), names[row.defense], row.accuracy_text]
+        fields += [*rates, verdict]
         lines.append(f"| {' | '.join(map(str, fields))} |")
     for defense, share in _originals(evaluation.results).items():
         what = "the private picture itself is identified in"

@@ -21,7 +21,7 @@ _MOST_PSNR = 60.0  # above this, a guess equals the victim up to rounding
 
 
 def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figure | None:
-    """Return worst-case success against strength, one panel per family that was swept.
+    """Return success from nothing against strength, one panel per family that was swept.
 
     Args:
         scenario: The name of the scenario.
@@ -51,7 +51,7 @@ def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figu
     return Figure(
         f"strength-{slug(scenario)}-{checkpoint}",
         f"Success against strength: {scenario}, round {checkpoint}",
-        "The worst case over the attacks of a passive server, with 95 % intervals. Strength grows "
+        "Success from nothing of a passive server, with 95 % intervals. Strength grows "
         "to the right. Dashed: success without the upload, the largest of the prior guess, chance "
         "and the guesses for another upload. Dotted: no defense.",
         *grid(panels),
@@ -67,7 +67,7 @@ def _strength_panel(sweep: str, group: pd.DataFrame, colour: str, control: float
             title=f"{group['knob'].iloc[0]} (stronger \u2192)",
             axis={"labelAngle": 0},
         ),
-        y=share("rate:Q", "Worst-case success"),
+        y=share("rate:Q", "Success from nothing"),
         tooltip=[
             alt.Tooltip("defense:N"),
             alt.Tooltip("text:N", title="success"),

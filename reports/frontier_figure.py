@@ -1,4 +1,4 @@
-"""The frontier as a chart: accuracy against worst-case advantage, with epsilon in the labels."""
+"""The frontier as a chart: accuracy against success from nothing, with epsilon in the labels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from leakfrontier.evaluate.conclude.coordinates import proof_text
 from leakfrontier.evaluate.conclude.labels import describe_defenses, epsilon_text, percent, rows
 
 from .charts import (
@@ -27,19 +28,21 @@ from .charts import (
 from .label_places import place_labels, text_sizes
 
 _FONT = 11.5
+_LETTER_C = "M0.45,-0.5A0.65,0.65,0,1,0,0.45,0.5"  # a symbol, so that it needs no room
 _LONGEST = 30  # characters of a label
 _ABOVE = 34  # pixels for labels above the plot, since many defenses leak everything
 _POINT = [
     *("defense", "series", "sweep", "strength", "checkpoint", "pareto"),
     *("label", "label_x", "label_y", "end_x", "end_y", "joined"),
     *("accuracy", "accuracy_low", "accuracy_high", "accuracy_text"),
-    *("shown", "advantage_low", "advantage_high", "advantage_text", "success_text"),
-    *("contains", "p_pareto", "verdict", "epsilon_text", "private", "refuted"),
+    *("success", "success_low", "success_high", "success_text", "blind_text"),
+    *("candidates_rate", "candidates_text", "proof", "contains"),
+    *("p_pareto", "verdict", "epsilon_text", "private", "refuted"),
 ]
 
 
 def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> Figure | None:
-    """Return accuracy against worst-case advantage, one panel per checkpoint.
+    """Return accuracy against success from nothing, one panel per checkpoint.
 
     Args:
         scenario: The name of the scenario.
@@ -54,14 +57,13 @@ def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> 
     # The control is drawn last, on top of weak defenses at the same point.
     points = points.sort_values("order", ascending=False, ignore_index=True)
     points["series"] = _series(points)
-    points["shown"] = points["advantage"].clip(lower=0)
-    for limit in ("advantage_low", "advantage_high"):
-        points[limit] = points[limit].clip(lower=0)
+    points["blind_text"] = points["blind"].map(percent)
+    points["proof"] = [proof_text(point) for point in rows(points)]
     points["accuracy_text"] = [
         f"{percent(p.accuracy)} [{100 * p.accuracy_low:.1f}, {100 * p.accuracy_high:.1f}]"
         for p in rows(points)
     ]
-    points["private"] = points["epsilon"].notna() & ~points["refuted"]
+    points["private"] = points["evidence"] == "proven"
     points["epsilon_text"] = points["epsilon"].map(epsilon_text)
     points["epsilon_text"] += points["refuted"].map({True: " refuted", False: ""})
     points["words"] = points["defense"].map(point_names(points))
@@ -73,9 +75,10 @@ def frontier_figure(scenario: str, points: pd.DataFrame, width: int = WIDTH) -> 
         "Each point is a defense, and bars are 95 % intervals. Better is down and to the right. "
         "Points with a dark outline are Pareto-optimal by their verdict, and the grey staircase "
         "joins them. Lines join the strengths of one family. Points may coincide. Thin lines lead "
-        "from each point to its label, which shows the value of its family's parameter. Ticks mark "
-        "defenses with a formal guarantee, with epsilon over the whole training run. Crosses on "
-        "hollow points mark refuted claims. Accuracy is that of the final round."
+        "from each point to its label, which shows the value of its family's parameter. A "
+        "letter c marks the success given candidates; without it, this is unknown. Ticks mark "
+        "proven defenses, with epsilon over the whole training run. Crosses on hollow points mark "
+        "refuted claims. Accuracy is that of the final round."
         + (f" {unlabelled} points have no room for a label: see the table." if unlabelled else ""),
         styled(wide),
         styled(narrow),
@@ -134,8 +137,8 @@ def _frontier_layers(
         scale={"domain": list(domain), "nice": False},
     )
     y = alt.Y(
-        "shown:Q",
-        title="Worst-case advantage over prior, passive server",
+        "success:Q",
+        title="Success from nothing, passive server",
         axis={"format": "%"},
         scale={"domain": [0, 1]},
     )
@@ -153,7 +156,7 @@ def _frontier_layers(
         x=alt.X("accuracy_low:Q"), x2=alt.X2("accuracy_high:Q"), color=colour
     )
     down = base.mark_rule(opacity=0.7).encode(
-        y=alt.Y("advantage_low:Q"), y2=alt.Y2("advantage_high:Q"), color=colour
+        y=alt.Y("success_low:Q"), y2=alt.Y2("success_high:Q"), color=colour
     )
     ticks = (
         base.transform_filter(alt.datum.private)
@@ -164,8 +167,10 @@ def _frontier_layers(
         alt.Tooltip("defense:N", title="defense"),
         alt.Tooltip("accuracy_text:N", title="accuracy, final round"),
         alt.Tooltip("contains:N", title="its interval contains"),
-        alt.Tooltip("success_text:N", title="worst-case success"),
-        alt.Tooltip("advantage_text:N", title="advantage over prior"),
+        alt.Tooltip("success_text:N", title="from nothing, passive server"),
+        alt.Tooltip("blind_text:N", title="blind guess"),
+        alt.Tooltip("candidates_text:N", title="given candidates"),
+        alt.Tooltip("proof:N", title="proof allows"),
         alt.Tooltip("epsilon_text:N", title="epsilon"),
         alt.Tooltip("p_pareto:Q", title="P(Pareto-optimal)", format=".2f"),
         alt.Tooltip("verdict:N", title="verdict"),
@@ -179,6 +184,11 @@ def _frontier_layers(
             stroke=alt.condition(optimal, alt.value(OUTLINE), alt.value(PAPER)),
             strokeWidth=alt.condition(optimal, alt.value(1.6), alt.value(0.5)),
         )
+    )
+    given = (
+        base.transform_filter("isValid(datum.candidates_rate)")
+        .mark_point(shape=_LETTER_C, size=90, strokeWidth=2.2, opacity=1)
+        .encode(y=alt.Y("candidates_rate:Q"), color=colour)
     )
     refuted = alt.datum.refuted
     hollow = marks.transform_filter(refuted).mark_point(filled=False, size=55, opacity=1)
@@ -195,7 +205,7 @@ def _frontier_layers(
     )
     text = names.mark_text(fontSize=_FONT, color=INK)
     layers = alt.layer(
-        *(stairs, sweeps, across, down, leaders, ticks, dots, hollow, crosses, halo, text),
+        *(stairs, sweeps, across, down, given, leaders, ticks, dots, hollow, crosses, halo, text),
         data=points[_POINT],
     )
     return layers.properties(width=width, height=height)
@@ -211,9 +221,9 @@ def _place_labels(
     ranked = points.sort_values(["control", "refuted", "pareto", "private"], ascending=False)
     start = np.array([domain[0], 0.0])
     scale = np.array([(domain[1] - domain[0]) / width, 1 / height])  # one pixel
-    at = (ranked[["accuracy", "shown"]].to_numpy(float) - start) / scale
+    at = (ranked[["accuracy", "success"]].to_numpy(float) - start) / scale
     room = (0.0, 0.0, float(width), float(height + _ABOVE))
-    limits = ["accuracy_low", "accuracy_high", "advantage_low", "advantage_high"]
+    limits = ["accuracy_low", "accuracy_high", "success_low", "success_high"]
     low, high, less, more = ranked[limits].to_numpy(float).T
     thin = np.ones(len(ranked))
     across = ((low + high) / 2 - start[0], at[:, 1] * scale[1], (high - low) / 2, thin * scale[1])

@@ -53,7 +53,7 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
         "attacks had identified every victim. \u201cOf n left\u201d means that the rate is over "
         "the n uploads that earlier attacks left. Do not compare it with other rates. An attack "
         "that is given candidates chooses the victim among its look-alikes, and does not count in "
-        "the worst case of the frontier. An attack that crafts parameters or the architecture "
+        "the success from nothing. An attack that crafts parameters or the architecture "
         "needs an active server.",
         styled(chart),
         layout="scroll",

@@ -13,6 +13,7 @@ import pandas as pd
 
 from leakfrontier.adversaries.base import THREATS
 from leakfrontier.evaluate.conclude.analysis import SERVERS
+from leakfrontier.evaluate.conclude.coordinates import proof_text
 from leakfrontier.evaluate.conclude.labels import epsilon_text
 from leakfrontier.evaluate.share.leaderboard import Setting, make_settings
 from leakfrontier.evaluate.share.pack import Pack
@@ -32,6 +33,7 @@ class Line:
     Attributes:
         row: Its row of `standings`.
         place: Its place, as text.
+        proof: What the proof allows.
         beside: The DP-SGD of equal accuracy, with the verdict on the pair.
         gallery: The anchor of its pictures; "" if there are none.
         strip: Its pictures.
@@ -39,6 +41,7 @@ class Line:
 
     row: Any
     place: str
+    proof: str
     beside: str
     gallery: str = ""
     strip: Strip | None = None
@@ -136,18 +139,20 @@ def leakage_figure(table: pd.DataFrame) -> Figure | None:
             color=alt.Color("success:Q", scale=scale, legend=None), tooltip=["cost:N"]
         )
         words = base.mark_text(fontSize=11).encode(text="text:N")
-        title = f"victims identified by {_PANELS[server]}, %"
+        title = f"identified from nothing by {_PANELS[server]}, %"
         panels.append(
             alt.layer(boxes, words).properties(title=title, width=alt.Step(38), height=alt.Step(20))
         )
     chart = styled(alt.hconcat(*panels).resolve_scale(y="shared"))
     right = " (left) and a server that may send crafted parameters or architectures (right)"
     caption = (
-        "The worst case over the panel, in percent of victims, under each defense in each setting. "
+        "Success from nothing, in percent of victims, under each defense in each setting. "
         f"The attacker is a passive server{right if len(panels) > 1 else ''}. The tables show what "
         "each defense costs in accuracy."
     )
-    return Figure("leaderboard", "Who is identified under each defense", caption, chart)
+    return Figure(
+        "leaderboard", "Who is identified from nothing under each defense", caption, chart
+    )
 
 
 def _named(row: Any) -> str:  # noqa: ANN401 - a row of a table
@@ -176,7 +181,8 @@ def _board(setting: Setting, number: int) -> Board:
         key = (str(row.pack), str(row.defense))
         gallery = places.setdefault(key, f"gallery-{number}-{len(places)}")
         strip = strips.get(key)
-        line = Line(row, place_text(row), _beside(row), gallery if strip else "", strip)
+        texts = (place_text(row), proof_text(row), _beside(row))
+        line = Line(row, *texts, gallery if strip else "", strip)
         if row.evaluation != "fail":
             tables[str(row.server)].append(line)
         elif row.server == "passive":

@@ -205,26 +205,31 @@ def _figures(scenarios: Iterable[ScenarioSection]) -> list[Figure]:
 
 
 def answer(scenario: str, points: pd.DataFrame) -> str:
-    """Return a sentence on the most private defense, at its worst round."""
+    """Return the headline of the most private defense, at its worst round.
+
+    The most private one has the least proven gamma, then the least success given candidates and
+    from nothing.
+    """
     attacked = points.dropna(subset=["advantage"]) if len(points) else points
     if attacked.empty:
         return f"{scenario}: no attack ran, so nothing is known about any defense."
-    order = attacked.sort_values(["advantage_high", "advantage"], ascending=False)
+    privacy = ["gamma_upload", "gamma_run", "candidates_high", "advantage_high", "advantage"]
+    order = attacked.fillna({"candidates_high": 1.0}).sort_values(privacy, ascending=False)
     worst = order.drop_duplicates("defense")
     control, defended = worst[worst["control"]], worst[~worst["control"]]
-    start = f"{scenario}: without a defense, the attacks identify "
+    start = f"{scenario}: without a defense, attacks from nothing identify "
     start += f"{control['success_text'].iloc[0]} of the victims" if len(control) else "(not run)"
     if defended.empty:
         return f"{start}. No defense was tested."
-    best = defended.sort_values(["advantage_high", "accuracy"], ascending=[True, False]).iloc[0]
-    cost = f"at {percent(best['accuracy'])} accuracy"
+    ranked = defended.sort_values([*privacy[:-1], "accuracy"], ascending=[True] * 4 + [False])
+    best = ranked.iloc[0]
+    cost = f"Its accuracy is {percent(best['accuracy'])}"
     if len(control):
         cost += f" (undefended {percent(control['accuracy'].iloc[0])})"
-    doubt = ", and is not shown to be more private than no defense" if not best["gains"] else ""
-    doubt += "; its privacy claim is refuted" if best["refuted"] else ""
+    doubt = "" if best["gains"] else ". It is not shown to be more private than no defense"
     return (
-        f"{start}. The most private of {len(defended)} tested defenses, {best['name']}, "
-        f"leaves {best['success_text']} {cost}{doubt}."
+        f"{start}. The most private of {len(defended)} tested defenses is {best['name']}. "
+        f"{best['headline']} {cost}{doubt}."
     )
 
 

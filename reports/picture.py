@@ -12,6 +12,7 @@ import vl_convert
 from markupsafe import escape
 
 from leakfrontier.evaluate.conclude.checks import conclusion
+from leakfrontier.evaluate.conclude.coordinates import GIVEN
 from leakfrontier.evaluate.conclude.frontier import Frontier
 from leakfrontier.evaluate.conclude.labels import rows
 from leakfrontier.evaluate.conclude.results import Conclusions
@@ -60,9 +61,13 @@ def picture(results: Conclusions, scenario: str | None = None) -> str:
     width, height = _size(figure.svg)
     strips = _strips(make_gallery(results, frontier.scenario, frontier.checkpoint), frontier)
     across = width + 2 * _MARGIN + (_NAMES + _VICTIMS * _STEP + _MARGIN if strips else 0)
-    lines = textwrap.wrap(answer(frontier.scenario, frontier.points), int(across - _MARGIN) // 9)
+    said = answer(frontier.scenario, frontier.points).replace(" %", "\u00a0%")
+    lines = textwrap.wrap(said, int(across - _MARGIN) // 9)
+    lines = [line.replace("\u00a0", " ") for line in lines]
     top = _MARGIN + 24 * len(lines) + 32
     trust = f"{conclusion(results.checks())}. Adversary panel {results.panel}. Intervals are 95 %."
+    if frontier.points[f"{GIVEN}_rate"].notna().any():
+        trust += " c: success given candidates."
     parts = [
         *(_text(line, _MARGIN, _MARGIN + 16 + 24 * i, 17) for i, line in enumerate(lines)),
         _text(trust, _MARGIN, top - 16, 12.5, SOFT),

@@ -11,6 +11,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from leakfrontier.evaluate.conclude.analysis import FINISHED
+from leakfrontier.evaluate.conclude.coordinates import proof_text
 from leakfrontier.evaluate.conclude.labels import (
     describe_attack,
     describe_defenses,
@@ -23,11 +24,11 @@ from leakfrontier.evaluate.conclude.labels import (
 )
 
 STRONGER = {
-    "parameters": "crafted parameters",
-    "architecture": "crafted architecture",
-    "candidates": "given candidates",
+    "parameters": "From nothing, crafted parameters",
+    "architecture": "From nothing, crafted architecture",
+    "candidates": "Given candidates",
 }
-"""The worst cases of stronger servers, and what each adds to the passive server."""
+"""The columns of stronger servers."""
 
 _METRICS = {
     "psnr": ("PSNR", "{:.1f} dB"),
@@ -94,7 +95,7 @@ class ShownTable:
 
 
 def stronger_servers(points: pd.DataFrame) -> list[str]:
-    """Return the stronger servers that attacked any defense."""
+    """Return the stronger servers that attacked any defense, and the one with candidates."""
     return [name for name in STRONGER if (points[f"{name}_text"] != "n/a").any()]
 
 
@@ -106,9 +107,9 @@ def headline_table(points: pd.DataFrame) -> ShownTable:
         "Defense",
         *(("Perplexity",) if of_tokens else ()),
         f"{'Next-token accuracy' if of_tokens else 'Accuracy'}, {final_round(points['rounds'])}",
-        "Worst-case success",
-        "Advantage over prior",
-        *(f"Success, {STRONGER[name]}" for name in stronger),
+        "From nothing, passive server",
+        *(STRONGER[name] for name in stronger),
+        "Proof allows",
         "\u03b5",
         "P(Pareto-optimal)",
         "Verdict",
@@ -118,9 +119,9 @@ def headline_table(points: pd.DataFrame) -> ShownTable:
             str(row.name),
             *((_number(row.perplexity),) if of_tokens else ()),
             _limits(row.accuracy, row.accuracy_low, row.accuracy_high),
-            str(row.success_text),
-            str(row.advantage_text),
-            *(_beside_blind(row, name) for name in stronger),
+            _blind_beside(row.success, row.success_text, row.blind),
+            *(_of_server(row, name) for name in stronger),
+            proof_text(row),
             claimed_epsilon(row.epsilon, refuted=row.refuted),
             "n/a" if pd.isna(row.p_pareto) else f"{row.p_pareto:.2f}",
             str(row.verdict),
@@ -133,9 +134,13 @@ def headline_table(points: pd.DataFrame) -> ShownTable:
     return ShownTable(header, lines, marks)
 
 
-def _beside_blind(row: Any, server: str) -> str:  # noqa: ANN401 - a named tuple of pandas
-    """Return a server's success, with the success that needs no upload."""
+def _of_server(row: Any, server: str) -> str:  # noqa: ANN401 - a named tuple of pandas
     rate, text, blind = (getattr(row, f"{server}_{name}") for name in ("rate", "text", "blind"))
+    return _blind_beside(rate, text, blind)
+
+
+def _blind_beside(rate: float, text: object, blind: float) -> str:
+    """Return a success, with the success that needs no upload."""
     return str(text) if pd.isna(rate) else f"{text}; blind {percent(blind)}"
 
 

@@ -111,7 +111,7 @@ def run(
 
 
 def _print_summary(console: Console, results: Conclusions) -> None:
-    """Print the failed cells, then accuracy and worst-case success of every arm."""
+    """Print the failed cells, then accuracy and success from nothing of every arm."""
     failed = results.cells[~results.cells["status"].isin(["ok", "not needed"])]
     for _, cell in failed.iterrows():
         reason = cell["error"].partition("\n")[0]

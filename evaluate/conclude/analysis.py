@@ -352,13 +352,13 @@ def _with_derived(results: Analysed) -> tuple[pd.DataFrame, list[str]]:
         labels_granted=attacks["labels_granted"].fillna(False).astype(bool) & scored,
         optimiser_failed=optimiser_failed(attacks),
         seconds=attacks["seconds"].where(scored),
-        bound=_possible_bounds(attacks),
+        bound=possible_bounds(attacks),
         **tiers,
     )
     return attacks, metrics
 
 
-def _possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
+def possible_bounds(attacks: pd.DataFrame) -> pd.Series[float]:
     """Return proven bounds; NaN for impossible ones below chance, as in the standard packs."""
     bound = _floats(attacks["bound"])
     return bound.where(bound * _floats(attacks["candidates"]) > 1 - _ROUNDING)

@@ -7,13 +7,14 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from ..foundations.statistics import Interval, paired_difference
-from .checks import DP_BASELINE
+from .checks import DP_BASELINE, dp_baseline
 from .dominance import Dominance
 
 ADVICE = f"add `{{name: {DP_BASELINE}, noise_multiplier: [0.01, 0.1, 1.0]}}` to its defenses"
@@ -33,7 +34,7 @@ def heuristics(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def equal_utility(
-    points: pd.DataFrame, order: Dominance, victims: pd.DataFrame, given_candidates: pd.DataFrame
+    points: pd.DataFrame, order: Dominance, victims: Mapping[str, pd.DataFrame]
 ) -> pd.DataFrame:
     """Return every heuristic with its DP-SGD partner, and the verdict on the pair.
 
@@ -50,32 +51,29 @@ def equal_utility(
     Args:
         points: `Frontier.points` of one scenario and checkpoint.
         order: The pairwise comparisons of these points.
-        victims: Their `victim_matrix` for a passive server.
-        given_candidates: Their `victim_matrix` for a server that is given candidates.
+        victims: Their `victim_matrix` by server.
 
     Returns:
-        Columns defense, `partner`, `match` (`equal` or `nearest`), `difference` in worst-case
-        success (heuristic minus partner) with `low` and `high`, `verdict`, and
+        Columns defense, `partner`, `match` (`equal` or `nearest`), `difference` in success
+        from nothing (heuristic minus partner) with `low` and `high`, `verdict`, and
         `candidates_verdict` (the verdict if attacks are given candidates). Empty without DP-SGD.
     """
     placed = points.dropna(subset=["accuracy", "success"])
-    private = placed[
-        (placed["family"] == DP_BASELINE) & (placed["strength"] > 0) & ~placed["refuted"]
-    ]
+    private = placed[dp_baseline(placed)]
     rivals = heuristics(points)
     if private.empty or rivals.empty:
         return pd.DataFrame(columns=_COLUMNS)
     rows = []
     for _, rival in rivals.iterrows():
         pairs = [(name, rival["defense"]) for name in private["defense"]]
-        shown = np.array([order.gaps[pair].accuracy for pair in pairs])
+        shown = np.array([order.gaps[pair].seems for pair in pairs])
         equal, above, below = (private[shown == sign] for sign in (0, 1, -1))
         partner = _nearest(equal if len(equal) else private, rival)
         if len(equal):
             verdict = partial(_at_equal_accuracy, rival=rival, partner=partner)
         else:
             verdict = partial(_by_dominance, rival=rival, above=above, below=below)
-        gap = _difference(victims, rival, partner)
+        gap = _difference(victims["passive"], rival, partner)
         given = pd.notna(rival["candidates_rate"]) and pd.notna(partner["candidates_rate"])
         rows.append(
             (
@@ -83,8 +81,8 @@ def equal_utility(
                 partner["defense"],
                 "equal" if len(equal) else "nearest",
                 *(gap.value, gap.low, gap.high),
-                verdict(victims),
-                verdict(given_candidates) if given else "",
+                verdict(victims["passive"]),
+                verdict(victims["candidates"]) if given else "",
             )
         )
     return pd.DataFrame(rows, columns=_COLUMNS)

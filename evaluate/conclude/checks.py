@@ -566,12 +566,13 @@ def _trained_upload(evidence: _Evidence) -> Check:
 
 def _dp_baseline(evidence: _Evidence) -> Check:
     arms = evidence.results.cells.drop_duplicates(["scenario", "defense"])
-    claims = evidence.results.claims()[["scenario", "defense"]]
+    claims = evidence.results.claims()[["scenario", "defense", "refuted"]]
     arms = arms.merge(claims, on=["scenario", "defense"], how="left", indicator="claims")
+    arms["refuted"] = arms["refuted"].eq(True)
     heuristic = arms[~arms["control"] & (arms["claims"] == "left_only")]
     if heuristic.empty:
         return _not_asked("private baseline", "This run contains no defense without a guarantee.")
-    private = arms.loc[arms["family"] == DP_BASELINE, "scenario"]
+    private = arms.loc[dp_baseline(arms), "scenario"]
     return _answer(
         "private baseline",
         heuristic.loc[~heuristic["scenario"].isin(private), "scenario"].unique(),
@@ -579,6 +580,17 @@ def _dp_baseline(evidence: _Evidence) -> Check:
         "noise multipliers; one of them should be as accurate as the defense.",
         f"Every defense without a guarantee can be compared with {DP_BASELINE} in the same run.",
     )
+
+
+def dp_baseline(arms: pd.DataFrame) -> pd.Series[bool]:
+    """Return which defenses are our DP-SGD, with noise, and not refuted.
+
+    A family with this name is always our class: a user's class of this name has another family.
+    """
+    found: pd.Series[bool] = (
+        (arms["family"] == DP_BASELINE) & (arms["strength"] > 0) & ~arms["refuted"]
+    )
+    return found
 
 
 def _power(evidence: _Evidence) -> Check:

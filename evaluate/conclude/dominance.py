@@ -1,24 +1,35 @@
-"""Pairwise comparisons of defenses, and the verdict on each.
+"""Pairwise comparisons of defenses, the verdict on each, and places.
 
 Every table, figure, leaderboard and CSV file takes its verdict from `judge`. A defense is *judged*
-if three conditions hold: it leaks significantly less than no defense, its claim is not refuted, and
-its evaluation passes its checks. Judged defenses are compared in two respects: accuracy, and
-advantage over a blind guess. A judged defense is
+if three conditions hold: it leaks significantly less than no defense in some respect, its claim is
+not refuted, and its evaluation passes its checks. Judged defenses are compared by their
+`Coordinates`. A dominates B if
 
-- *dominated* if another judged one is significantly better in one respect, and its estimate is not
-  worse in the other;
-- otherwise *tied* if the estimates of another judged one are at least as good in both respects and
-  better in one, but the difference is not significant;
+- A is not worse, neither shown nor at the estimates, in accuracy, in success from nothing (per
+  server) and in success given candidates;
+- A's success is known wherever B's is;
+- A's gammas are at most B's, for an upload and for the run;
+- A is shown to be strictly better somewhere, or one of its gammas is smaller.
+
+A judged defense is
+
+- *dominated* if another judged one dominates it;
+- otherwise *tied* if the estimates of another judged one are at least as good in all respects and
+  better in one, but no difference is shown;
 - otherwise *Pareto-optimal*.
 
-Its place is one more than the number of defenses that dominate it. A defense that is not judged has
-no place. Its verdict says why.
+Places are separate for proven defenses and for those whose privacy is empirical only. A place is
+one more than the number of defenses of the same evidence that dominate and are shown to leak less.
+A defense that is not judged has no place. Its verdict says why.
+
+One seed never shows a difference in accuracy. Differences from the undefended control, in accuracy
+and in leakage, are corrected for their number (Holm).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -26,17 +37,54 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..foundations.statistics import SIGNIFICANCE, Floats, accuracy_difference, holm, sign_test
+from ..foundations.statistics import (
+    SIGNIFICANCE,
+    Floats,
+    accuracy_difference,
+    accuracy_test,
+    holm,
+    sign_test,
+)
+from .coordinates import Coordinates
 
 Counts = Mapping[Any, Sequence[int]]
 """Right answers and test examples, by seed."""
 
 
-class Gap(NamedTuple):
-    """How one defense compares with another: 1 if significantly better, -1 if worse, else 0."""
+@dataclass(frozen=True)
+class Gap:
+    """How one defense compares with another: 1 if it is better, -1 if it is worse, else 0.
 
-    privacy: int
-    accuracy: int
+    Attributes:
+        accuracy: Whether it is shown to be more accurate, with the spread of the seeds.
+        seems: Whether it is more accurate on these seeds and test examples. This needs less, so it
+            only serves to deny that two accuracies are equal.
+        success: Whether it is shown to leak less, by server; absent if one of them is unknown.
+    """
+
+    accuracy: int = 0
+    seems: int = 0
+    success: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def leaks_less(self) -> bool:
+        """Return whether it is shown to leak less somewhere."""
+        return any(sign > 0 for sign in self.success.values())
+
+    @property
+    def leaks_more(self) -> bool:
+        """Return whether it is shown to leak more somewhere."""
+        return any(sign < 0 for sign in self.success.values())
+
+    @property
+    def better(self) -> int:
+        """Return in how many respects it is shown to be better."""
+        return sum(sign > 0 for sign in (self.accuracy, *self.success.values()))
+
+    def opposite(self) -> Gap:
+        """Return how the other compares with this one."""
+        success = {server: -sign for server, sign in self.success.items()}
+        return Gap(-self.accuracy, -self.seems, success)
 
 
 @dataclass(frozen=True)
@@ -45,8 +93,7 @@ class Dominance:
 
     Attributes:
         gaps: How the first of a pair compares with the second.
-        gains: The defenses that are significantly more private than the undefended control,
-            corrected for the number of defenses.
+        gains: The defenses that are shown to leak less than the undefended control to some server.
         control: The undefended control; None if it was not measured.
     """
 
@@ -56,7 +103,7 @@ class Dominance:
 
     def over_control(self, defense: str) -> Gap | None:
         """Return how a defense compares with the undefended control; None without one."""
-        return None if self.control is None else self.gaps.get((defense, self.control), Gap(0, 0))
+        return None if self.control is None else self.gaps.get((defense, self.control), Gap())
 
 
 Kind = Literal[
@@ -80,13 +127,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one defense in one setting, against one server.
+    """The verdict on one defense in one setting.
 
     Attributes:
         kind: The verdict.
         other: The key of the defense that it is tied with or dominated by.
         detail: An addition to the verdict.
-        place: One more than the number of defenses that dominate it; None if it is not judged.
+        place: Its place among the defenses of the same evidence; None if it is not judged.
     """
 
     kind: Kind
@@ -110,8 +157,7 @@ class Arm:
     """The measurements of one defense that a verdict needs.
 
     Attributes:
-        leak: Worst-case advantage; NaN if no attack ran.
-        accuracy: Test accuracy; NaN if it was not measured.
+        at: Its coordinates.
         control: Whether it is the undefended control.
         gains: Whether it is shown to leak less than the control.
         over_control: How it compares with the control; None if there is no control.
@@ -119,8 +165,7 @@ class Arm:
         failed: The names of the checks that its evaluation fails.
     """
 
-    leak: float
-    accuracy: float
+    at: Coordinates
     control: bool
     gains: bool
     over_control: Gap | None
@@ -129,9 +174,9 @@ class Arm:
 
     def not_judged(self) -> Verdict | None:
         """Return the verdict that says why it is not judged; None if it is judged."""
-        if np.isnan(self.leak):
+        if np.isnan(self.at.success["passive"]):
             return Verdict("not attacked")
-        if np.isnan(self.accuracy):
+        if np.isnan(self.at.accuracy):
             return Verdict("accuracy not measured")
         if self.control:
             return Verdict("undefended control")
@@ -145,12 +190,12 @@ class Arm:
             return Verdict("no privacy gain shown", detail=_beside(self.over_control))
         return None
 
-    def is_no_worse(self, other: Arm) -> bool:
-        """Return whether its estimates are at least as good as another's in both respects.
 
-        Advantages below zero count as zero.
-        """
-        return max(self.leak, 0.0) <= max(other.leak, 0.0) and self.accuracy >= other.accuracy
+def dominates(one: Coordinates, other: Coordinates, gap: Gap) -> bool:
+    """Return whether one defense dominates another: see the module's docstring."""
+    if gap.seems < 0 or gap.leaks_more or not one.is_no_worse(other):
+        return False
+    return gap.better > 0 or one.gammas != other.gammas
 
 
 def judge(arms: Mapping[Key, Arm], gap: Callable[[Key, Key], Gap]) -> dict[Key, Verdict]:
@@ -161,76 +206,125 @@ def judge(arms: Mapping[Key, Arm], gap: Callable[[Key, Key], Gap]) -> dict[Key, 
         gap: Compares the first of two defenses with the second.
     """
     found = {key: arm.not_judged() for key, arm in arms.items()}
-    judged = [key for key, verdict in found.items() if verdict is None]
-    return {key: found[key] or _judged(key, judged, arms, gap) for key in arms}
+    judged = {key: arms[key].at for key, verdict in found.items() if verdict is None}
+    return {key: found[key] or _judged(key, judged, gap) for key in arms}
 
 
-def _judged(
-    key: Key, judged: Sequence[Key], arms: Mapping[Key, Arm], gap: Callable[[Key, Key], Gap]
-) -> Verdict:
+def _judged(key: Key, judged: Mapping[Key, Coordinates], gap: Callable[[Key, Key], Gap]) -> Verdict:
     """Return the verdict on a judged defense."""
-    own = arms[key]
-    ahead = [one for one in judged if one != key and arms[one].is_no_worse(own)]
-    shown = {one: sum(gap(one, key)) for one in ahead}
-    dominating = [one for one in ahead if shown[one] > 0]
+    own = judged[key]
+    gaps = {one: gap(one, key) for one in judged if one != key}
+    dominating = {one: found for one, found in gaps.items() if dominates(judged[one], own, found)}
+    ahead = [
+        one
+        for one, found in dominating.items()
+        if found.leaks_less and judged[one].evidence == own.evidence
+    ]
+    place = 1 + len(ahead)
     if dominating:
-        best = max(dominating, key=lambda one: shown[one])
-        return Verdict("dominated", best, place=1 + len(dominating))
-    for one in ahead:
-        if not own.is_no_worse(arms[one]):
-            return Verdict("tied", one, place=1)
-    return Verdict("Pareto-optimal", place=1)
+        best = max(dominating, key=lambda one: dominating[one].better)
+        return Verdict("dominated", best, place=place)
+    for one in gaps:
+        if judged[one].is_no_worse(own) and not own.is_no_worse(judged[one]):
+            return Verdict("tied", one, place=place)
+    return Verdict("Pareto-optimal", place=place)
 
 
 def _beside(gap: Gap) -> str:
     """Return how a defense that shows no gain in privacy differs from the undefended control."""
     said = {1: "more accurate", -1: "less accurate", 0: ""}[gap.accuracy]
-    return ", ".join(filter(None, [said, "leaks more" if gap.privacy < 0 else ""]))
+    return ", ".join(filter(None, [said, "leaks more" if gap.leaks_more else ""]))
 
 
-def compare(victims: pd.DataFrame, tests: pd.DataFrame, control: str | None) -> Dominance:
-    """Return which defenses are significantly more private, and which more accurate.
+class _Tested(NamedTuple):
+    """A difference between two defenses: its sign and its p-value."""
 
-    Both comparisons are paired. Privacy is tested by uploads, on the victims that both defenses
+    sign: int
+    p_value: float
+
+    def shown(self) -> int:
+        return self.sign if self.p_value < SIGNIFICANCE else 0
+
+
+def compare(
+    victims: Mapping[str, pd.DataFrame], tests: pd.DataFrame, control: str | None
+) -> Dominance:
+    """Return which defenses are shown to leak less, and which to be more accurate.
+
+    All comparisons are paired. Leakage is tested by uploads, on the victims that both defenses
     have. Accuracy is tested on the seeds that both were trained with. Without any pairs, no
     difference is significant.
 
     Args:
-        victims: The `victim_matrix`: the worst case of each victim under each defense.
+        victims: The `victim_matrix` of each server, with the same defenses.
         tests: Test counts of each defense and seed.
         control: The undefended control, if it was measured.
     """
-    unit = victims.groupby(level=["seed", "observation"]).ngroup().to_numpy()
-    lost = {str(name): victims[name].to_numpy(dtype=float) for name in victims}
+    matrices = {server: _matrix(table) for server, table in victims.items()}
     own = tests.set_index("seed").groupby("defense")[["correct", "total"]]
     counts = {str(name): group.T.to_dict("list") for name, group in own}
+    names = [str(name) for name in next(iter(victims.values()), ())]
     gaps: dict[tuple[str, str], Gap] = {}
-    over_control: dict[str, float] = {}
-    for a, b in combinations(lost, 2):
-        sign, p_value = _leakage(lost[a], lost[b], unit)
-        private = -sign if p_value < SIGNIFICANCE else 0
-        accurate = _accuracy(counts.get(a, {}), counts.get(b, {}))
-        gaps[a, b], gaps[b, a] = Gap(private, accurate), Gap(-private, -accurate)
-        if control in (a, b):
-            over_control[a if b == control else b] = p_value
-    adjusted = zip(over_control, holm([*over_control.values()]), strict=True)
-    significant = [name for name, p_value in adjusted if p_value < SIGNIFICANCE]
-    gains = frozenset(name for name in significant if gaps[name, str(control)].privacy > 0)
+    leaks: dict[str, _Tested] = {}
+    accuracies: dict[str, _Tested] = {}
+    for a, b in combinations(names, 2):
+        one, other = (b, a) if a == control else (a, b)
+        pairs = {
+            server: _leakage(lost[one], lost[other], unit)
+            for server, (lost, unit) in matrices.items()
+        }
+        known = {server: found for server, found in pairs.items() if found is not None}
+        seems, accuracy = _accuracy(counts.get(one, {}), counts.get(other, {}))
+        if other == control:
+            leaks[one] = _anywhere([*known.values()])
+            accuracies[one] = accuracy
+        signs = {server: found.shown() for server, found in known.items()}
+        gaps[one, other] = Gap(accuracy.shown(), seems, signs)
+    for one, sign in _corrected(accuracies).items():
+        found = gaps[one, str(control)]
+        gaps[one, str(control)] = Gap(sign, found.seems, found.success)
+    gains = frozenset(one for one, sign in _corrected(leaks).items() if sign > 0)
+    gaps |= {(b, a): gap.opposite() for (a, b), gap in gaps.items()}
     return Dominance(gaps, gains, control)
 
 
-def _leakage(a: Floats, b: Floats, unit: NDArray[np.integer[Any]]) -> tuple[int, float]:
-    """Return 1 if `a` leaks more than `b`, -1 if less, else 0, and the p-value of no difference."""
+def _matrix(victims: pd.DataFrame) -> tuple[dict[str, Floats], NDArray[np.integer[Any]]]:
+    """Return the outcomes of each defense, and the upload of each outcome."""
+    unit = victims.groupby(level=["seed", "observation"]).ngroup().to_numpy()
+    return {str(name): victims[name].to_numpy(dtype=float) for name in victims}, unit
+
+
+def _anywhere(tests: Sequence[_Tested]) -> _Tested:
+    """Return whether some of several tests shows a gain, corrected for their number."""
+    gains = [one.p_value for one in tests if one.sign > 0]
+    return _Tested(1, min(1.0, len(tests) * min(gains)) if gains else 1.0)
+
+
+def _corrected(tests: Mapping[Key, _Tested]) -> dict[Key, int]:
+    """Return the signs of the differences that are significant among all of them (Holm)."""
+    adjusted = holm([one.p_value for one in tests.values()])
+    return {
+        key: _Tested(one.sign, float(p_value)).shown()
+        for (key, one), p_value in zip(tests.items(), adjusted, strict=True)
+    }
+
+
+def _leakage(a: Floats, b: Floats, unit: NDArray[np.integer[Any]]) -> _Tested | None:
+    """Return whether `a` leaks less than `b` (1) or more (-1); None if they have no pair."""
     both = ~np.isnan(a - b)
+    if not both.any():
+        return None
     uploads = np.bincount(unit[both], weights=(a - b)[both])
-    return int(np.sign(np.sign(uploads).sum())), sign_test(a[both], b[both], unit[both])
+    sign = -int(np.sign(np.sign(uploads).sum()))
+    return _Tested(sign, sign_test(a[both], b[both], unit[both]))
 
 
-def _accuracy(a: Counts, b: Counts) -> int:
-    """Return 1 if `a` is significantly more accurate than `b`, -1 if less, else 0."""
+def _accuracy(a: Counts, b: Counts) -> tuple[int, _Tested]:
+    """Return whether `a` seems to be more accurate than `b`, and the test of the difference."""
     both = [(a[seed][0], b[seed][0], a[seed][1]) for seed in a if seed in b]
     if not both:
-        return 0
+        return 0, _Tested(0, 1.0)
     first, second, total = zip(*both, strict=True)
     gap = accuracy_difference(first, second, total)
-    return int(gap.low > 0) - int(gap.high < 0)
+    seems = int(gap.low > 0) - int(gap.high < 0)
+    return seems, _Tested(seems, accuracy_test(first, second, total))

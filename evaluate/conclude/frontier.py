@@ -24,6 +24,7 @@ from ..foundations.statistics import (
 from .analysis import SERVERS, at, column, victim_matrix
 from .baseline import equal_utility
 from .checks import Judged, failed_checks
+from .coordinates import GIVEN, coordinates, headline, success_column, with_proofs
 from .dominance import Arm, Dominance, Verdict, compare, judge
 from .labels import DEFENSE, describe_defenses, limit_text, percent, rows
 
@@ -47,21 +48,23 @@ class Frontier:
         scenario: The name of the scenario.
         checkpoint: The attacked round.
         points: One row per defense. It has the labels of the defense and these columns:
-            `accuracy`, the worst-case `success` of a passive server and its `advantage` over the
+            `accuracy`, the `success` of a passive server from nothing and its `advantage` over the
             blind guess, each with limits;
+            `parameters_rate`, `architecture_rate` and `candidates_rate` as in `worst_case`, each
+            with limits and its `blind` rate;
+            `gamma_upload` and `gamma_run`, the proven limits of success, and `evidence`;
+            the claimed `epsilon` at `delta`, its `unit`, and whether the claim is `refuted`;
             `gains`, whether the defense leaks significantly less than the undefended control;
-            `verdict`, in the words of `dominance.judge`;
+            `verdict` and `place`, as `dominance.judge` gives them;
             `pareto`, whether the verdict is Pareto-optimal (the control is `pareto` if no judged
             defense is better at the estimates), and `p_pareto`, the share of bootstrap draws in
             which the defense is optimal;
-            `parameters_rate`, `architecture_rate` and `candidates_rate` as in `worst_case`, each
-            with limits and its `blind` rate;
-            the claimed `epsilon` at `delta`, and whether the claim is `refuted`.
+            `headline`, the sentence of `coordinates.headline`.
         families: Hypervolume of each family's sweep, with limits. It is the dominated area of
             relative accuracy x (1 - advantage); 1 is perfect.
         answers: Answers to common questions, as sentences.
         baseline: The table of `equal_utility`, which compares every heuristic with DP-SGD.
-        order: All pairwise comparisons of defenses, for a passive server.
+        order: All pairwise comparisons of defenses.
     """
 
     scenario: str
@@ -85,19 +88,24 @@ class Frontier:
 
     @property
     def _table(self) -> pd.DataFrame:
-        shown = self.points[["name", "success_text", "accuracy", "verdict"]]
-        accuracy = [percent(value) for value in shown["accuracy"]]
-        return shown.assign(accuracy=accuracy).rename(
-            columns={"name": "defense", "success_text": "victims identified"}
-        )
+        columns = {
+            "name": "defense",
+            "success_text": "from nothing",
+            "candidates_text": "given candidates",
+            "accuracy": "accuracy",
+            "verdict": "verdict",
+        }
+        accuracy = [percent(value) for value in self.points["accuracy"]]
+        return self.points.assign(accuracy=accuracy)[[*columns]].rename(columns=columns)
 
 
 @dataclass(frozen=True)
 class _Draws:
-    """Resampled accuracies and advantages, draws x defenses."""
+    """Resampled accuracies, advantages and success by server, draws x defenses."""
 
     accuracy: Floats
     advantage: Floats
+    success: Mapping[str, Floats]
 
 
 def make_frontiers(results: Judged, draws: int = DRAWS, seed: int = 0) -> list[Frontier]:
@@ -108,8 +116,7 @@ def make_frontiers(results: Judged, draws: int = DRAWS, seed: int = 0) -> list[F
         draws: Bootstrap resamples.
         seed: Seed of the bootstrap.
     """
-    claims = results.claims()[["scenario", "defense", "epsilon", "delta", "refuted"]]
-    accuracies = results.final_utility().merge(claims, on=["scenario", "defense"], how="left")
+    claims, accuracies = results.claims(), results.final_utility()
     worst = results.worst_case()
     settings = worst[["scenario", "checkpoint"]].drop_duplicates()
     return [
@@ -117,9 +124,13 @@ def make_frontiers(results: Judged, draws: int = DRAWS, seed: int = 0) -> list[F
             results,
             setting.scenario,
             int(setting.checkpoint),
-            _points(
-                at(worst, setting.scenario, setting.checkpoint),
-                accuracies[accuracies["scenario"] == setting.scenario],
+            with_proofs(
+                _points(
+                    at(worst, setting.scenario, setting.checkpoint),
+                    accuracies[accuracies["scenario"] == setting.scenario],
+                ),
+                claims[claims["scenario"] == setting.scenario],
+                at(results.attacks, setting.scenario, setting.checkpoint),
             ),
             draws=draws,
             seed=seed,
@@ -147,19 +158,24 @@ def _frontier(
     seed: int,
     failed: str,
 ) -> Frontier:
-    victims, given_candidates = (
-        victim_matrix(results, scenario, checkpoint, server) for server in ("passive", "candidates")
-    )
+    victims = {
+        server: victim_matrix(results, scenario, checkpoint, server)
+        for server in SERVERS
+        if points[success_column(server)].notna().any() or server == "passive"
+    }
+    if GIVEN in victims:  # a passive attack alone does not tell what candidates are worth
+        victims[GIVEN][points.loc[points[column(GIVEN, "rate")].isna(), "defense"]] = nan
     points.insert(0, "scenario", scenario)
     points.insert(1, "checkpoint", checkpoint)
     placed = points.dropna(subset=["accuracy", "advantage"])
     tests = final_counts(results, scenario)
-    order = compare(victims[placed["defense"]], tests, _control(placed))
+    found = {server: table[placed["defense"]] for server, table in victims.items()}
+    order = compare(found, tests, _control(placed))
     points["gains"] = points["defense"].isin(order.gains)
     verdicts = _verdicts(points, order, failed)
     families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
     if len(placed):
-        resampled = _resample(victims, tests, placed, draws, seed)
+        resampled = _resample(found, tests, placed, draws, seed)
         points = points.join(_probabilities(placed, resampled, verdicts))
         families = _families(placed, resampled)
     else:
@@ -169,7 +185,10 @@ def _frontier(
     points["verdict"] = [
         _text(row, verdicts[row["defense"]], names) for _, row in points.iterrows()
     ]
-    baseline = equal_utility(points, order, victims, given_candidates)
+    points["place"] = [verdicts[name].place for name in points["defense"]]
+    points["place"] = pd.to_numeric(points["place"])
+    points["headline"] = [headline(point) for _, point in points.iterrows()]
+    baseline = equal_utility(points, order, victims)
     answers = tuple(_answers(points))
     return Frontier(scenario, checkpoint, points, families, answers, baseline, order)
 
@@ -182,10 +201,8 @@ def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
     arms = pd.concat([frame[["defense", *DEFENSE]] for frame in (attacked, trained)])
     points = describe_defenses(arms)[["defense", "name", *DEFENSE]]
     measured = ["accuracy", "accuracy_low", "accuracy_high", "relative", "seeds", "rounds"]
-    measured += ["refused", "contains", "epsilon", "delta", "refuted", "perplexity"]
+    measured += ["refused", "contains", "perplexity"]
     points = points.merge(trained[["defense", *measured]], on="defense", how="left")
-    points["epsilon"] = pd.to_numeric(points["epsilon"])
-    points["refuted"] = points["refuted"].eq(True)
     points = points.merge(attacked.drop(columns=DEFENSE), on="defense", how="left")
     for name in ("success", "advantage"):
         points[f"{name}_text"] = _texts(points, name, f"{name}_low", f"{name}_high")
@@ -193,6 +210,8 @@ def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
         rate, low, high, text = (column(server, name) for name in ("rate", "low", "high", "text"))
         known = points[rate].notna()
         points[text] = _texts(points, rate, low, high).where(known, points[text].fillna("n/a"))
+    given = column(GIVEN, "text")
+    points[given] = points[given].replace("n/a", "unknown")
     return points
 
 
@@ -202,7 +221,11 @@ def _texts(points: pd.DataFrame, *names: str) -> pd.Series[str]:
 
 
 def _resample(
-    victims: pd.DataFrame, tests: pd.DataFrame, placed: pd.DataFrame, count: int, seed: int
+    victims: Mapping[str, pd.DataFrame],
+    tests: pd.DataFrame,
+    placed: pd.DataFrame,
+    count: int,
+    seed: int,
 ) -> _Draws:
     """Return a bootstrap over seeds, then observations, then victims.
 
@@ -211,18 +234,19 @@ def _resample(
     as zero: doing worse than a blind guess is not more private than a blind guess.
     """
     rng = np.random.default_rng(seed)
-    defenses = placed["defense"].tolist()
-    victims = victims[defenses]
-    seeds = sorted({*victims.index.get_level_values("seed"), *tests["seed"]})
+    index = victims["passive"].index
+    seeds = sorted({*index.get_level_values("seed"), *tests["seed"]})
     drawn = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=count)
-    weights = _victim_weights(victims.index, seeds, drawn, rng)
-    success = _weighted_mean(weights, victims.to_numpy(dtype=float))
+    weights = _victim_weights(index, seeds, drawn, rng)
+    success = {
+        server: _weighted_mean(weights, table.to_numpy(dtype=float))
+        for server, table in victims.items()
+    }
     blind = placed["blind"].to_numpy(dtype=float)
-    gained = np.clip((success - blind) / (1 - blind), 0, None)
-    accuracy = np.column_stack(
-        [_accuracy_draws(tests[tests["defense"] == name], seeds, drawn, rng) for name in defenses]
-    )
-    return _Draws(accuracy, gained)
+    gained = np.clip((success["passive"] - blind) / (1 - blind), 0, None)
+    own = (tests[tests["defense"] == name] for name in placed["defense"])
+    accuracy = np.column_stack([_accuracy_draws(one, seeds, drawn, rng) for one in own])
+    return _Draws(accuracy, gained, success)
 
 
 def final_counts(results: Judged, scenario: str) -> pd.DataFrame:
@@ -255,11 +279,14 @@ def _victim_weights(
 def _weighted_mean(weights: Counts, values: Floats) -> Floats:
     """Return the mean of each column under each row of weights; NaN values carry no weight.
 
-    If a draw contains none of a column's values, the result is the plain mean.
+    If a draw contains none of a column's values, the result is the plain mean. A column without
+    values has no mean.
     """
     known = ~np.isnan(values)
     sizes = weights @ known.astype(float)
-    plain = np.broadcast_to(np.nanmean(values, axis=0), sizes.shape)
+    sums, counts = np.nansum(values, axis=0), known.sum(axis=0)
+    mean = np.divide(sums, counts, out=np.full(len(sums), nan), where=counts > 0)
+    plain = np.broadcast_to(mean, sizes.shape)
     means: Floats = np.divide(
         weights @ np.nan_to_num(values), sizes, out=plain.copy(), where=sizes > 0
     )
@@ -284,12 +311,19 @@ def _probabilities(
     own = [verdicts[name] for name in placed["defense"]]
     chosen = placed["control"].to_numpy() | [one.place is not None for one in own]
     found = placed[chosen]
-    optimal = pareto_mask(found["accuracy"], found["advantage"].clip(lower=0))
+    gammas = [found[name].to_numpy(dtype=float) for name in ("gamma_upload", "gamma_run")]
+    success = [coordinates(one).success for _, one in found.iterrows()]
+    estimates = pd.DataFrame(success, columns=[*SERVERS])
+    rates = [estimates[server].to_numpy(dtype=float) for server in draws.success]
+    optimal = pareto_mask(-found["accuracy"].to_numpy(dtype=float), *rates, *gammas)
+    drawn = draws.accuracy[:, chosen]
+    costs = [-drawn, *(one[:, chosen] for one in draws.success.values())]
+    costs += [np.broadcast_to(gamma, drawn.shape) for gamma in gammas]
     judged_so = placed["defense"].map(lambda name: verdicts[name].kind == "Pareto-optimal")[chosen]
     return pd.DataFrame(
         {
             "pareto": np.where(found["control"], optimal, judged_so),
-            "p_pareto": pareto_probability(draws.accuracy[:, chosen], draws.advantage[:, chosen]),
+            "p_pareto": pareto_probability(*costs),
         },
         index=found.index,
     )
@@ -328,11 +362,10 @@ def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
 
 
 def _verdicts(points: pd.DataFrame, order: Dominance, failed: str) -> dict[str, Verdict]:
-    """Return the verdicts on all defenses against a passive server."""
+    """Return the verdicts on all defenses."""
     arms = {
         str(point["defense"]): Arm(
-            leak=float(point["advantage"]),
-            accuracy=float(point["accuracy"]),
+            at=coordinates(point),
             control=bool(point["control"]),
             gains=bool(point["gains"]),
             over_control=order.over_control(str(point["defense"])),
@@ -373,9 +406,10 @@ def _most_accurate(placed: pd.DataFrame, targets: list[float]) -> list[str]:
         within = placed[placed["advantage_high"] <= target].sort_values("accuracy")
         best.setdefault(str(within["name"].iloc[-1]), []).append(target)
     accuracy = placed.set_index("name")["accuracy"]
+    given = placed.set_index("name")["candidates_text"]
     return [
-        f"Most accurate defense whose worst-case advantage is at most {_either(met)} with 95 % "
-        f"confidence: {name}, accuracy {percent(accuracy[name])}."
+        f"Most accurate defense whose advantage from nothing is at most {_either(met)} with 95 % "
+        f"confidence: {name}, accuracy {percent(accuracy[name])}; given candidates {given[name]}."
         for name, met in best.items()
     ]
 
@@ -387,7 +421,7 @@ def _either(shares: list[float]) -> str:
 def _out_of_reach(placed: pd.DataFrame, targets: list[float]) -> str:
     closest = placed.sort_values("advantage_high").iloc[0]
     text = (
-        "No tested defense is shown to keep the worst-case advantage at or below "
+        "No tested defense is shown to keep the advantage from nothing at or below "
         f"{_either(targets)} with 95 % confidence. The lowest upper limit is "
         f"{percent(closest['advantage_high'])} ({closest['name']})."
     )
@@ -425,10 +459,10 @@ def _least_success(placed: pd.DataFrame) -> str:
     if within.empty:
         return (
             f"No defense within {points} of the undefended accuracy is shown to lower the "
-            f"worst-case success ({undefended['success_text']} undefended)."
+            f"success from nothing ({undefended['success_text']} undefended)."
         )
     best = within.iloc[0]
     return (
-        f"Lowest worst-case success within {points} of the undefended accuracy: "
+        f"Lowest success from nothing within {points} of the undefended accuracy: "
         f"{best['success_text']} by {best['name']} ({undefended['success_text']} undefended)."
     )

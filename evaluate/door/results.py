@@ -38,7 +38,7 @@ class Results(Conclusions):
         return f"<Results in {self.folder}: {'; '.join(arms) or 'nothing was attacked'}>"
 
     def frontier(self, scenario: str | None = None, checkpoint: int | None = None) -> Frontier:
-        """Return a privacy-utility frontier: accuracy and worst-case success of every defense.
+        """Return a privacy-utility frontier: accuracy and success from nothing of every defense.
 
         Args:
             scenario: Name of the scenario. By default the first. `frontiers()` has all.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+from scipy.special import ndtr, stdtr
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -189,6 +190,27 @@ def accuracy_difference(
     return Interval(mean, min(low, mean - below), max(high, mean + above), len(seeds))
 
 
+def accuracy_test(first: Sequence[int], second: Sequence[int], total: Sequence[int]) -> float:
+    """Return the p-value of equal accuracies. One seed shows no difference.
+
+    It is the larger of two p-values: a t-test over the differences of the seeds, and a score test
+    for the choice of test examples, which all seeds share.
+
+    Args:
+        first: Correctly classified test examples, per seed.
+        second: The same for another defense, for the same seeds.
+        total: Test examples, per seed.
+    """
+    a, b = (_shares(one, total) for one in (first, second))
+    seeds, size = a - b, min(total)
+    gap, both = abs(float(seeds.mean())), float((a.mean() + b.mean()) / 2)
+    if len(seeds) < 2 or gap == 0:
+        return 1.0
+    errors = (float(seeds.std(ddof=1)) / sqrt(len(seeds)), sqrt(2 * both * (1 - both) / size))
+    scores = [gap / error if error > 0 else inf for error in errors]
+    return float(2 * max(stdtr(len(seeds) - 1, -scores[0]), ndtr(-scores[1])))
+
+
 def paired_difference(
     a: ArrayLike, b: ArrayLike, cluster: ArrayLike, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
@@ -244,22 +266,27 @@ def advantage(success: float, prior: float) -> float:
     return nan if prior == 1 else (success - prior) / (1 - prior)
 
 
-def pareto_mask(utility: ArrayLike, success: ArrayLike) -> Flags:
-    """Return which configurations are not dominated by any other.
-
-    One dominates another if it is at least as good in utility (higher is better) and in attack
-    success (lower is better), and better in one of them. Duplicates do not dominate each other.
-    """
-    optimal: Flags = pareto_probability(_vector(utility)[None], _vector(success)[None]) == 1
+def pareto_mask(*costs: ArrayLike) -> Flags:
+    """Return which configurations are not dominated by any other: see `pareto_probability`."""
+    optimal: Flags = pareto_probability(*(_vector(cost)[None] for cost in costs)) == 1
     return optimal
 
 
-def pareto_probability(utility_draws: ArrayLike, success_draws: ArrayLike) -> Floats:
-    """Return the share of draws (R x D) in which each of D configurations is non-dominated."""
-    utility, success = _draws(utility_draws, success_draws)
+def pareto_probability(*costs: ArrayLike) -> Floats:
+    """Return the share of draws in which each of D configurations is not dominated.
+
+    One dominates another if none of its costs is higher and one is lower. Duplicates do not
+    dominate each other. NaN is an unknown cost: it may be higher than any known one.
+
+    Args:
+        costs: The draws (R x D) of each cost. Lower is better.
+    """
+    draws = [np.asarray(cost, dtype=float) for cost in costs]
+    if not draws or any(one.ndim != 2 or one.shape != draws[0].shape for one in draws):
+        raise ValueError(f"costs must be draws x configurations, got {[d.shape for d in draws]}")
     dominated = [
-        _dominates(utility, success, utility[:, [b]], success[:, [b]]).any(axis=1).mean()
-        for b in range(utility.shape[1])
+        _dominates(draws, [one[:, [b]] for one in draws]).any(axis=1).mean()
+        for b in range(draws[0].shape[1])
     ]
     return 1 - np.array(dominated, dtype=float)
 
@@ -363,10 +390,11 @@ def _limits(draws: Floats, confidence: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _dominates(utility_a: Floats, success_a: Floats, utility_b: Floats, success_b: Floats) -> Flags:
-    no_worse = (utility_a >= utility_b) & (success_a <= success_b)
-    better = (utility_a > utility_b) | (success_a < success_b)
-    result: Flags = no_worse & better
+def _dominates(costs: Sequence[Floats], others: Sequence[Floats]) -> Flags:
+    pairs = list(zip(costs, others, strict=True))
+    worse = [(one > other) | (np.isnan(one) & ~np.isnan(other)) for one, other in pairs]
+    lower = [one < other for one, other in pairs]
+    result: Flags = ~np.any(worse, axis=0) & np.any(lower, axis=0)
     return result
 
 

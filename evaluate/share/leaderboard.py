@@ -1,9 +1,10 @@
 """Ranks the defenses of several packs in each setting.
 
 A setting is a scenario and an attacked round. Packs share a setting if their scenarios differ only
-in their title. `dominance.judge` gives verdicts and places, as on the page of a run. Within a pack,
-comparisons are paired over victims and seeds. Across packs, intervals must not overlap. Each
-setting of a pack is judged by its own checks. If they fail, its defenses have no place.
+in their title. `dominance.judge` gives verdicts and places, as on the page of a run. They are the
+same for all servers. Within a pack, comparisons are paired over victims and seeds. Across packs,
+intervals must not overlap, and one seed shows no difference in accuracy. Each setting of a pack is
+judged by its own checks. If they fail, its defenses have no place.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import pandas as pd
 
 from leakfrontier.adversaries.base import THREATS
 
-from ..conclude.analysis import column, victim_matrix
+from ..conclude.analysis import SERVERS
 from ..conclude.checks import Check, conclusion, failed_checks, overall
-from ..conclude.dominance import Arm, Dominance, Gap, compare, judge
-from ..conclude.frontier import Frontier, final_counts
+from ..conclude.coordinates import coordinates, success_column
+from ..conclude.dominance import Arm, Dominance, Gap, judge
+from ..conclude.frontier import Frontier
 from ..conclude.labels import limit_text
 from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 from ..foundations.rows import MEDIA, digest
-from ..foundations.statistics import advantage
 from .pack import Pack
 
 
@@ -38,14 +39,12 @@ class Evaluation:
         results: Its rows of this setting.
         frontier: The frontier of the pack alone.
         checks: The checks of the evaluation.
-        orders: All pairwise comparisons of defenses, by server.
     """
 
     pack: str
     results: Conclusions
     frontier: Frontier
     checks: Sequence[Check]
-    orders: Mapping[str, Dominance]
 
     @property
     def failed(self) -> bool:
@@ -126,44 +125,39 @@ def standings(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
     A defense with the same measurements in two packs has one row. The columns are:
 
     - `server`, `pack`, `defense`, `family`, `control` and `epsilon`;
-    - `success` of the server's worst case and `accuracy`, each with `_low`, `_high` and `_text`;
-    - `place`, NaN if there is none, and `tied`, the number of others that share it;
+    - `success` of the server from nothing and `accuracy`, each with `_low`, `_high` and `_text`;
+    - `candidates_text`, the success given candidates;
+    - `gamma_upload` and `gamma_run`, the proven limits, and `evidence`;
+    - `place` among the defenses of the same evidence, NaN if there is none, and `tied`, the number
+      of others that share it;
     - `dominated` and `tied_with`, the defense that dominates it or that it is tied with;
     - `partner`, `partner_success_text` and `partner_epsilon`, the DP-SGD of equal accuracy in the
       same pack, and `beside`, the verdict on the pair, for a passive server;
     - `verdict`, and `evaluation`, the verdict of the checks.
     """
-    rows = [row for server in THREATS for row in _ranked(_entries(evaluations, server), server)]
+    entries = _ranked(_entries(evaluations))
+    rows = [row for server in THREATS for row in _for_server(entries, server)]
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def _entries(evaluations: Iterable[Evaluation], server: str) -> list[dict[str, Any]]:
-    """Return the measurements of every defense against a server, without duplicates."""
+def _entries(evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
+    """Return the measurements of every defense, without duplicates."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    rate, low, high = (column(server, name) for name in ("rate", "low", "high"))
-    if server == "passive":
-        rate, low, high = "success", "success_low", "success_high"
     for evaluation in sorted(evaluations, key=lambda one: one.failed):  # sound ones first
         points, pairs = evaluation.frontier.points, evaluation.frontier.baseline
         beside = pairs.set_index("defense")
         described = points.set_index("defense")
         for _, point in points.iterrows():
             entry = {
-                "server": server,
+                "point": point,
                 "pack": evaluation.pack,
                 **{key: point[key] for key in _DESCRIBED},
-                "success": point[rate],
-                "blind": point[column(server, "blind")],
-                "success_low": point[low],
-                "success_high": point[high],
-                "success_text": limit_text(point[rate], point[low], point[high]),
                 "accuracy_text": limit_text(*(point[f"accuracy{end}"] for end in _ENDS)),
-                "refuted": bool(point["refuted"]),
                 "evaluation": overall(evaluation.checks),
                 "failed": failed_checks(evaluation.checks),
                 "orders": {},
             }
-            if server == "passive" and point["defense"] in beside.index:
+            if point["defense"] in beside.index:
                 pair = beside.loc[point["defense"]]
                 partner = described.loc[pair["partner"]]
                 entry |= {
@@ -172,14 +166,28 @@ def _entries(evaluations: Iterable[Evaluation], server: str) -> list[dict[str, A
                     "partner_epsilon": partner["epsilon"],
                     "beside": pair["verdict"],
                 }
-            measured = (point["defense"], point["accuracy"], point[rate], point[low])
+            ends = [success_column(server, end) for server in SERVERS for end in ("", "low")]
+            measured = (point["defense"], point["accuracy"], *(point[end] for end in ends))
             kept = found.setdefault(tuple(map(str, measured)), entry)
-            kept["orders"][evaluation.pack] = evaluation.orders[server]
+            kept["orders"][evaluation.pack] = evaluation.frontier.order
     return [*found.values()]
 
 
-def _ranked(entries: list[dict[str, Any]], server: str) -> list[dict[str, Any]]:
-    """Return the entries with their verdicts and places, ordered by place."""
+def _for_server(entries: Iterable[dict[str, Any]], server: str) -> list[dict[str, Any]]:
+    """Return the entries with a server's success, ordered by place; DP-SGD is for the passive."""
+    rows = []
+    for entry in entries:
+        limits = [entry["point"][success_column(server, end)] for end in ("", "low", "high")]
+        success = dict(zip(("success", "success_low", "success_high"), limits, strict=True))
+        row = entry | success | {"server": server, "success_text": limit_text(*limits)}
+        if server != "passive":
+            row |= dict.fromkeys(_BESIDE)
+        rows.append(row)
+    return sorted(rows, key=_order)
+
+
+def _ranked(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries with their verdicts and places."""
     arms = {number: _arm(one) for number, one in enumerate(entries)}
     verdicts = judge(arms, lambda one, other: _gap(entries[one], entries[other]))
     names = {number: str(one["defense"]) for number, one in enumerate(entries)}
@@ -188,24 +196,22 @@ def _ranked(entries: list[dict[str, Any]], server: str) -> list[dict[str, Any]]:
         one["place"] = float("nan") if found.place is None else found.place
         for name, kind in {"dominated": "dominated", "tied_with": "tied"}.items():
             one[name] = names[found.other] if found.kind == kind else ""
-        attacked = found.kind != "not attacked"
-        one["verdict"] = found.text(names) if attacked else "not attacked by such a server"
-    places = [one["place"] for one in entries if pd.notna(one["place"])]
+        one["verdict"] = found.text(names)
+    places = [(one["evidence"], one["place"]) for one in entries if pd.notna(one["place"])]
     for one in entries:
-        one["tied"] = places.count(one["place"]) - 1 if one["place"] in places else 0
-    return sorted(entries, key=_order)
+        one["tied"] = max(0, places.count((one["evidence"], one["place"])) - 1)
+    return entries
 
 
 def _arm(entry: Mapping[str, Any]) -> Arm:
     """Return an entry as an `Arm`, relative to the control of its own pack."""
     order: Dominance = entry["orders"][entry["pack"]]
     return Arm(
-        leak=advantage(entry["success"], entry["blind"]),
-        accuracy=float(entry["accuracy"]),
+        at=coordinates(entry["point"]),
         control=bool(entry["control"]),
         gains=entry["defense"] in order.gains,
         over_control=order.over_control(str(entry["defense"])),
-        refuted=entry["refuted"],
+        refuted=bool(entry["point"]["refuted"]),
         failed=entry["failed"],
     )
 
@@ -216,21 +222,25 @@ def _gap(one: Mapping[str, Any], other: Mapping[str, Any]) -> Gap:
     orders: Mapping[str, Dominance] = one["orders"]
     for pack, order in orders.items():
         if pack in other["orders"]:
-            return order.gaps.get(pair, Gap(0, 0))
-    return Gap(-_apart(one, other, "success"), _apart(one, other, "accuracy"))
+            return order.gaps.get(pair, Gap())
+    points = one["point"], other["point"]
+    seems = _apart(*points, "accuracy_low", "accuracy_high")
+    seeds = min(point["seeds"] for point in points)
+    ends = {server: [success_column(server, end) for end in ("low", "high")] for server in SERVERS}
+    success = {server: -_apart(*points, *names) for server, names in ends.items()}
+    return Gap(seems if seeds > 1 else 0, seems, success)
 
 
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> int:
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any], low: str, high: str) -> int:
     """Return 1 if an interval is above another, -1 if below, else 0."""
-    above = one[f"{name}_low"] > other[f"{name}_high"]
-    below = one[f"{name}_high"] < other[f"{name}_low"]
-    return int(above) - int(below)
+    return int(one[low] > other[high]) - int(one[high] < other[low])
 
 
 def _order(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     numbers = (entry["place"], entry["success"], -entry["accuracy"])
     first, leak, cost = (float("inf") if pd.isna(number) else number for number in numbers)
-    return first, bool(entry["control"]), bool(entry["dominated"]), leak, cost
+    apart = (pd.isna(entry["place"]), entry["evidence"] != "proven")
+    return *apart, first, bool(entry["control"]), bool(entry["dominated"]), leak, cost
 
 
 def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
@@ -243,18 +253,8 @@ def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
     for scenario, checkpoint in places.itertuples(index=False):
         part = results.part(scenario, int(checkpoint))
         (frontier,) = part.frontiers()
-        points = frontier.points
-        tests = final_counts(part, scenario)
-        orders = {"passive": frontier.order}
-        for server in THREATS[1:]:
-            placed = points.dropna(subset=["accuracy", column(server, "rate")])
-            control = placed.loc[placed["control"], "defense"]
-            victims = victim_matrix(part, scenario, int(checkpoint), server)
-            orders[server] = compare(
-                victims[placed["defense"]], tests, None if control.empty else str(control.iloc[0])
-            )
         key = (digests.get(scenario, scenario), int(checkpoint))
-        yield key, Evaluation(pack.name, part, frontier, part.checks(), orders)
+        yield key, Evaluation(pack.name, part, frontier, part.checks())
 
 
 def _scenario_digest(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
@@ -279,10 +279,13 @@ def _modality(evaluations: Iterable[Evaluation]) -> str:
 
 
 _ENDS = ("", "_low", "_high")
-_DESCRIBED = ["defense", "family", "control", "epsilon"]
+_DESCRIBED = ["defense", "family", "control", "epsilon", "candidates_text"]
+_DESCRIBED += ["gamma_upload", "gamma_run", "evidence"]
 _DESCRIBED += [f"accuracy{end}" for end in _ENDS]
-_COLUMNS = ["server", "place", "tied", "defense", "pack", "family", "control"]
+_COLUMNS = ["server", "evidence", "place", "tied", "defense", "pack", "family", "control"]
 _COLUMNS += [f"success{end}" for end in (*_ENDS, "_text")]
 _COLUMNS += [f"accuracy{end}" for end in (*_ENDS, "_text")]
+_COLUMNS += ["candidates_text", "gamma_upload", "gamma_run"]
 _COLUMNS += ["epsilon", "dominated", "tied_with", "verdict", "evaluation"]
-_COLUMNS += ["partner", "partner_success_text", "partner_epsilon", "beside"]
+_BESIDE = ["partner", "partner_success_text", "partner_epsilon", "beside"]
+_COLUMNS += _BESIDE

@@ -30,7 +30,7 @@ def test_points_that_coincide_are_told_apart(tmp_path: Path) -> None:
     frontier = make_frontiers(write_tiny(tmp_path, arms), draws=20)[0]
     figure = frontier_figure(frontier.scenario, frontier.points)
     points = drawn(figure)
-    assert {(p["accuracy"], p["shown"]) for p in points} == {(0.85, 1.0)}  # where it was measured
+    assert {(p["accuracy"], p["success"]) for p in points} == {(0.85, 1.0)}  # where it was measured
     assert len({p["label"] for p in points}) == 13
     assert len({(p["label_x"], p["label_y"]) for p in points}) == 13
     assert all(p["joined"] for p in points)

@@ -170,11 +170,9 @@ def test_the_headline_does_not_praise_what_gains_nothing(tmp_path: Path) -> None
         [("none", "none", None, 800, [True] * 20), ("Mine()", "Mine", None, 850, [True] * 20)],
     )
     page = text_of(write_report(tmp_path))
-    assert (
-        "Mine, leaves 100.0 % [83.2, 100.0] at 85.0 % accuracy (undefended 80.0 %), and is not "
-        in page
-    )
-    assert "is not shown to be more private than no defense" in page
+    assert "identifies 100 % [83, 100]; given candidates unknown; no proof, because it" in page
+    assert "Its accuracy is 85.0 % (undefended 80.0 %)." in page
+    assert "It is not shown to be more private than no defense." in page
 
 
 @pytest.mark.usefixtures("one_scenario", "uncharted")

@@ -31,7 +31,7 @@ def test_it_has_the_verdict_the_frontier_and_the_gallery(run: tuple[Path, Conclu
     root = ElementTree.fromstring(svg)
     words = " ".join("".join(text.itertext()) for text in root.iter(f"{SVG}text"))
     for part in (
-        "without a defense, the attacks identify 100.0 % [83.2, 100.0] of the victims",
+        "without a defense, attacks from nothing identify 100.0 % [83.2, 100.0] of the victims",
         "Evaluation: YES. Adversary panel panel-1",
         "DPSGD 1.0",  # beside its point and its victims
         "<= 16.8 %",

@@ -35,9 +35,13 @@ def test_stronger_servers_have_columns_if_they_attacked() -> None:
             shared_results(scenarios=(LENET,), active=True, candidates=True, refuses=TOPK_LABEL),
         )
     )
-    added = ["Success, crafted parameters", "Success, given candidates"]
+    added = ["From nothing, crafted parameters"]
     assert [name for name in active.header if name not in plain.header] == added
-    assert column(active, "Worst-case success") == column(plain, "Worst-case success")
+    from_nothing = "From nothing, passive server"
+    assert column(active, from_nothing) == column(plain, from_nothing)
+    assert {*column(plain, "Given candidates").values()} == {"unknown"}
+    assert column(active, "Given candidates")[TOPK] == "100.0 % [83.2, 100.0]; blind 1.0 %"
+    assert {*column(plain, "Proof allows").values()} == {"no proof"}
     assert column(active, added[0])[TOPK] == "refused by the client"
     assert column(active, added[0])["none"] == "100.0 % [83.2, 100.0]; blind 1.0 %"
 

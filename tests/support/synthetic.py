@@ -448,9 +448,12 @@ TinyArm = tuple[str, str, float | None, int, list[bool]]
 
 
 def write_tiny(
-    folder: Path, arms: list[TinyArm], *, renderings: tuple[Rendering, ...] = ()
+    folder: Path, arms: list[TinyArm], *, renderings: tuple[Rendering, ...] = (), seeds: int = 1
 ) -> Conclusions:
-    """Write arms of (label, family, strength, correct of 1000, identified) and one attack."""
+    """Write arms of (label, family, strength, correct of 1000, identified) and one attack.
+
+    All seeds of training are alike. Uploads of the first are attacked.
+    """
     cells = []
     for label, family, strength, correct, identified in arms:
         labels: dict[str, Any] = {
@@ -487,7 +490,9 @@ def write_tiny(
             for metric, value in {"psnr": 10.0, "ssim": 0.1}.items()
         )
         trained = Outcome(utility=(UtilityRow(5, correct, 1000, 1.0),))
-        cells.append((Cell("train", labels, labels), trained))
+        for seed in range(seeds):
+            own = labels | {"seed": seed}
+            cells.append((Cell("train", own, own), trained))
         attacked = Outcome(rows, scores, renderings=renderings)
         cells.append((Cell("attack", attack, attack), attacked))
     store = Store(folder, create=True)

@@ -7,6 +7,8 @@ import pytest
 from synthetic import write_tiny
 
 from leakfrontier.evaluate.conclude.frontier import make_frontiers
+from leakfrontier.evaluate.users import names
+from leakfrontier.evaluate.users.methods import Method
 
 NONE = [False] * 20
 ALL = [True] * 20
@@ -84,7 +86,22 @@ def test_what_gains_nothing_over_no_defense_is_not_better_than_a_leaky_dp_sgd(
     assert row.verdict == "no gain shown over no defense"
 
 
-def test_dp_sgd_without_noise_is_no_baseline(tmp_path: Path) -> None:
-    arms = [("Mine()", "Mine", None, 800, ALL), ("DPSGD()", "DPSGD", 0.0, 800, NONE)]
-    results = write_tiny(tmp_path, arms)
-    assert make_frontiers(results, draws=20)[0].baseline.empty
+@pytest.mark.parametrize(
+    ("family", "noise"), [("DPSGD", 0.0), (names.family(Method(name="mine.py:DPSGD")), 1.0)]
+)
+def test_what_is_not_dp_sgd_is_no_baseline(tmp_path: Path, family: str, noise: float) -> None:
+    """Neither our class without noise, nor a user's class that has its name."""
+    arms = [("none", "none", None, 900, ALL), ("Mine()", "Mine", None, 800, ALL)]
+    results = write_tiny(tmp_path, [*arms, (f"{family}()", family, noise, 800, NONE)])
+    frontier = make_frontiers(results, draws=20)[0]
+    assert frontier.baseline.empty
+    (check,) = (one for one in results.checks() if one.name == "private baseline")
+    assert check.verdict == "warn"
+
+
+def test_a_users_class_called_none_is_no_control(tmp_path: Path) -> None:
+    family = names.family(Method(name="mine.py:none"))
+    results = write_tiny(tmp_path, [("none()", family, None, 900, ALL), ("A", "A", 1, 800, NONE)])
+    points = make_frontiers(results, draws=20)[0].points
+    assert not points["control"].any()
+    assert {*points["verdict"]} == {"no undefended control to compare with"}

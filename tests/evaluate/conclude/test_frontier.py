@@ -17,6 +17,7 @@ def test_frontier_by_hand(tmp_path: Path) -> None:
             ("Good()", "Good", None, 800, [False] * 8),
             ("Bad()", "Bad", None, 700, [True] * 8),
         ],
+        seeds=2,
     )
     (frontier,) = make_frontiers(results)
     points = frontier.points.set_index("defense")
@@ -40,7 +41,9 @@ def test_frontier_by_hand(tmp_path: Path) -> None:
 def points_of(folder: Path, **arms: tuple[int, list[bool]]) -> pd.DataFrame:
     """Return the points of arms, (correct of 1000, identified), by name."""
     made = [(name, name, None, *arm) for name, arm in arms.items()]
-    return make_frontiers(write_tiny(folder, made), draws=200)[0].points.set_index("defense")
+    return make_frontiers(write_tiny(folder, made, seeds=2), draws=200)[0].points.set_index(
+        "defense"
+    )
 
 
 def lost(victims: int, of: int = 20) -> list[bool]:
@@ -178,7 +181,9 @@ def test_what_a_stronger_server_changes_is_said(option: str, server: str) -> Non
     assert said.startswith(f"Significantly leakier to {server}: ")
     assert "DPSGD noise_multiplier=1.0, 100.0 % [83.2, 100.0] instead of <= 16.8 %" in said
     assert "none" not in said  # which loses its victims anyway
-    assert set(stronger.answers) - {said} == set(plain.answers)
+    unknown = [text.partition("; given candidates")[0] for text in plain.answers]
+    others = [text.partition("; given candidates")[0] for text in stronger.answers if text != said]
+    assert others == unknown
 
 
 def test_a_refusal_is_in_the_points() -> None:

@@ -283,6 +283,19 @@ def test_a_difference_of_accuracies_is_paired_by_seed() -> None:
     assert apart[0].low < apart[1].high
 
 
+def test_one_seed_shows_no_difference_of_accuracies() -> None:
+    assert statistics.accuracy_test([900], [100], [1000]) == 1
+    assert statistics.accuracy_test([800] * 5, [800] * 5, [1000] * 5) == 1
+
+
+def test_a_difference_of_accuracies_needs_seeds_and_test_examples() -> None:
+    first, second = [620, 640, 630], [600, 610, 602]
+    seeds = stats.ttest_rel(first, second).pvalue
+    assert statistics.accuracy_test(first, second, [1000] * 3) > 0.2 > 0.05 > seeds
+    large = ([1000 * one for one in pair] for pair in (first, second))
+    assert statistics.accuracy_test(*large, [1_000_000] * 3) == pytest.approx(seeds)
+
+
 def test_a_difference_of_accuracies_contains_test_sampling_and_the_seeds() -> None:
     one = statistics.accuracy_difference([150], [128], [1000])
     # Newcombe's method 10, by hand from the Wilson limits of both.
@@ -341,19 +354,26 @@ def test_pareto_agrees_with_brute_force() -> None:
         ]
     )
     optimal = ~wins.any(axis=1)
-    assert np.allclose(statistics.pareto_probability(utility, success), optimal.mean(0))
+    assert np.allclose(statistics.pareto_probability(-utility, success), optimal.mean(0))
     for u, s, expected in zip(utility, success, optimal, strict=True):
-        assert np.array_equal(statistics.pareto_mask(u, s), expected)
+        assert np.array_equal(statistics.pareto_mask(-u, s), expected)
 
 
 def test_duplicates_are_both_optimal() -> None:
-    mask = statistics.pareto_mask([0.9, 0.9, 0.8, 0.5], [0.3, 0.3, 0.4, 0.1])
+    mask = statistics.pareto_mask([-0.9, -0.9, -0.8, -0.5], [0.3, 0.3, 0.4, 0.1])
     assert mask.tolist() == [True, True, False, True]
 
 
-def test_the_frontier_refuses_what_was_not_measured() -> None:
-    with pytest.raises(ValueError, match="without NaN"):
-        statistics.pareto_mask([0.9, float("nan")], [0.1, 0.2])
+def test_an_unknown_cost_dominates_no_known_one() -> None:
+    nan = float("nan")
+    assert statistics.pareto_mask([0.1, 0.2], [nan, 0.5]).tolist() == [True, True]
+    assert statistics.pareto_mask([0.1, 0.2], [nan, nan]).tolist() == [True, False]
+    assert statistics.pareto_mask([0.1, 0.2], [0.5, nan]).tolist() == [True, False]
+    with pytest.raises(ValueError, match="draws x configurations"):
+        statistics.pareto_mask([0.1, 0.2], [0.5])
+
+
+def test_the_area_refuses_what_was_not_measured() -> None:
     with pytest.raises(ValueError, match="without NaN"):
         statistics.hypervolume([0.9, float("nan")], [0.1, 0.2])
 

@@ -25,6 +25,7 @@ def tiny_pack(folder: Path, name: str, arms: list[tuple[str, int, list[bool]]]) 
     write_tiny(
         folder,
         [(label, label.partition("(")[0], None, correct, found) for label, correct, found in arms],
+        seeds=2,
     )
     return read_pack(packed(Store(folder).results(), folder / f"{name}.zip"))
 
@@ -45,8 +46,8 @@ def test_who_leaks_less_at_equal_utility_comes_first(tmp_path: Path) -> None:
         ("Useless", 700, ALL),
     ]
     table = places(tiny_pack(tmp_path, "one", arms))
-    assert table["place"].dropna().to_dict() == {"Good": 1, "Cheap": 1, "Dear": 2, "Middling": 3}
-    assert table.loc["Good", "tied"] == 1
+    assert table["place"].dropna().to_dict() == {"Good": 1, "Cheap": 1, "Dear": 1, "Middling": 2}
+    assert table.loc["Good", "tied"] == 2
     assert table.loc["Good", "verdict"] == "Pareto-optimal"
     assert table.loc["Middling", "dominated"] in ("Good", "Cheap")
     assert table.loc["Dear", "verdict"] == "dominated by Good"  # as private, less accurate
@@ -80,7 +81,7 @@ def test_a_row_has_one_verdict_wherever_it_stands(tmp_path: Path) -> None:
         "Leaky": "dominated by Good",
     }
     assert (table["place"] == 1).to_dict() == {
-        name: name in ("Good", "Near", "Same") for name in table.index
+        name: name in ("Good", "Near", "Same", "Dear") for name in table.index
     }
     assert pd.isna(table.loc["Accurate", "place"])
     defended = points[~points["control"]]
@@ -104,6 +105,35 @@ def test_across_packs_intervals_decide(tmp_path: Path) -> None:
     assert (table.index == "none").sum() == 1  # measured alike by both
     alone = places(second)
     assert alone["place"].dropna().to_dict() == {"Near": 1, "Bad": 2}
+
+
+def test_across_packs_one_seed_shows_no_difference_in_accuracy(tmp_path: Path) -> None:
+    packs = []
+    for name, correct in {"Cheap": 800, "Dear": 500}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        arms = [("none", "none", None, 800, ALL), (name, name, None, correct, NOBODY)]
+        write_tiny(folder, arms)
+        packs.append(read_pack(packed(Store(folder).results(), folder / f"{name}.zip")))
+    assert places(*packs).loc["Dear", "verdict"] == "tied with Cheap"
+    more = [
+        tiny_pack(tmp_path, one, [("none", 800, ALL), (one, correct, NOBODY)])
+        for one, correct in {"A": 800, "B": 500}.items()
+    ]
+    assert places(*more).loc["B", "verdict"] == "dominated by A"
+
+
+def test_proven_defenses_have_places_of_their_own(tmp_path: Path) -> None:
+    options = {"guaranteed": True, "bound": 0.9}
+    _, path = make_pack(tmp_path, scenarios=SCENARIOS[1:], observations=20, **options)
+    table = places(read_pack(path))
+    private = table["evidence"] == "proven"
+    assert [*table["epsilon"][private]] == [4.0]  # of 400, 40 and 4
+    assert table.index[0] == table.index[private][0]
+    assert (table.loc[private, "place"] == 1).all()
+    assert (table["gamma_upload"] == private.map({True: 0.9, False: 1.0})).all()
+    assert table.loc[~private, "place"].min() == 1
+    assert not table["dominated"][private].any()
 
 
 def test_what_was_measured_differently_is_shown_twice(tmp_path: Path) -> None:
@@ -147,20 +177,21 @@ def test_packs_meet_in_a_scenario_whoever_takes_part_in_it() -> None:
         ) != leaderboard._scenario_digest(scenario)
 
 
-def test_stronger_servers_have_places_of_their_own(tmp_path: Path) -> None:
+def test_a_place_counts_all_servers(tmp_path: Path) -> None:
     _, path = make_pack(tmp_path, scenarios=SCENARIOS[1:], active=True, observations=20)
     for setting in make_settings([read_pack(path)]):
         passive, crafted, architecture = (
             setting.table[setting.table["server"] == server].set_index("defense")
             for server in ("passive", "parameters", "architecture")
         )
-        (evaluation,) = setting.evaluations
-        assert evaluation.orders["passive"] is evaluation.frontier.order  # and not found again
         assert (crafted["success"] == 1).all()  # that attack never fails
-        assert crafted["place"].isna().all()
         assert architecture["success"].isna().all()
-        assert architecture["verdict"].eq("not attacked by such a server").all()
+        for table in (crafted, architecture):
+            pd.testing.assert_series_equal(table["place"], passive["place"], check_like=True)
+            assert table["verdict"].to_dict() == passive["verdict"].to_dict()
+            assert table["beside"].isna().all()
         assert passive["place"].notna().sum() >= 2
+        assert passive["candidates_text"].eq("unknown").all()
         beside = passive["beside"].dropna()
         assert {*beside.index} == {"TopK(ratio=0.5)", "TopK(ratio=0.1)"}
         assert passive.loc[beside.index, "partner"].str.startswith("DPSGD").all()
