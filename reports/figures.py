@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from leakfrontier.evaluate.conclude.analysis import with_scores
-from leakfrontier.evaluate.conclude.labels import DEFENSE, describe_defenses
+from leakfrontier.evaluate.conclude.labels import DEFENSE, describe_defenses, rounds_named
 
 from .charts import CONTROL, INK, PAPER, Chart, Figure, Layers, family_colours, grid, share, slug
 
@@ -50,7 +50,7 @@ def strength_figure(scenario: str, checkpoint: int, worst: pd.DataFrame) -> Figu
     ]
     return Figure(
         f"strength-{slug(scenario)}-{checkpoint}",
-        f"Success against strength: {scenario}, round {checkpoint}",
+        f"Success against strength: {scenario}, {rounds_named(checkpoint)}",
         "Success from nothing of a passive server, with 95 % intervals. Strength grows "
         "to the right. Dashed: success without the upload, the largest of the prior guess, chance "
         "and the guesses for another upload. Dotted: no defense.",
@@ -121,7 +121,7 @@ def psnr_figure(
 
     return Figure(
         f"psnr-{slug(scenario)}-{checkpoint}",
-        f"How close the reconstructions are: {scenario}, round {checkpoint}",
+        f"How close the reconstructions are: {scenario}, {rounds_named(checkpoint)}",
         "The cumulative share of victims by the PSNR of their closest guess, over all attacks of a "
         "passive server. Further right is closer to the private example "
         f"({_MOST_PSNR:.0f} dB and above are drawn at the edge). Once an attack has identified a "

@@ -114,7 +114,9 @@ def _panels(points: pd.DataFrame, width: int, height: int, columns: int) -> tupl
     layers = _frontier_layers(points, domain, width, height)
     chart: Chart = layers
     if several:
-        header = alt.Header(labelExpr="'model of round ' + datum.value", labelFontSize=13)
+        header = alt.Header(
+            labelExpr="+datum.value ? 'rounds up to ' + datum.value : 'round 0'", labelFontSize=13
+        )
         facet = alt.Facet("checkpoint:O", title=None, header=header)
         chart = layers.facet(facet=facet, columns=columns)
     return chart, int((points["label"] == "").sum())

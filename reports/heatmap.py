@@ -12,6 +12,7 @@ from leakfrontier.evaluate.conclude.analysis import blind_success
 from leakfrontier.evaluate.conclude.labels import (
     describe_attack,
     describe_defenses,
+    rounds_named,
     rows,
     short_names,
 )
@@ -45,7 +46,7 @@ def heatmap_figure(scenario: str, checkpoint: int, rates: pd.DataFrame) -> Figur
     )
     return Figure(
         f"heatmap-{slug(scenario)}-{checkpoint}",
-        f"Which attack gets through which defense: {scenario}, round {checkpoint}",
+        f"Which attack gets through which defense: {scenario}, {rounds_named(checkpoint)}",
         "Colours show the advantage over success without the upload. If the estimate is zero or "
         "below, the upper 95 % limit is printed. Grey and dashed squares have one of three "
         "reasons. The attack is not applicable, which is no evidence of protection. The client "

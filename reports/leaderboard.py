@@ -14,7 +14,7 @@ import pandas as pd
 from leakfrontier.adversaries.base import THREATS
 from leakfrontier.evaluate.conclude.analysis import SERVERS
 from leakfrontier.evaluate.conclude.coordinates import proof_text
-from leakfrontier.evaluate.conclude.labels import epsilon_text
+from leakfrontier.evaluate.conclude.labels import epsilon_text, rounds_named
 from leakfrontier.evaluate.share.leaderboard import Setting, make_settings
 from leakfrontier.evaluate.share.pack import Pack
 
@@ -163,7 +163,9 @@ def _named(row: Any) -> str:  # noqa: ANN401 - a row of a table
 
 
 def _short(row: Any) -> str:  # noqa: ANN401 - a row of a table
-    return f"{row.scenario}, round {row.checkpoint}" if row.checkpoint else str(row.scenario)
+    return (
+        f"{row.scenario}, {rounds_named(row.checkpoint)}" if row.checkpoint else str(row.scenario)
+    )
 
 
 def _board(setting: Setting, number: int) -> Board:

@@ -14,7 +14,7 @@ from leakfrontier.evaluate.conclude.analysis import at
 from leakfrontier.evaluate.conclude.baseline import ADVICE, heuristics
 from leakfrontier.evaluate.conclude.checks import conclusion, overall
 from leakfrontier.evaluate.conclude.frontier import Frontier
-from leakfrontier.evaluate.conclude.labels import percent, rows, shared_options
+from leakfrontier.evaluate.conclude.labels import percent, rounds_named, rows, shared_options
 from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.modality.metrics import TIERS
 from leakfrontier.evaluate.run.environment import versions
@@ -171,7 +171,7 @@ def _setting(results: Conclusions, frontier: Frontier) -> SettingSection:
     claims = results.claims()
     metrics = [name for name in scores["metric"].unique() if name not in _ONLY_IN_FILES]
     return SettingSection(
-        title=f"{frontier.scenario}, model of round {frontier.checkpoint}",
+        title=f"{frontier.scenario}, {rounds_named(frontier.checkpoint)}",
         frontier=frontier,
         headline=headline_table(frontier.points),
         accuracy_note=accuracy_note(frontier.points),

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..conclude.labels import final_round, rows
+from ..conclude.labels import final_round, rounds_named, rows
 from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
@@ -128,7 +128,7 @@ def _print_summary(console: Console, results: Conclusions) -> None:
     for (scenario, checkpoint), arms in results.worst_case().groupby(
         ["scenario", "checkpoint"], sort=False
     ):
-        title = f"{scenario}, attacked after {checkpoint} rounds: worst case over the panel"
+        title = f"{scenario}, {rounds_named(checkpoint)}: worst case over the panel"
         table = Table(title=escape(title), title_justify="left")
         table.add_column("defense", no_wrap=True)
         for column in ("victims identified", f"accuracy, {last}"):

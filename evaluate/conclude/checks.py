@@ -30,7 +30,7 @@ from ..foundations.statistics import (
     paired_difference,
 )
 from .analysis import FINISHED, SERVERS, Analysed, blind_success, column, optimiser_failed, tried
-from .labels import ARM, ATTACK, rows, sweeps
+from .labels import ARM, ATTACK, rounds_named, rows, sweeps
 from .tables import once
 
 Verdict = Literal["pass", "warn", "fail", "n/a"]
@@ -159,7 +159,7 @@ def _undefended_control(evidence: _Evidence) -> Check:
     useful = control.groupby("adversary", sort=False)["broken"].any()
     details = [
         *(
-            f"{scenario}, round {checkpoint}: "
+            f"{scenario}, {rounds_named(checkpoint)}: "
             + ("no attack" if (scenario, checkpoint) in broken else "none tried")
             for scenario, checkpoint in unbroken
         ),
@@ -403,7 +403,7 @@ def _adaptive(evidence: _Evidence) -> Check:
         "adaptive",
         [
             *(
-                f"{defense}, {scenario}, round {checkpoint}"
+                f"{defense}, {scenario}, {rounds_named(checkpoint)}"
                 for scenario, checkpoint, defense in blind
             ),
             *_crippled(evidence.results.attacks),
@@ -644,7 +644,7 @@ def _scope(row: Any) -> str:  # noqa: ANN401 - a row of a table
 
 
 def _place(row: Any) -> str:  # noqa: ANN401 - a row of a table
-    return f"{row.scenario}, round {row.checkpoint:.0f}"
+    return f"{row.scenario}, {rounds_named(row.checkpoint)}"
 
 
 def _percent(share: float) -> str:

@@ -26,7 +26,7 @@ from .baseline import equal_utility
 from .checks import Judged, failed_checks
 from .coordinates import GIVEN, coordinates, headline, success_column, with_proofs
 from .dominance import Arm, Dominance, Verdict, compare, judge
-from .labels import DEFENSE, describe_defenses, limit_text, percent, rows
+from .labels import DEFENSE, describe_defenses, limit_text, percent, rounds_named, rows
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -84,7 +84,7 @@ class Frontier:
 
     @property
     def _title(self) -> str:
-        return f"{self.scenario}, model of round {self.checkpoint}"
+        return f"{self.scenario}, {rounds_named(self.checkpoint)}"
 
     @property
     def _table(self) -> pd.DataFrame:

@@ -223,3 +223,8 @@ def rate_text(value: float, observations: float) -> str:
 def rows(frame: pd.DataFrame) -> Iterator[Any]:
     """Return the rows as named tuples. Their values keep the types of their columns."""
     return iter(frame.itertuples())
+
+
+def rounds_named(checkpoint: int) -> str:
+    """Return the name of the attacked rounds: the first, or random ones up to a round."""
+    return f"rounds up to {checkpoint:.0f}" if checkpoint else "round 0"

@@ -13,6 +13,7 @@ from leakfrontier.reports.charts import unvalidated
 from leakfrontier.reports.frontier_figure import frontier_figure
 
 from ..conclude.frontier import Frontier
+from ..conclude.labels import rounds_named
 from ..conclude.results import Conclusions
 from ..foundations.errors import UserError, writable
 
@@ -34,7 +35,7 @@ class Results(Conclusions):
         return cls(**parts, folder=folder)
 
     def __repr__(self) -> str:
-        arms = [f"{one.scenario}, round {one.checkpoint}" for one in self.frontiers()]
+        arms = [f"{one.scenario}, {rounds_named(one.checkpoint)}" for one in self.frontiers()]
         return f"<Results in {self.folder}: {'; '.join(arms) or 'nothing was attacked'}>"
 
     def frontier(self, scenario: str | None = None, checkpoint: int | None = None) -> Frontier:

@@ -23,7 +23,7 @@ from ..conclude.checks import Check, conclusion, failed_checks, overall
 from ..conclude.coordinates import coordinates, success_column
 from ..conclude.dominance import Arm, Dominance, Gap, judge
 from ..conclude.frontier import Frontier
-from ..conclude.labels import limit_text
+from ..conclude.labels import limit_text, rounds_named
 from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 from ..foundations.rows import MEDIA, digest
@@ -78,7 +78,7 @@ class Setting:
     @property
     def title(self) -> str:
         """Return its name for readers."""
-        return f"{self.name}, model of round {self.checkpoint}"
+        return f"{self.name}, {rounds_named(self.checkpoint)}"
 
 
 @dataclass

@@ -271,7 +271,7 @@ def test_names_are_not_broken_within_words(
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda *_: Path("report.html"))
     _, output, _ = command("run", config_file(), "--out", tmp_path / "out", columns=columns)
     for scenario in SCENARIOS_MADE_UP:
-        assert f"{scenario}, attacked after 0 rounds: worst case over the panel" in output
+        assert f"{scenario}, round 0: worst case over the panel" in output
     assert all(len(line) <= columns for line in output.splitlines() if "│" in line)
     names = [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")]
     words = {word for name in names for word in name.split()}

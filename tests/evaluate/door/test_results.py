@@ -53,6 +53,6 @@ def test_all_parts_show_themselves(results: Results) -> None:
     assert "<table" in results._repr_html_()
     assert [line[:4].strip() for line in repr(checks).splitlines()] == [c.verdict for c in checks]
     lines = repr(results.frontier()).splitlines()
-    assert lines[0] == f"{results.frontier().scenario}, model of round 0"
+    assert lines[0] == f"{results.frontier().scenario}, round 0"
     assert len(lines) == 2 + len(results.frontier().points)
     assert repr(results).startswith(f"<Results in {results.folder}: ")
