@@ -225,6 +225,6 @@ def rows(frame: pd.DataFrame) -> Iterator[Any]:
     return iter(frame.itertuples())
 
 
-def rounds_named(checkpoint: int) -> str:
+def rounds_named(checkpoint: Any) -> str:  # noqa: ANN401 - a number of pandas
     """Return the name of the attacked rounds: the first, or random ones up to a round."""
     return f"rounds up to {checkpoint:.0f}" if checkpoint else "round 0"
