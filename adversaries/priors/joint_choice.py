@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from ..spaces import NotApplicable
+
 STARTS, SWEEPS = 6, 24
 """Random starts, and sweeps with falling temperature over all examples."""
 
 _HOTTEST, _COLDEST = 1.0, 0.01  # temperatures, relative to the spread of the fit
 _MOST_GREEDY = 50  # sweeps at temperature zero; each one improves the fit or is the last
 
+_MOST_ALTERNATIVES = 2**13  # of all examples together; their Gram matrix takes half a gigabyte
 _ENTRIES_KEPT = 2**28  # entries of shifts that are held; more are replayed again
 _ROUNDING = 1e-2  # relative error by which a sum over examples may be wrong
 
@@ -45,6 +48,22 @@ class Products:
     gram: Tensor
     start: tuple[float, float]
     fit: Fit
+
+
+def check_size(shape: tuple[int, int]) -> None:
+    """Refuse more alternatives than a Gram matrix can hold.
+
+    Args:
+        shape: K x N.
+
+    Raises:
+        NotApplicable: If there are too many.
+    """
+    if shape[0] * shape[1] > _MOST_ALTERNATIVES:
+        raise NotApplicable(
+            f"{shape[0]} unknown examples with {shape[1]} candidates each are too many to choose "
+            f"jointly: at most {_MOST_ALTERNATIVES} candidates in all"
+        )
 
 
 def gaussian(weight: float) -> Fit:

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 from ..base import Adversary, Candidates, Observation, Reconstruction
 from ..matching.matching import vectorised
 from ..spaces import NotApplicable
-from .joint_choice import choose, cosine, gaussian, measured
+from .joint_choice import check_size, choose, cosine, gaussian, measured
 
 Update = Mapping[str, Tensor]
 
@@ -23,7 +23,6 @@ Fit = Callable[[Update], Tensor]
 """Maps a replayed update to a number: how well it explains the observed update."""
 
 _ENTRIES_AT_ONCE = 2**22  # entries of replayed updates that are held in double precision
-_MOST_CANDIDATES = 2**13  # candidates of all unknown examples; their Gram matrix is held
 _REFINEMENTS = 3  # sweeps over all examples with replays of whole batches
 
 
@@ -110,11 +109,7 @@ class _Combinations:
     def _choice(self, rng: Generator) -> Tensor:
         """Return the chosen candidate of every unknown example."""
         shape = len(self.unknown), len(self.candidates.inputs)
-        if shape[0] * shape[1] > _MOST_CANDIDATES:
-            raise NotApplicable(
-                f"{shape[0]} unknown examples with {shape[1]} candidates each are too many to "
-                f"choose jointly: at most {_MOST_CANDIDATES} candidates in all"
-            )
+        check_size(shape)
         found, exact = [], True
         for upload in _same_examples(self.observation):
             observed = _vector(upload, _double(upload.update))
@@ -148,7 +143,7 @@ class _Combinations:
 
     def _replayed(self, upload: Observation, choices: Tensor) -> Tensor:
         """Return the replayed updates of a stack of choices, one row each."""
-        return _map(upload, *self._batches(choices), partial(_vector, upload))
+        return of_replays(upload, *self._batches(choices), partial(_vector, upload))
 
 
 def _unknown(candidates: Candidates) -> list[int]:
@@ -176,10 +171,10 @@ def fits(observation: Observation, inputs: Tensor, targets: Tensor, fit: Fit) ->
     The fit is in double precision, because log-likelihoods of a large update differ only in their
     last digits.
     """
-    return _map(observation, inputs, targets, lambda update: fit(_double(update)))
+    return of_replays(observation, inputs, targets, lambda update: fit(_double(update)))
 
 
-def _map(
+def of_replays(
     observation: Observation,
     inputs: Tensor,
     targets: Tensor,
