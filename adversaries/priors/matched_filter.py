@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from ..base import Adversary, Candidates, Crafted, Observation, Reconstruction, Round, Threat
 from ..malicious.imprint import noise_of
-from ..malicious.robbing_the_fed import Bins, Query, RobbingTheFed
+from ..malicious.robbing_the_fed import Bins, Query, RobbingTheFed, need_values
 from ..spaces import NotApplicable
 from .joint_choice import Products, check_size, choose, gaussian
 from .prior_aware import Update, of_replays
@@ -65,6 +65,7 @@ class MatchedFilter(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the best candidate of every example."""
+        need_values(observation.space)
         bins, candidates = observation.kept, observation.candidates
         if not isinstance(bins, Bins):
             raise NotApplicable("the clients were not sent an imprint module by this server")
