@@ -25,7 +25,7 @@ from ..foundations.rows import Outcome, ReplayRow
 from ..foundations.seeds import generator
 from ..privacy.claims import claim_of, proven_bound
 from ..world.scenario import World
-from ..world.victims import all_but_one_known, candidates
+from ..world.victims import all_but_one_known, candidates, disjoint_count
 from .scoring import Attempt, Scoring
 
 
@@ -61,9 +61,11 @@ class Server:
             number: The number of the upload.
             examples: Private examples in the upload. There are candidates only if all are scored.
         """
+        informed = self.adversary.informed
         if not (self.adversary.needs_candidates and 1 <= len(victims) == examples):
             return self.threat
-        informed = self.adversary.informed
+        if not informed and disjoint_count(self.world, victims) < 2:
+            return self.threat
         among = candidates(
             self.world, victims, seed=self.seed, observation=number, disjoint=not informed
         )

@@ -59,6 +59,8 @@ def test_candidates_are_granted_to_who_chooses_among_them_if_all_examples_are_sc
     for column, victim in enumerate(several):
         same = granted.inputs[:, column] == WORLD.train.inputs[victim]
         assert int(same.flatten(1).all(1).sum()) == 1
+    alike = (WORLD.train.targets == 3).nonzero().flatten()[:100]  # too many to have candidates
+    assert chooses.granted(alike, 0, examples=100).candidates is None
 
 
 @dataclass(frozen=True)

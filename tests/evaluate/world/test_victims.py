@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakfrontier.adversaries import NotApplicable
 from leakfrontier.evaluate.foundations.statistics import clopper_pearson
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario, World, load_world
@@ -116,8 +115,7 @@ def test_disjoint_candidates_are_fewer_where_victims_share_a_label() -> None:
     assert disjoint_count(here, alike[:4]) == len(alike) * 9 // 40
     pool = look_alikes(here, alike[:4], seed=0, observation=0, disjoint=True)
     assert len({*pool.flatten().tolist(), *alike[:4].tolist()}) == pool.numel() + 4
-    with pytest.raises(NotApplicable, match="100 victims need disjoint look-alikes"):
-        disjoint_count(here, alike[:100])
+    assert disjoint_count(here, alike[:100]) < 2
 
 
 def test_the_smallest_class_sets_how_many_candidates_there_are() -> None:
