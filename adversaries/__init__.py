@@ -31,7 +31,8 @@ from .matching.label_inference import infer_targets
 from .matching.sme import SME
 from .panel import PANEL, Panel
 from .priors.learning_to_invert import LearningToInvert
-from .priors.prior_aware import PriorAware
+from .priors.matched_filter import MatchedFilter
+from .priors.prior_aware import InformedPriorAware, PriorAware
 from .priors.prior_guess import PriorGuess
 from .protocols import FedAvg, FedBuff, FedSGD, Protocol
 from .recursive.rconv import RCONV
@@ -49,6 +50,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         PriorGuess,
         LinearLeakage,
         PriorAware,
+        InformedPriorAware,
         SPEAR,
         SPEARPlusPlus,
         InvertingGradients,
@@ -64,6 +66,7 @@ ADVERSARIES: dict[str, type[Adversary]] = {
         GRAB,
         RobbingTheFed,
         RobbingTheFedDirectPass,
+        MatchedFilter,
         LOKI,
         Fishing,
         TrapWeights,
@@ -104,12 +107,14 @@ __all__ = [
     "Fishing",
     "GradInversion",
     "ImageSpace",
+    "InformedPriorAware",
     "InputSpace",
     "InvertingGradients",
     "LanguageGuess",
     "LearningToInvert",
     "LinearLeakage",
     "Loss",
+    "MatchedFilter",
     "NotApplicable",
     "Observation",
     "Panel",

@@ -39,10 +39,14 @@ class PublicData(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """N equally likely batches in random order; one of them is the private batch.
+    """N equally likely alternatives for each private example, in random order; one is the example.
 
-    The adversary therefore knows the examples that all candidates share. A guess that ignores
-    the update is right with probability 1 / N.
+    Column k holds the alternatives for the k-th example of the batch, independent of the other
+    columns. If the alternatives of a column are all equal, the adversary knows this example. A
+    guess that ignores the update is right with probability 1 / N in every other column.
+
+    An attack on a batch returns one guess per column, in the order of the columns. Each guess
+    counts only for the example of its own column.
 
     Attributes:
         inputs: Tensor of shape N x batch size x shape of one example.
@@ -134,10 +138,12 @@ class Observation:
         log_likelihood: log p(observed update | replayed update), if the adversary knows the
             defense and the defense has a density.
         public: Auxiliary data, if the threat model grants it.
-        candidates: Batches that include the private one, if the threat model grants them.
+        candidates: Alternatives for each private example, if the threat model grants them.
         kept: What `craft` kept for all clients of the round. None if it kept nothing, or if this
             server did not craft the models, as in a capture. A defense may change a model after
             it is sent: `models` holds the models that the clients train.
+        earlier: The same client's earlier uploads, oldest first. They are about the same private
+            examples if `protocol.uses_all_examples`, and otherwise about unknown ones.
     """
 
     models: tuple[nn.Module, ...]
@@ -155,6 +161,7 @@ class Observation:
     candidates: Candidates | None = None
     release: Callable[[Tensor, Tensor, Generator], Mapping[str, Tensor]] | None = None
     kept: object = None
+    earlier: tuple[Observation, ...] = ()
 
     @property
     def model(self) -> nn.Module:
@@ -242,6 +249,8 @@ class Adversary(ABC):
         baseline: Whether the attack ignores the update. Its success is then not leakage.
         needs_candidates: Whether the attack chooses among candidates. The harness then grants
             them: each victim, hidden among its look-alikes.
+        informed: Whether an attack with candidates also knows the rest of the batch. The harness
+            then runs it once per victim, and reveals all other private examples.
         cost: Stage in a cascade: 0 needs no search, 1 is a quick search, 2 a normal one and 3 a
             long one. A stage attacks only what earlier stages did not recover.
     """
@@ -251,6 +260,7 @@ class Adversary(ABC):
     pooled: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     needs_candidates: ClassVar[bool] = False
+    informed: ClassVar[bool] = False
     cost: ClassVar[int] = 2
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:

@@ -23,9 +23,12 @@ class Protocol(ABC):
     Attributes:
         clients: Clients behind one observed upload. Above 1, the server sees only their sum.
         uploads_gradient: Whether an upload is a gradient. Otherwise it is a change of weights.
+        uses_all_examples: Whether every upload of a client uses all its examples, so that its
+            uploads of different rounds are about the same examples.
     """
 
     uploads_gradient: ClassVar[bool]
+    uses_all_examples: ClassVar[bool] = False
 
     clients: int = field(default=1, kw_only=True)
 
@@ -169,6 +172,7 @@ class FedAvg(Protocol):
     """
 
     uploads_gradient: ClassVar[bool] = False
+    uses_all_examples: ClassVar[bool] = True
 
     epochs: int = 1
     batch_size: int = 10

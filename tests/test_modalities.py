@@ -98,14 +98,12 @@ def test_optimisation_gets_nearer_to_speech(digits: Dataset, model: str, gain: f
 
 def test_every_attack_runs_on_text_or_says_why_not(sentences: Dataset) -> None:
     train = sentences.train
-    granted = Candidates(train.inputs[:8, None], train.targets[:8, None])
     reasons = ("token", "candidates", "not a transformers model")
     for examples in (1, 4):
         seen = upload(sentences, "token_mlp", examples=examples).observation
+        granted = Candidates(*(part[: 2 * examples].unflatten(0, (2, -1)) for part in train))
         for observation in (seen, replace(seen, public=None), replace(seen, candidates=granted)):
             for attack in ADVERSARIES.values():
-                if attack is PriorAware and examples > 1:
-                    continue  # candidates are granted for single examples
                 (result,) = attack().reconstruct_all([observation], [rng()])
                 if isinstance(result, NotApplicable):
                     assert any(reason in str(result) for reason in reasons), result

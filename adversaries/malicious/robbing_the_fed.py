@@ -115,7 +115,7 @@ class RobbingTheFed(Adversary):
 
     def craft(self, model: nn.Module, round: Round, rng: Generator) -> Crafted:
         """Return the model with an imprint module before it, the same for all clients."""
-        _need_values(round.space)
+        need_values(round.space)
         size, some = math.prod(round.space.shape), some_weight(model)
         sparse = self.rows == "sparse" or (
             self.rows == "protocol" and round.protocol.local_steps(round.batch_size) > 1
@@ -155,7 +155,7 @@ class RobbingTheFed(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the contents of the bins, at most one per private example."""
-        _need_values(observation.space)
+        need_values(observation.space)
         bins = observation.kept
         if not isinstance(bins, Bins):
             raise NotApplicable("the clients were not sent an imprint module by this server")
@@ -273,7 +273,12 @@ class RobbingTheFedDirectPass(Adversary):
         return _reconstruction(found, occupied(outputs), observation)
 
 
-def _need_values(space: InputSpace) -> None:
+def need_values(space: InputSpace) -> None:
+    """Refuse tokens.
+
+    Raises:
+        NotApplicable: If inputs are tokens.
+    """
     if not space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
 

@@ -160,7 +160,7 @@ class ThreatModel:
         knows_targets: The private labels.
         knows_defense: The defense and its parameters, but never its random draws.
         public: Auxiliary data of the same distribution.
-        candidates: Batches that include the private one.
+        candidates: Alternatives for each private example.
     """
 
     knows_targets: bool = False

@@ -113,7 +113,7 @@ class Scoring:
         victims, number = len(attempt.victims), attempt.observation
         truth = modality.values(upload.truth.inputs)[:victims]
         matched = self._matched(index, upload, result)
-        pool = self._look_alikes(attempt)
+        pool = self._look_alikes(attempt, upload)
         metrics = modality.scores(matched.values[:victims], truth)
         identified = self._identified(matched, upload.truth, pool)
         transformed = self._against_transformed(attempt, upload, result, pool)
@@ -153,20 +153,22 @@ class Scoring:
         Each guess is nearest to at most one candidate, both for the victim and for its transformed
         version. This limits the success of guesses that ignore the upload. The number of guesses
         may depend on the upload, so the largest number over all uploads counts, and at least one.
+        A guess that counts only for one victim is one guess.
         """
         if self.bound is None:
             return None
         found = (_guess(attempt) for attempt in self.attempts)
-        guesses = max([1, *(len(one[1].inputs) for one in found if one is not None)])
+        scored = [one for one in found if one is not None and not _in_order(one[0])]
+        guesses = max([1, *(len(result.inputs) for _, result in scored)])
         return self.bound(min(1.0, tries * guesses / candidates))
 
     def _matched(self, index: int, upload: Upload, result: Reconstruction) -> _Matched:
         """Return the guesses of an attempt, assigned to the private examples; computed once."""
         if index not in self._own:
-            self._own[index] = self._match(result, upload.truth)
+            self._own[index] = self._match(result, upload.truth, in_order=_in_order(upload))
         return self._own[index]
 
-    def _match(self, result: Reconstruction, private: Batch) -> _Matched:
+    def _match(self, result: Reconstruction, private: Batch, *, in_order: bool) -> _Matched:
         """Assign guesses to private examples."""
         name, modality = type(self.adversary).__name__, self.world.modality
         if not isinstance(result.inputs, Tensor):
@@ -185,7 +187,15 @@ class Scoring:
         if not result.inputs.isfinite().all():
             raise ValueError(f"{name} returned NaN or infinite values")
         guess = modality.values(result.inputs.detach())
-        rows = modality.match(guess, modality.values(private.inputs))
+        if in_order:
+            if len(guess) != len(private.inputs):
+                raise ValueError(
+                    f"{name} must return one guess for each of the {len(private.inputs)} private "
+                    f"examples, in the order of their candidates, got {len(guess)}"
+                )
+            rows = torch.arange(len(guess), device=guess.device)
+        else:
+            rows = modality.match(guess, modality.values(private.inputs))
         return _Matched(rows, torch.cat([guess, modality.nothing(guess)])[rows])
 
     def _identified(self, matched: _Matched, private: Batch, pool: Tensor) -> Tensor:
@@ -208,15 +218,19 @@ class Scoring:
         labels = seen.targets[:count].repeat_interleave(pool.shape[1], 0)
         inputs = modality.inputs(pool.flatten(0, 1))
         transformed = self.defense.on_batch(Batch(inputs, labels), rng).inputs
-        matched = self._match(result, seen)
+        matched = self._match(result, seen, in_order=_in_order(upload))
         metrics = modality.scores(matched.values, modality.values(seen.inputs))
         others = modality.values(transformed).view_as(pool)
         return self._identified(matched, seen, others), metrics
 
-    def _look_alikes(self, attempt: Attempt) -> Tensor:
-        """Return the look-alikes of each victim."""
+    def _look_alikes(self, attempt: Attempt, upload: Upload) -> Tensor:
+        """Return the look-alikes of each victim: those that the adversary is given, if any."""
         rows = look_alikes(
-            self.world, attempt.victims, seed=self.seed, observation=attempt.observation
+            self.world,
+            attempt.victims,
+            seed=self.seed,
+            observation=attempt.observation,
+            disjoint=upload.observation.candidates is not None and not self.adversary.informed,
         )
         return self.world.train_values.inputs[rows]
 
@@ -227,7 +241,8 @@ class Scoring:
         other = next((one for one in others if own.isdisjoint(one.victims.tolist())), None)
         if other is None or not isinstance(other.result, Reconstruction):
             return None
-        return self._identified(self._match(other.result, upload.truth), upload.truth, pool)
+        matched = self._match(other.result, upload.truth, in_order=_in_order(upload))
+        return self._identified(matched, upload.truth, pool)
 
 
 def _labels_correct(result: Reconstruction, upload: Upload, matched: _Matched) -> Tensor | None:
@@ -244,6 +259,11 @@ def _guess(attempt: Attempt) -> tuple[Upload, Reconstruction] | None:
     if attempt.upload is None or not isinstance(attempt.result, Reconstruction):
         return None
     return attempt.upload, attempt.result
+
+
+def _in_order(upload: Upload) -> bool:
+    """Return whether each guess counts only for the example whose candidates it is chosen from."""
+    return upload.observation.candidates is not None and len(upload.truth.inputs) > 1
 
 
 def _number(value: Tensor | float | None) -> float | None:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
-from leakfrontier.adversaries import Adversary, NotApplicable, Observation, Reconstruction, Replay
+from leakfrontier.adversaries import (
+    Adversary,
+    Candidates,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Replay,
+)
 from leakfrontier.defenses import Defense, Refused
 
 from ..client.client import Client, ThreatModel, make_replay
@@ -17,7 +25,7 @@ from ..foundations.rows import Outcome, ReplayRow
 from ..foundations.seeds import generator
 from ..privacy.claims import claim_of, proven_bound
 from ..world.scenario import World
-from ..world.victims import candidates
+from ..world.victims import all_but_one_known, candidates, disjoint_count
 from .scoring import Attempt, Scoring
 
 
@@ -43,6 +51,7 @@ class Server:
     draws: tuple[object, ...]
     examined: Callable[[Client], ReplayRow] | None
     _replays: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
+    _known: dict[int, list[Candidates]] = field(default_factory=dict)
 
     def granted(self, victims: Tensor, number: int, *, examples: int) -> ThreatModel:
         """Return the adversary's knowledge of an upload, with candidates if it needs them.
@@ -50,11 +59,18 @@ class Server:
         Args:
             victims: Indices of the private examples that are scored.
             number: The number of the upload.
-            examples: Private examples in the upload. Candidates exist only for a single example.
+            examples: Private examples in the upload. There are candidates only if all are scored.
         """
-        if not (self.adversary.needs_candidates and len(victims) == examples == 1):
+        informed = self.adversary.informed
+        if not (self.adversary.needs_candidates and 1 <= len(victims) == examples):
             return self.threat
-        among = candidates(self.world, victims, seed=self.seed, observation=number)
+        if not informed and disjoint_count(self.world, victims) < 2:
+            return self.threat
+        among = candidates(
+            self.world, victims, seed=self.seed, observation=number, disjoint=not informed
+        )
+        if informed and examples > 1:
+            self._known[number] = all_but_one_known(among, self.world.train.at(victims))
         return replace(self.threat, candidates=among)
 
     def replay(self, client: Client, models: tuple[nn.Module, ...], number: int = 0) -> Replay:
@@ -88,7 +104,37 @@ class Server:
         self, observations: Mapping[int, Observation]
     ) -> dict[int, Reconstruction | NotApplicable]:
         """Return the adversary's result for each observation, by its number."""
-        rngs = [generator("adversary", *self.draws, number) for number in observations]
+        views = {n: self._known[n] for n in observations if n in self._known}
+        found = self._attacked({n: one for n, one in observations.items() if n not in views})
+        found |= {n: self._informed(n, observations[n], told) for n, told in views.items()}
+        return {number: found[number] for number in observations}
+
+    def _informed(
+        self, number: int, observation: Observation, told: Sequence[Candidates]
+    ) -> Reconstruction | NotApplicable:
+        """Return the guesses of an adversary that knows all private examples except one.
+
+        It attacks one example at a time, and only its guess of that example counts.
+        """
+        guesses = []
+        for victim, known in enumerate(told):
+            view = replace(observation, candidates=known)
+            (result,) = self._attacked({victim: view}, number).values()
+            if isinstance(result, NotApplicable):
+                return result
+            if len(result.inputs) != len(told):
+                raise ValueError(
+                    f"{type(self.adversary).__name__} must return one guess for each of the "
+                    f"{len(told)} private examples, got {len(result.inputs)}"
+                )
+            guesses.append(result.inputs[victim])
+        return Reconstruction(torch.stack(guesses), observation.targets)
+
+    def _attacked(
+        self, observations: Mapping[int, Observation], *upload: int
+    ) -> dict[int, Reconstruction | NotApplicable]:
+        """Return the checked results of one call of the adversary."""
+        rngs = [generator("adversary", *self.draws, *upload, number) for number in observations]
         seen = [*observations.values()]
         found = self.adversary.reconstruct_all(seen, rngs) if seen else []
         name = type(self.adversary).__name__

@@ -48,25 +48,63 @@ def cohort(
     return [world.train.at(rows) for rows in (sought, *bystanders.split(len(sought))) if len(rows)]
 
 
-def look_alikes(world: World, sought: Tensor, *, seed: int, observation: int) -> Tensor:
+def look_alikes(
+    world: World, sought: Tensor, *, seed: int, observation: int, disjoint: bool = False
+) -> Tensor:
     """Return the indices of the look-alikes of each victim of an observation.
 
     They have the victim's label, so knowing or inferring labels does not help.
+
+    Args:
+        world: The scenario and its data.
+        sought: Indices of the victims.
+        seed: Repetition.
+        observation: Number of the observation.
+        disjoint: Whether no two victims share look-alikes, as an adversary needs that is given
+            those of all victims. It could otherwise rule out what two victims share, because no
+            victim is a look-alike of another one.
     """
     rng = generator("look-alikes", world.scenario.data_name, seed, observation)
-    count = candidate_count(world) - 1
-    return torch.stack(
-        [world.modality.look_alikes(int(i), world.train_values, sought, count, rng) for i in sought]
-    )
+    count = (disjoint_count(world, sought) if disjoint else candidate_count(world)) - 1
+    rows: list[Tensor] = []
+    for victim in sought:
+        taken = torch.cat([sought, *rows]) if disjoint else sought
+        rows.append(world.modality.look_alikes(int(victim), world.train_values, taken, count, rng))
+    return torch.stack(rows)
 
 
-def candidates(world: World, victim: Tensor, *, seed: int, observation: int) -> Candidates:
-    """Return a victim among its look-alikes, in a random order."""
-    others = look_alikes(world, victim, seed=seed, observation=observation)[0]
-    rows = torch.cat([victim, others])
+def candidates(
+    world: World, sought: Tensor, *, seed: int, observation: int, disjoint: bool = False
+) -> Candidates:
+    """Return each victim among its look-alikes, in a random order.
+
+    Args:
+        world: The scenario and its data.
+        sought: Indices of the victims.
+        seed: Repetition.
+        observation: Number of the observation.
+        disjoint: See `look_alikes`.
+    """
+    others = look_alikes(world, sought, seed=seed, observation=observation, disjoint=disjoint)
     rng = generator("candidates", world.scenario.data_name, seed, observation)
-    rows = rows[torch.randperm(len(rows), generator=rng)].unsqueeze(1)
-    return Candidates(*world.train.at(rows))
+    columns = [
+        rows[torch.randperm(len(rows), generator=rng)]
+        for rows in torch.cat([sought.unsqueeze(1), others], dim=1)
+    ]
+    return Candidates(*world.train.at(torch.stack(columns, dim=1)))
+
+
+def all_but_one_known(among: Candidates, private: Batch) -> list[Candidates]:
+    """Return for each victim the candidates of an adversary that knows the others."""
+    known = []
+    for victim in range(len(private.inputs)):
+        parts = []
+        for part, truth in zip(among, private, strict=True):
+            alternatives = truth.unsqueeze(0).repeat(len(part), *[1] * truth.dim())
+            alternatives[:, victim] = part[:, victim]
+            parts.append(alternatives)
+        known.append(Candidates(*parts))
+    return known
 
 
 def candidate_count(world: World) -> int:
@@ -81,6 +119,20 @@ def candidate_count(world: World) -> int:
             f"batches of {batch_size} and their look-alikes need at least {batch_size + 1}"
         )
     return min(world.scenario.candidates, allowed)
+
+
+def disjoint_count(world: World, sought: Tensor) -> int:
+    """Return the number of candidates of each victim if victims share none; it may be 0.
+
+    Victims with the same label share its examples. A tenth is spared, because near-duplicates of a
+    victim are not its look-alikes.
+    """
+    groups = world.modality.groups(world.train.targets)
+    labels, together = groups[sought].unique(return_counts=True)
+    sizes = torch.stack([(groups == label).sum() for label in labels])
+    most = candidate_count(world)
+    allowed = torch.where(together > 1, sizes * 9 // (10 * together), most)
+    return min(most, int(allowed.min()))
 
 
 def other_cohort(scenario: Scenario, defense: Method) -> str:

@@ -2,7 +2,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from federated import batch, convolutional, mlp, observed, rng
+from federated import batch, convolutional, mlp, observed, rng, seeded
 from scipy import integrate
 from scipy.stats import norm
 from torch import Generator, Tensor, nn
@@ -12,16 +12,27 @@ from leakfrontier.adversaries import (
     FedAvg,
     FedSGD,
     ImageSpace,
+    InformedPriorAware,
     NotApplicable,
     Observation,
     PriorAware,
     Protocol,
 )
 from leakfrontier.adversaries.priors import prior_aware
-from leakfrontier.defenses import DPSGD, Batch, ClientDP, Defense, Quantization, TopK, Update
+from leakfrontier.defenses import (
+    DPSGD,
+    Batch,
+    ClientDP,
+    Defense,
+    Noise,
+    Quantization,
+    TopK,
+    Update,
+)
 from leakfrontier.evaluate.client.client import Client, ThreatModel, make_replay, observe
 from leakfrontier.evaluate.foundations.statistics import clopper_pearson
 from leakfrontier.evaluate.privacy.bounds import reconstruction
+from leakfrontier.evaluate.world.victims import all_but_one_known
 
 POOL = Candidates(*(part.unsqueeze(1) for part in batch(20, seed=3)))
 
@@ -90,6 +101,169 @@ def test_success_on_orthogonal_gradients_is_the_closed_form(
     interval = clopper_pearson(successes(defense, candidates, trials), trials, 0.99)
     assert interval.low <= exact <= interval.high
     assert interval.low <= reconstruction(1 / candidates, 1.0, sigma, 1)
+
+
+def orthogonal(examples: int, candidates: int) -> Candidates:
+    """Return candidates whose gradients under `outputs_mean` are orthogonal and of norm one."""
+    size = examples * candidates
+    basis = torch.linalg.qr(torch.randn(size, size, generator=rng())).Q
+    targets = torch.zeros(candidates, examples, dtype=torch.long)
+    return Candidates(basis.view(candidates, examples, size), targets)
+
+
+def batch_successes(
+    defense: Defense,
+    pool: Candidates,
+    uploads: int,
+    *,
+    informed: bool = False,
+) -> int:
+    """Attack uploads of batches; count the examples that are found."""
+    candidates, examples, size = pool.inputs.shape
+    draws, threat = rng(), ThreatModel(candidates=pool)
+    space = ImageSpace((size,), 1)
+    client = Client(nn.Linear(size, 1, bias=False), outputs_mean, defense, FedSGD(), space)
+    replay, right = make_replay(client, threat, draws), 0
+    for _ in range(uploads):
+        rows = torch.randint(candidates, (examples,), generator=draws)
+        private = Batch(pool.inputs[rows, torch.arange(examples)], pool.targets[0])
+        (upload,) = observe(client, [private], threat, draws, replay=replay)
+        last = upload.observation
+        if not informed:
+            guess = PriorAware().reconstruct(last, draws).inputs
+        else:
+            guess = torch.stack(
+                [
+                    InformedPriorAware()
+                    .reconstruct(replace(last, candidates=view), draws)
+                    .inputs[victim]
+                    for victim, view in enumerate(all_but_one_known(pool, private))
+                ]
+            )
+        right += int((guess == private.inputs).all(dim=1).sum())
+    return right
+
+
+def best_success(sigma: float, candidates: int) -> float:
+    """Return the success of the optimal attack on orthogonal gradients."""
+    exact, _ = integrate.quad(
+        lambda x: norm.pdf(x - 1 / sigma) * norm.cdf(x) ** (candidates - 1), -10, 20
+    )
+    return float(exact)
+
+
+@pytest.mark.parametrize("informed", [True, False], ids=["informed", "joint"])
+@pytest.mark.parametrize(
+    ("sigma", "candidates", "success", "uploads"),
+    [(0.447, 100, 0.405, 25), (0.5, 10, 0.6736, 30), (1.0, 10, 0.3409, 30)],
+)
+def test_a_batch_protects_no_better_than_one_example(
+    sigma: float, candidates: int, success: float, uploads: int, informed: bool
+) -> None:
+    exact, pool = best_success(sigma, candidates), orthogonal(8, candidates)
+    assert exact == pytest.approx(success, abs=1e-3)
+    right = batch_successes(DPSGD(sigma), pool, uploads, informed=informed)
+    interval = clopper_pearson(right, 8 * uploads, 0.99)
+    assert interval.low <= exact <= interval.high
+    assert interval.low <= reconstruction(1 / candidates, 1.0, sigma, 1)
+    assert interval.low > reconstruction(1 / candidates, 1.0, 2 * sigma, 1)  # it can be told
+
+
+@pytest.mark.parametrize("examples", [1, 4])
+def test_uploads_of_the_same_examples_add_up(examples: int) -> None:
+    """The best choice among orthogonal gradients is nearest to the sum of all uploads."""
+    pool, draws = orthogonal(examples, 10), rng()
+    protocol, size = FedAvg(epochs=1, batch_size=8, lr=1.0), examples * 10
+    defense = ClientDP(examples**-0.5, max_update_norm=examples**-0.5)
+    model, threat = nn.Linear(size, 1, bias=False), ThreatModel(candidates=pool)
+    client = Client(model, outputs_mean, defense, protocol, ImageSpace((size,), 1))
+    replay, place = make_replay(client, threat, draws), torch.arange(examples)
+    rights = torch.zeros(2)
+    for _ in range(80 // examples):
+        rows = torch.randint(10, (examples,), generator=draws)
+        private = [Batch(pool.inputs[rows, place], pool.targets[0])]
+        *earlier, last = [
+            observe(client, private, threat, draws, replay=replay)[0].observation for _ in range(4)
+        ]
+        for number, before in enumerate(((), tuple(earlier))):
+            total = sum(one.update["weight"][0] for one in (*before, last))
+            best = (pool.inputs @ -torch.as_tensor(total)).argmax(dim=0)
+            guess = PriorAware().reconstruct(replace(last, earlier=before), draws).inputs
+            assert torch.equal(guess, pool.inputs[best, place])
+            rights[number] += (best == rows).sum()
+    once, often = (clopper_pearson(int(right), 80, 0.99) for right in rights)
+    assert once.value < often.value
+    assert often.low <= best_success(0.5, 10) <= often.high
+    assert often.low <= reconstruction(1 / 10, 1.0, 1.0, 4)
+
+
+def test_earlier_uploads_of_other_examples_say_nothing() -> None:
+    observation, other = among(5, DPSGD(1.0)), among(7)
+    alone, together = (
+        PriorAware().reconstruct(replace(observation, earlier=earlier), rng())
+        for earlier in ((), (other,) * 100)
+    )
+    assert torch.equal(alone.inputs, together.inputs)
+    assert alone.objective == together.objective
+
+
+BATCHES = Candidates(*(part.unflatten(0, (10, 4)) for part in batch(40, seed=3)))
+ROWS = torch.tensor([3, 0, 9, 5])
+
+
+def mixing() -> nn.Module:
+    """Return a model with batch statistics: updates are not sums over examples."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(192, 32),
+            nn.BatchNorm1d(32, track_running_stats=False),
+            nn.Linear(32, 10),
+        )
+    )
+
+
+@pytest.mark.parametrize("knows_defense", [True, False])
+@pytest.mark.parametrize(
+    ("defense", "model"),
+    [
+        (Defense(), mlp()),
+        (Defense(), mixing()),
+        (DPSGD(0.001, 0.1), mlp()),
+        (ClientDP(0.001, 0.1), mlp()),
+        (Noise(0.0001, "laplace"), mlp()),
+        (TopK(0.1), mlp()),
+        (Quantization(8), mlp()),
+    ],
+    ids=lambda value: repr(value).partition("(\n")[0],
+)
+def test_finds_every_example_of_a_batch_where_little_is_hidden(
+    defense: Defense, model: nn.Module, knows_defense: bool
+) -> None:
+    private = Batch(*(part[ROWS, torch.arange(4)] for part in BATCHES))
+    threat = ThreatModel(candidates=BATCHES, knows_defense=knows_defense)
+    observation = observed(model, private, defense, threat=threat)
+    guess = PriorAware().reconstruct(observation, rng())
+    assert torch.equal(guess.inputs, private.inputs)
+    assert guess.objective == pytest.approx(PriorAware().objective(observation, *private))
+
+
+def test_a_known_example_is_not_chosen() -> None:
+    private = Batch(*(part[ROWS, torch.arange(4)] for part in BATCHES))
+    known = Candidates(*(part.clone() for part in BATCHES))
+    for part, truth in zip(known, private, strict=True):
+        part[:, 2:] = truth[2:]
+    threat = ThreatModel(candidates=known)
+    guess = PriorAware().reconstruct(observed(mlp(), private, DPSGD(0.001), threat=threat), rng())
+    assert torch.equal(guess.inputs, private.inputs)
+
+
+def test_more_examples_than_can_be_chosen_at_once_are_refused() -> None:
+    many = Candidates(*(part.repeat(1, 300, *[1] * (part.dim() - 2)) for part in BATCHES))
+    private = Batch(many.inputs[0], many.targets[0])
+    observation = observed(mlp(), private, threat=ThreatModel(candidates=many))
+    with pytest.raises(NotApplicable, match="1200 unknown examples with 10 candidates each"):
+        PriorAware().reconstruct(observation, rng())
 
 
 @pytest.mark.parametrize("knows_defense", [True, False])

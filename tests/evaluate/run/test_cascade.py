@@ -123,7 +123,7 @@ def test_every_attack_says_what_it_costs() -> None:
     assert {name: cls.cost for name, cls in ADVERSARIES.items()} == {
         **dict.fromkeys(("PriorGuess", "LinearLeakage", "PriorAware", "SPEARPlusPlus"), 0),
         **dict.fromkeys(("RobbingTheFed", "RobbingTheFedDirectPass", "LOKI", "TrapWeights"), 0),
-        "ARES": 0,
+        **dict.fromkeys(("ARES", "InformedPriorAware", "MatchedFilter"), 0),
         **dict.fromkeys(("DLG", "IDLG", "LearningToInvert", "ScaleMIA"), 1),
         **dict.fromkeys(("InvertingGradients", "SME", "Fishing"), 2),
         **dict.fromkeys(("SPEAR", "GradInversion", "FedLeak", "DLFA", "RGAP", "RCONV"), 3),

@@ -14,6 +14,7 @@ from leakfrontier.adversaries import Observation
 from leakfrontier.defenses import Defense
 from leakfrontier.evaluate.client import clients
 from leakfrontier.evaluate.foundations.rows import AttackRow
+from leakfrontier.evaluate.privacy.bounds import reconstruction
 from leakfrontier.evaluate.run import cells, scenes
 from leakfrontier.evaluate.run.cells import (
     AttackTrial,
@@ -154,20 +155,22 @@ def test_granted_candidates_are_those_of_the_score() -> None:
     assert not any(row.labels_granted for row in trial().run(Path()).attacks)
 
 
-@pytest.mark.parametrize(
-    ("scenario", "defense", "size"),
-    [
-        (TINY.model_copy(update={"batch_size": 2}), NONE, 2),
-        (TINY, Method(name="SecureAggregation", options={"clients": 4}), 4),
-    ],
-)
-def test_nothing_is_granted_for_several_examples(
-    scenario: Scenario, defense: Method, size: int
-) -> None:
-    rows = trial("PriorAware", scenario=scenario, defense=defense).run(Path()).attacks
-    assert {row.reason for row in rows} == {
-        f"no candidates are granted for the {size} private examples"
-    }
+def test_nothing_is_granted_for_the_examples_of_several_clients() -> None:
+    defense = Method(name="SecureAggregation", options={"clients": 4})
+    rows = trial("PriorAware", defense=defense).run(Path()).attacks
+    assert {row.reason for row in rows} == {"no candidates are granted for the 4 private examples"}
+
+
+@pytest.mark.parametrize("name", ["PriorAware", "InformedPriorAware"])
+def test_each_example_of_a_batch_has_candidates_of_its_own(name: str) -> None:
+    scenario = TINY.model_copy(update={"batch_size": 3})
+    rows = trial(name, scenario=scenario).run(Path()).attacks
+    assert [row.identified for row in rows] == [True] * 15
+    assert {(row.candidates, row.bound) for row in rows} == {(20, None)}
+    private = Method(name="DPSGD", options={"noise_multiplier": 1.0})
+    rows = trial(name, scenario=scenario, defense=private).run(Path()).attacks
+    for row in rows:  # one guess for each example, though an upload has three
+        assert row.bound == pytest.approx(reconstruction(1 / 20, 1.0, 1.0, 1), rel=1e-3)
 
 
 def test_observations_of_one_model_share_its_replay() -> None:

@@ -14,6 +14,7 @@ from leakfrontier.adversaries import (
     Adversary,
     NotApplicable,
     Observation,
+    PriorAware,
     PriorGuess,
     Reconstruction,
 )
@@ -26,7 +27,7 @@ from leakfrontier.evaluate.modality.modality import Modality
 from leakfrontier.evaluate.run.scoring import Attempt, Scoring
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario, World, load_world
-from leakfrontier.evaluate.world.victims import victims
+from leakfrontier.evaluate.world.victims import candidates, victims
 
 
 @cache
@@ -287,3 +288,19 @@ def test_guesses_are_assigned_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len([*scoring.rows(seconds=1.0)]) == 2
         assert len([*scoring.renderings((0,))]) == 1
         assert len(calls) == count
+
+
+def test_a_guess_among_candidates_counts_only_for_the_example_that_they_belong_to() -> None:
+    here = world(batch_size=3)
+    sought, upload = seen(here, 0)
+    where = {"seed": 0, "observation": 0, "disjoint": True}
+    granted = candidates(here, sought, **where)  # type: ignore[arg-type]
+    upload = replace(upload, observation=replace(upload.observation, candidates=granted))
+    truth, chooses = upload.truth.inputs, PriorAware()
+    for inputs, identified in ((truth, True), (truth.roll(1, 0), False)):
+        guess = Attempt(0, sought, Reconstruction(inputs), upload)
+        rows = [row for row, _ in scored(here, guess, adversary=chooses)]
+        assert [row.identified for row in rows] == [identified] * 3
+    fewer = Attempt(0, sought, Reconstruction(truth[:2]), upload)
+    with pytest.raises(ValueError, match="one guess for each of the 3 private examples"):
+        scored(here, fewer, adversary=chooses)

@@ -10,6 +10,7 @@ from torch import Generator
 
 from leakfrontier.adversaries import (
     Adversary,
+    InformedPriorAware,
     InvertingGradients,
     NotApplicable,
     Observation,
@@ -43,14 +44,66 @@ def client(defense: Defense | None = None) -> Client:
     return WORLD.client(defense, WORLD.model(defense, 0))
 
 
-def test_candidates_are_granted_to_who_chooses_among_them_for_a_lone_example() -> None:
+def test_candidates_are_granted_to_who_chooses_among_them_if_all_examples_are_scored() -> None:
     chooses, lone = server(PriorAware()), victims(WORLD, 0, 0)
     granted = chooses.granted(lone, 0, examples=1).candidates
     assert granted is not None
-    assert len(granted.inputs) == 20
+    assert granted.inputs.shape[:2] == (20, 1)
     assert chooses.granted(lone, 0, examples=4).candidates is None
-    assert chooses.granted(lone[:0], 0, examples=1).candidates is None
+    assert chooses.granted(lone[:0], 0, examples=0).candidates is None
     assert server(PriorGuess()).granted(lone, 0, examples=1).candidates is None
+    several = torch.arange(3)
+    granted = chooses.granted(several, 0, examples=3).candidates
+    assert granted is not None
+    assert granted.inputs.shape[:2] == (20, 3)
+    for column, victim in enumerate(several):
+        same = granted.inputs[:, column] == WORLD.train.inputs[victim]
+        assert int(same.flatten(1).all(1).sum()) == 1
+    alike = (WORLD.train.targets == 3).nonzero().flatten()[:100]  # too many to have candidates
+    assert chooses.granted(alike, 0, examples=100).candidates is None
+
+
+@dataclass(frozen=True)
+class Told(Adversary):
+    """Return other private examples as its guesses, if it is told them."""
+
+    needs_candidates: ClassVar[bool] = True
+    informed: ClassVar[bool] = True
+
+    least: int = 0
+
+    def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
+        assert observation.candidates is not None
+        inputs = observation.candidates.inputs
+        unknown = (inputs != inputs[:1]).flatten(2).any(2).any(0)
+        assert unknown.sum() == 1
+        assert (inputs[:, unknown].flatten(1).unique(dim=0)).shape[0] == len(inputs)
+        return Reconstruction(inputs[0].roll(1, 0)[self.least :])
+
+
+def test_an_informed_adversary_is_told_all_examples_except_the_one_it_is_scored_on() -> None:
+    sought, told = torch.arange(4), server(Told())
+    threat, rng = told.granted(sought, 5, examples=4), torch.Generator().manual_seed(0)
+    private = WORLD.train.at(sought)
+    (upload,) = observe(client(), [private], threat, rng)
+    found = told.attack({5: upload.observation})[5]
+    assert isinstance(found, Reconstruction)
+    assert torch.equal(found.inputs, private.inputs.roll(1, 0))  # each from its own view
+    rows = told.outcome([Attempt(5, sought, found, upload)], 1.0, rounds=None, shown=()).attacks
+    assert [row.identified for row in rows] == [False] * 4  # it is told all four, but never one
+    fewer = server(Told(least=1))
+    fewer.granted(sought, 5, examples=4)
+    with pytest.raises(ValueError, match="one guess for each of the 4 private examples, got 3"):
+        fewer.attack({5: upload.observation})
+
+
+def test_the_informed_guess_is_that_of_maximum_likelihood() -> None:
+    sought, informed = torch.arange(4), server(InformedPriorAware())
+    threat, rng = informed.granted(sought, 0, examples=4), torch.Generator().manual_seed(0)
+    (upload,) = observe(client(), [WORLD.train.at(sought)], threat, rng)
+    found = informed.attack({0: upload.observation})[0]
+    assert isinstance(found, Reconstruction)
+    assert torch.equal(found.inputs, upload.truth.inputs)
 
 
 def test_clients_with_the_same_models_have_one_replay() -> None:

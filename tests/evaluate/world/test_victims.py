@@ -11,6 +11,7 @@ from leakfrontier.evaluate.world.victims import (
     candidate_count,
     candidates,
     cohort,
+    disjoint_count,
     look_alikes,
     victims,
 )
@@ -83,6 +84,38 @@ def test_candidates_are_the_look_alikes_of_the_identification_metric() -> None:
         assert (pool.targets == here.train.targets[victim]).all()
     assert len(places) == 20
     assert all(clopper_pearson(n, 300, 0.9999).low < 1 / 20 for n in places.values())
+
+
+@pytest.mark.parametrize(("disjoint", "more"), [(True, False), (False, True)])
+def test_only_disjoint_candidates_give_nothing_away_by_themselves(
+    disjoint: bool, more: bool
+) -> None:
+    """A guess that avoids what several victims have in common must not beat chance."""
+    here, right, tries, chance = world(batch_size=16, candidates=100), 0, 0, 0.0
+    for index in range(30):
+        sought = victims(here, 0, index)
+        where = {"seed": 0, "observation": index, "disjoint": disjoint}
+        pool = candidates(here, sought, **where)  # type: ignore[arg-type]
+        flat = pool.inputs.flatten(2)
+        for column, victim in enumerate(here.train.inputs[sought].flatten(1)):
+            seen = (flat[:, column, None, None] == flat[None]).all(-1).flatten(1).sum(1)
+            rarest = (seen == seen.min()).nonzero().flatten()
+            is_victim = (flat[rarest, column] == victim).all(-1)
+            right += int(is_victim[0])
+            tries, chance = tries + 1, chance + 1 / len(flat)
+    found = clopper_pearson(right, tries, 0.99)
+    assert (found.low > chance / tries) == more
+
+
+def test_disjoint_candidates_are_fewer_where_victims_share_a_label() -> None:
+    here = world(batch_size=4, candidates=100)
+    alike = (here.train.targets == 3).nonzero().flatten()
+    apart = torch.stack([(here.train.targets == label).nonzero()[0, 0] for label in range(4)])
+    assert disjoint_count(here, apart) == candidate_count(here) == 100
+    assert disjoint_count(here, alike[:4]) == len(alike) * 9 // 40
+    pool = look_alikes(here, alike[:4], seed=0, observation=0, disjoint=True)
+    assert len({*pool.flatten().tolist(), *alike[:4].tolist()}) == pool.numel() + 4
+    assert disjoint_count(here, alike[:100]) < 2
 
 
 def test_the_smallest_class_sets_how_many_candidates_there_are() -> None:
