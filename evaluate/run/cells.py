@@ -16,12 +16,20 @@ from leakfrontier.adversaries import (
     Adversary,
     Crafted,
     NotApplicable,
+    Observation,
     Round,
     Threat,
 )
 from leakfrontier.defenses import Defense, Refused, Update
 
-from ..client.client import Client, Released, Upload, observe
+from ..client.client import (
+    Client,
+    Released,
+    ThreatModel,
+    Upload,
+    observation_of,
+    observe,
+)
 from ..client.examination import EXAMINED_ROUNDS, examine
 from ..client.math_attention import math_attention
 from ..engines.parcels import Traveller
@@ -43,6 +51,7 @@ from .server import Server
 from .trained_scenes import TrainedScenes, clients_of
 from .training_clients import TrainingClients
 from .training_server import Order
+from .upload_log import Logged
 
 EXAMINED_SEED = 0  # seed of the model and clients that examine replays
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
@@ -380,7 +389,20 @@ class Rounds:
             released=Released([_cloned(shown.update)], shown.trained_on),
             kept=crafted.kept,
         )
-        return upload
+        earlier = tuple(self._before(one, threat, examples) for one in scene.earlier)
+        return replace(upload, observation=replace(upload.observation, earlier=earlier))
+
+    def _before(
+        self, earlier: tuple[nn.Module, Logged], threat: ThreatModel, examples: int
+    ) -> Observation:
+        """Return what the server saw of the victim in an earlier round."""
+        model, logged = earlier
+        client = self.server.world.client(self.server.defense, model)
+        models = (model,) * len(logged.clients)
+        replay = self.server.replay(client, models)
+        return observation_of(
+            client, models, logged.update, threat, replay, examples=examples, targets=None
+        )
 
     def _sent(self, model: nn.Module, index: int, clients: int) -> Crafted:
         """Return the models that the server sends to clients, and what it keeps."""

@@ -64,7 +64,8 @@ class TrainedScenes(Scenes):
         shares = [self.world.train.at(part) for part in rows]
         honest = partial(self._honest, logged, members)
         answer = partial(self._answer, logged, members)
-        return Scene(rows[0], self.model(logged), shares, honest, answer, earlier)
+        before = [(self.model(one), one) for one in reversed(earlier)]
+        return Scene(rows[0], self.model(logged), shares, honest, answer, before)
 
     def _refused(self, index: int) -> Scene:
         def refuse(*_: object) -> Shown:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import two_faced
+import watching
 
 from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
+from leakfrontier.evaluate.run.upload_log import UploadLog
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario, Training
 
@@ -70,6 +72,22 @@ def _forget() -> None:
 
     load_attribute(method("Pooling").name).pool.clear()
     load_attribute(method("Counting").name).uploads = 0
+
+
+def test_earlier_uploads_of_the_client_are_observed(tmp_path: Path) -> None:
+    trained = TrainTrial(SCENARIO, NONE, 0, observations=6)
+    trained.run(tmp_path)
+    watching.SEEN.clear()
+    attack = Method(name="watching:Watching")
+    AttackTrial(SCENARIO, NONE, attack, True, 0, 12, tuple(range(6))).run(tmp_path)
+    log = UploadLog(trained.seen(tmp_path, 12))
+    assert len(watching.SEEN) == 6
+    for index, observation in enumerate(watching.SEEN):
+        _, *before = log[index]
+        assert len(observation.earlier) == len(before) >= 1
+        for seen, logged in zip(reversed(observation.earlier), before, strict=True):
+            torch.testing.assert_close(dict(seen.update), logged.update, rtol=0, atol=0)
+            assert torch.equal(seen.model.get_parameter("1.weight"), logged.model["1.weight"])
 
 
 def test_only_crafted_models_make_clients_answer_again(
