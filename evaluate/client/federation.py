@@ -24,10 +24,28 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 """How the server applies the mean update: plain averaging, or FedAdam (Reddi et al. 2021)."""
 
 
+class Seen(NamedTuple):
+    """An upload that the server sees, and what is behind it.
+
+    Attributes:
+        owners: Numbers of the clients behind it: one, or all whose sum it is.
+        models: The model that the server sent to each of them.
+        shares: The examples that each of them used.
+        update: The upload.
+    """
+
+    owners: tuple[int, ...]
+    models: tuple[nn.Module, ...]
+    shares: tuple[Batch, ...]
+    update: Update
+
+
 class _Upload(NamedTuple):
-    """A client's update of one round, and its weight."""
+    """A client's update of one round, with the model and the examples behind it, and its weight."""
 
     owner: int
+    sent: nn.Module
+    share: Batch
     client: Client
     update: Update
     weight: float
@@ -57,6 +75,7 @@ class Federation:
         batch_size: Examples that a client draws for a FedSGD update.
         server: `sgd` or `adam`.
         lr: The server's learning rate.
+        watch: Called with everything that the server sees, before the model changes.
         rounds_of: Number of rounds in which each client has taken part so far.
         refused: How often clients have refused the model so far.
     """
@@ -67,6 +86,7 @@ class Federation:
     batch_size: int = 32
     server: str = "adam"
     lr: float = 0.01
+    watch: Callable[[Seen], None] | None = None
     rounds_of: list[int] = field(init=False, repr=False)
     refused: int = field(default=0, init=False, repr=False)
     _defenses: list[Checked] = field(init=False, repr=False)
@@ -106,8 +126,10 @@ class Federation:
         rngs = [fork(rng) for _ in chosen]
         uploads = [self._uploaded(*one) for one in zip(clients, shares, rngs, strict=True)]
         taking_part = [
-            _Upload(index, client, update, protocol.weight(age))
-            for index, client, update, age in zip(chosen, clients, uploads, stale, strict=True)
+            _Upload(index, self._sent(age), share, client, update, protocol.weight(age))
+            for index, share, client, update, age in zip(
+                chosen, shares, clients, uploads, stale, strict=True
+            )
             if client is not None and update is not None
         ]
         self._remember()
@@ -139,6 +161,11 @@ class Federation:
             return None
         for one in group:
             self.rounds_of[one.owner] += 1
+        if self.watch is not None:
+            parts = [[one] for one in group] if len(updates) == len(group) else [group]
+            for part, update in zip(parts, updates, strict=True):
+                owners, models, shares, *_ = zip(*part, strict=True)
+                self.watch(Seen(owners, models, shares, update))
         return updates, [one.weight for one in group]
 
     def train(
@@ -177,12 +204,15 @@ class Federation:
             self._epochs[client], rows = epoch, next(epoch)
         return rows
 
+    def _sent(self, staleness: int) -> nn.Module:
+        """Return the version of the model that the server sent."""
+        return self._versions[-staleness] if staleness else self.model
+
     def _received(self, index: int, staleness: int) -> Client | None:
         """Return a client with its version of the model; None if it refuses the model."""
-        sent = self._versions[-staleness] if staleness else self.model
         defense = self._defenses[index]
         try:
-            received = defense.on_receive(sent, self.model)
+            received = defense.on_receive(self._sent(staleness), self.model)
         except Refused:
             self.refused += 1
             return None
