@@ -271,8 +271,8 @@ def _looked_up(start: int, seen: Tensor, sought: Tensor, sizes: Sequence[int]) -
 
 
 def _bits(values: Tensor, start: int) -> Tensor:
-    whole = _as_integers(values).long() & (2**_BITS - 1)
-    return (whole >> start) & (2**WINDOW - 1)
+    whole = torch.bitwise_and(_as_integers(values).long(), 2**_BITS - 1)
+    return torch.bitwise_and(torch.bitwise_right_shift(whole, start), 2**WINDOW - 1)
 
 
 def _flipped(seen: Tensor, sought: Tensor, sizes: Sequence[int]) -> Map:
@@ -302,7 +302,8 @@ def _permuted(seen: Tensor, sought: Tensor, sizes: Sequence[int]) -> Map:
 def _signature(values: Tensor) -> Tensor:
     """Return a number for each entry, made of its ranks in all rows."""
     weights = torch.linspace(1.0, 2.0, len(values), dtype=torch.float64).sqrt()[:, None]
-    return (weights.to(values.device) * _ranks(values)).sum(0)
+    signature: Tensor = (weights.to(values.device) * _ranks(values)).sum(0)
+    return signature
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -33,7 +33,10 @@ from .decoders import (
 from .federation import Federation, Seen
 
 PAIRS = 8
-"""Clients, or groups of clients that are seen together, from which decoders learn."""
+"""Clients from which decoders learn."""
+
+GROUPS = 4
+"""Groups of clients from which they learn, if clients are seen together."""
 
 ROUNDS = 4
 """Uploads of each of them."""
@@ -79,6 +82,11 @@ class Setting:
     lr: float = 0.005
 
 
+def clients_of(defense: Defense) -> int:
+    """Return the number of clients with public examples that the test of a defense needs."""
+    return PAIRS if defense.cohort == 1 else GROUPS * defense.cohort
+
+
 def still_holds_update(row: ProbeRow) -> bool:
     """Return whether a decoder recovers much more of updates than attacked uploads show."""
     return row.decoded >= RECOVERED and row.decoded - row.plain >= EXCESS
@@ -94,7 +102,7 @@ def invert(client: Client, shares: Sequence[Batch], setting: Setting, rng: Gener
 
     Args:
         client: The template of all clients.
-        shares: The public examples of each client: `PAIRS` times the defense's cohort.
+        shares: The public examples of each client, as many as `clients_of` says.
         setting: How they train.
         rng: Source of all randomness.
 

@@ -319,6 +319,9 @@ TABLES: dict[str, type] = {
 }
 """The rows of each table of an `Outcome`."""
 
+LATER = ("probes",)
+"""Tables that folders and packs of older versions lack. They are then empty."""
+
 
 class Column(NamedTuple):
     """Type of a column of a table.

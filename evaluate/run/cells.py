@@ -26,13 +26,15 @@ from leakfrontier.adversaries import Protocol as TrainingProtocol
 from leakfrontier.defenses import Batch, Defense, Refused
 
 from ..client.client import Client, Released, Upload, observe, send
-from ..client.examination import EXAMINED_ROUNDS, examine
+from ..client.discrimination import Examined, discriminated
+from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
 from ..client.federation import Federation
+from ..client.inversion import Setting, clients_of, invert
 from ..client.math_attention import math_attention
 from ..data.partition import partition
 from ..engines.parcels import Traveller
 from ..foundations.devices import Device, on_device
-from ..foundations.rows import Cell, GuaranteeRow, Outcome, ReplayRow, UtilityRow
+from ..foundations.rows import Cell, GuaranteeRow, Outcome, UtilityRow
 from ..foundations.seeds import generator, global_draws, seed_globally
 from ..privacy.claims import claim_of, guarantee_row
 from ..users.contract import Checked
@@ -43,7 +45,7 @@ from ..world.scenario import Scenario, World, load_world
 from ..world.victims import cohort, other_cohort, other_examples, victims
 from .code_digests import ATTACK, REPLAY, TRAINING, factories, source_digest
 from .scoring import Attempt
-from .server import Server
+from .server import Server, either
 
 EXAMINED_SEED = 0  # seed of the model and clients that examine replays
 CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
@@ -149,7 +151,7 @@ class TrainTrial:
 
 @dataclass(frozen=True)
 class ReplayTrial:
-    """Examine how adversaries replay a defense.
+    """Examine how adversaries replay a defense, and what its uploads still hold.
 
     Attributes:
         scenario: The scenario.
@@ -173,22 +175,24 @@ class ReplayTrial:
         return (self.scenario.description, EXAMINED_SEED)
 
     def run(self, folder: Path) -> Outcome:
-        """Examine the replay on clients of the scenario. There is none if they refuse to train."""
+        """Examine a defense on clients of the scenario; without result if they refuse."""
         start = time.perf_counter()
         try:
-            row = self.examined()
+            found = self.examined()
         except Refused:
             return Outcome()
-        return Outcome(replays=(row,), busy=time.perf_counter() - start)
+        probes = () if found.probe is None else (found.probe,)
+        busy = time.perf_counter() - start
+        return Outcome(replays=(found.replay,), probes=probes, busy=busy)
 
-    def examined(self) -> ReplayRow:
+    def examined(self) -> Examined:
         """Return the findings of the examination, computed once per process."""
         if self.cell.key not in _EXAMINED:
             with global_draws(generator("examination", *self.draws)):
                 _EXAMINED[self.cell.key] = self._examine()
         return _EXAMINED[self.cell.key]
 
-    def _examine(self) -> ReplayRow:
+    def _examine(self) -> Examined:
         world = load_world(self.scenario)
         defense = world.defense(self.defense)
         agreed = world.model(defense, EXAMINED_SEED)
@@ -199,14 +203,38 @@ class ReplayTrial:
             cohort(world, victims(world, EXAMINED_SEED, i), **here, observation=i)
             for i in range(EXAMINED_ROUNDS)
         ]
-        return examine(client, rounds, generator("examination", *self.draws))
+        replay = examine(client, rounds, generator("examination", *self.draws))
+        public = world.client(defense, agreed)
+        rng = generator("inversion", *self.draws)
+        try:
+            inversion = invert(public, _public_shares(world, defense), self._setting, rng)
+        except Refused:
+            return Examined(replay)
+        mending = mending_of(replay)
+        probe = discriminated(inversion, client, rounds, mending, rng)
+        return Examined(replay, probe, inversion.decoder)
+
+    @property
+    def _setting(self) -> Setting:
+        """Return how public clients train. It does not depend on the training of the scenario."""
+        return Setting(self.scenario.batch_size)
 
 
-_EXAMINED: dict[str, ReplayRow] = {}
+def _public_shares(world: World, defense: Defense) -> list[Batch]:
+    """Return examples of the test split for each client. They include no victim."""
+    clients, available = clients_of(defense), len(world.test.targets)
+    size = world.scenario.batch_size
+    if world.protocol.uploads_gradient:
+        size = max(size, available // clients)
+    rows = torch.arange(clients * size).remainder(available)
+    return [world.test.at(part) for part in rows.split(size)]
 
 
-def examination(scenario: Scenario, defense: Method) -> Callable[[Client], ReplayRow] | None:
-    """Return a function that examines the replay of a defense; None without a defense."""
+_EXAMINED: dict[str, Examined] = {}
+
+
+def examination(scenario: Scenario, defense: Method) -> Callable[[Client], Examined] | None:
+    """Return a function that examines a defense; None without a defense."""
     if undefended(defense):
         return None
     return lambda _: ReplayTrial(scenario, defense).examined()
@@ -281,9 +309,14 @@ class AttackTrial(Traveller):
         seen = {a.observation: a.upload.observation for a in observed if a.upload is not None}
         found = server.attack(seen)
         attempts = [replace(a, result=found.get(a.observation, a.result)) for a in observed]
+        decoded = server.attack_decoded(attempts)
         busy = time.perf_counter() - start
         shown = range(self.pictures)
-        return server.outcome(attempts, busy, rounds=self.checkpoint, shown=shown)
+        own, other = (
+            server.outcome(several, busy, rounds=self.checkpoint, shown=shown)
+            for several in (attempts, decoded)
+        )
+        return either(own, other)
 
     def needed(self, folder: Path) -> Iterator[Path]:
         """Yield the checkpoints of the attacked models."""
@@ -359,6 +392,7 @@ class Rounds:
             replay=server.replay(client, known, 0 if honest else index),
             released=released,
             kept=crafted.kept,
+            mending=server.mending(client),
         )
         if len(uploads) != 1:
             raise ValueError(

@@ -40,7 +40,12 @@ TRAINING = (
     "evaluate/data/partition.py",
     "evaluate/privacy/claims.py",
 )
-REPLAY = (JOINT, "evaluate/client/examination.py")
+REPLAY = (
+    JOINT,
+    "evaluate/client/examination.py",
+    "evaluate/client/inversion.py",
+    "evaluate/client/discrimination.py",
+)
 ATTACK = (
     *REPLAY,
     "evaluate/run/server.py",

@@ -23,6 +23,7 @@ from leakfrontier.evaluate.client.inversion import (
     PAIRS,
     Inversion,
     Setting,
+    clients_of,
     decoded,
     invert,
     noise_cancels,
@@ -62,7 +63,7 @@ def inverted(
     defense: Defense, protocol: Protocol | None = None, *, seed: int = 0, size: int = 1
 ) -> Inversion:
     client = make_client(defense.on_model(mlp()), defense, protocol)
-    shares = [batch(16, 100 * seed + i) for i in range(PAIRS * defense.cohort)]
+    shares = [batch(16, 100 * seed + i) for i in range(clients_of(defense))]
     return invert(client, shares, Setting(size), rng(seed))
 
 
