@@ -109,7 +109,7 @@ def angle(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> floa
         for each in (update, reference)
     )
     size = one.norm() * other.norm()
-    cosine = float(one @ other / size) if size > 0 else 0.0
+    cosine = 0.0 if size == 0 else float(one @ other / size)
     return math.sqrt(max(0.0, 1 - max(cosine, 0.0) ** 2)) if math.isfinite(cosine) else math.nan
 
 
