@@ -68,7 +68,7 @@ class Inversion:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PublicTraining:
     """How clients with public examples train: as in the federation that is evaluated.
 
     Attributes:
@@ -97,13 +97,15 @@ def noise_cancels(row: ProbeRow) -> bool:
     return row.remaining_noise < CANCELLED
 
 
-def invert(client: Client, shares: Sequence[Batch], setting: Setting, rng: Generator) -> Inversion:
+def invert(
+    client: Client, shares: Sequence[Batch], training: PublicTraining, rng: Generator
+) -> Inversion:
     """Return how much of the undefended update uploads still hold.
 
     Args:
         client: The template of all clients.
         shares: The public examples of each client, as many as `clients_of` says.
-        setting: How they train.
+        training: How they train.
         rng: Source of all randomness.
 
     Raises:
@@ -113,7 +115,7 @@ def invert(client: Client, shares: Sequence[Batch], setting: Setting, rng: Gener
         played = [
             history
             for group in _federations(shares, client.defense.cohort)
-            for history in _play(client, group, setting, fork(rng))
+            for history in _play(client, group, training, fork(rng))
         ]
     if len(played) < LEAST_CLIENTS:
         raise Refused("too few clients with public examples upload")
@@ -170,7 +172,7 @@ class _Turn(NamedTuple):
 
 
 def _play(
-    client: Client, shares: Sequence[Batch], setting: Setting, rng: Generator
+    client: Client, shares: Sequence[Batch], training: PublicTraining, rng: Generator
 ) -> list[list[_Turn]]:
     """Train a federation, and return the first turns of everyone who uploads often enough."""
     client = replace(client, model=copied(client.model))  # training changes it
@@ -184,9 +186,9 @@ def _play(
         client,
         shares,
         clients_per_round=len(shares),
-        batch_size=setting.batch_size,
-        server=setting.server,
-        lr=setting.lr,
+        batch_size=training.batch_size,
+        server=training.server,
+        lr=training.lr,
         watch=watch,
     )
     for _ in range(PATIENCE * ROUNDS):

@@ -316,6 +316,7 @@ class _Captured:
             server.replay(client, models),
             examples=about.batch_size,
             targets=None if one.about.labels is None else torch.tensor(one.about.labels),
+            mending=server.mending(client),
         )
 
     def _control(self, client: Client, one: Capture, number: int) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from ..client.client import Client, Released, Upload, observe, send
 from ..client.discrimination import Examined, discriminated
 from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
 from ..client.federation import Federation
-from ..client.inversion import Setting, clients_of, invert
+from ..client.inversion import PublicTraining, clients_of, invert
 from ..client.math_attention import math_attention
 from ..data.partition import partition
 from ..engines.parcels import Traveller
@@ -207,7 +207,7 @@ class ReplayTrial:
         public = world.client(defense, agreed)
         rng = generator("inversion", *self.draws)
         try:
-            inversion = invert(public, _public_shares(world, defense), self._setting, rng)
+            inversion = invert(public, _public_shares(world, defense), self._public_training, rng)
         except Refused:
             return Examined(replay)
         mending = mending_of(replay)
@@ -215,9 +215,9 @@ class ReplayTrial:
         return Examined(replay, probe, inversion.decoder)
 
     @property
-    def _setting(self) -> Setting:
+    def _public_training(self) -> PublicTraining:
         """Return how public clients train. It does not depend on the training of the scenario."""
-        return Setting(self.scenario.batch_size)
+        return PublicTraining(self.scenario.batch_size)
 
 
 def _public_shares(world: World, defense: Defense) -> list[Batch]:

@@ -218,3 +218,18 @@ class Alternating(Defense):
             self._last = each(lambda v: torch.randn(v.shape, generator=rng), update)
         self._last = {name: update[name].detach() - v for name, v in self._last.items()}
         return dict(self._last)
+
+
+@dataclass
+class ClaimedCancelling(DPSGD):
+    """DP-SGD whose noise of one round cancels that of the round before, claimed as fresh."""
+
+    _last: Update | None = field(default=None, init=False, repr=False)
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        clean = DPSGD(0.0, self.max_grad_norm, poisson_sampling=False)
+        clipped = clean.gradient(model, loss, batch, rng)
+        scale = self.noise_multiplier * self.max_grad_norm / 2**0.5
+        fresh = each(lambda v: scale * torch.randn(v.shape, generator=rng), clipped)
+        last, self._last = self._last or each(torch.zeros_like, clipped), fresh
+        return {name: v + fresh[name] - last[name] for name, v in clipped.items()}

@@ -28,7 +28,12 @@ from leakfrontier.defenses import (
 )
 from leakfrontier.evaluate.client.discrimination import Examined, angle, discriminated
 from leakfrontier.evaluate.client.examination import examine, failures, mending_of
-from leakfrontier.evaluate.client.inversion import Setting, clients_of, invert, still_holds_update
+from leakfrontier.evaluate.client.inversion import (
+    PublicTraining,
+    clients_of,
+    invert,
+    still_holds_update,
+)
 from leakfrontier.evaluate.client.mending import Mending
 
 STEPS = FedAvg(epochs=2, batch_size=2, lr=0.05)
@@ -58,7 +63,7 @@ def examined(defense: Defense, protocol: Protocol | None = None, seed: int = 0) 
         for number in range(3)
     ]
     replay = examine(client, rounds, rng(seed))
-    inversion = invert(client, shares, Setting(1), rng(seed))
+    inversion = invert(client, shares, PublicTraining(1), rng(seed))
     probe = discriminated(inversion, client, rounds, mending_of(replay), rng(seed))
     return Examined(replay, probe, inversion.decoder)
 

@@ -22,7 +22,7 @@ from leakfrontier.evaluate.client.decoders import recovery
 from leakfrontier.evaluate.client.inversion import (
     PAIRS,
     Inversion,
-    Setting,
+    PublicTraining,
     clients_of,
     decoded,
     invert,
@@ -64,7 +64,7 @@ def inverted(
 ) -> Inversion:
     client = make_client(defense.on_model(mlp()), defense, protocol)
     shares = [batch(16, 100 * seed + i) for i in range(clients_of(defense))]
-    return invert(client, shares, Setting(size), rng(seed))
+    return invert(client, shares, PublicTraining(size), rng(seed))
 
 
 @pytest.mark.parametrize("defense", TRICKS, ids=str)
@@ -88,6 +88,7 @@ def test_honest_defenses_are_not_accused(
 
 def test_noise_that_cancels_is_found() -> None:
     assert noise_cancels(inverted(tricks.CancellingNoise()).row)
+    assert noise_cancels(inverted(tricks.ClaimedCancelling(noise_multiplier=1.0)).row)
     assert not noise_cancels(inverted(Noise(scale=1.0)).row)
 
 
@@ -141,6 +142,6 @@ def test_the_test_can_be_repeated_and_leaves_the_model_as_it_was() -> None:
     client = make_client(mlp(), Noise(scale=0.1))
     shares = [batch(4, i) for i in range(PAIRS)]
     before = [value.clone() for value in client.model.parameters()]
-    first, again = (invert(client, shares, Setting(1), rng()).row for _ in range(2))
+    first, again = (invert(client, shares, PublicTraining(1), rng()).row for _ in range(2))
     assert first == again
     assert all(map(torch.equal, before, client.model.parameters()))
