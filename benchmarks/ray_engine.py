@@ -29,7 +29,7 @@ from leakfrontier.evaluate.run.run import plan, run_trials
 
 CELLS, TASKS, WORKERS = 60, 200, 2
 PROJECTED_CELLS, PROJECTED_WORKERS = 1000, 100
-TABLES = ("attacks", "scores", "utility", "guarantees", "replays", "renderings")
+TABLES = ("attacks", "scores", "utility", "guarantees", "replays", "probes", "renderings")
 
 
 def main(folder: Path) -> int:

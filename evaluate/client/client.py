@@ -235,6 +235,7 @@ def observe(
     replay: Replay | None = None,
     released: Released | None = None,
     kept: object = None,
+    mending: Mending = AS_GIVEN,
 ) -> list[Upload]:
     """Return what the server sees when clients train on their shares.
 
@@ -248,6 +249,7 @@ def observe(
             upload whose clients received different models.
         released: The uploads, if they are known already.
         kept: What the server kept when it crafted the models.
+        mending: The repairs of what adversaries know of the defense.
     """
     models = models or [client.model] * len(shares)
     released = released or send(client, shares, rng, models=models)
@@ -270,6 +272,7 @@ def observe(
             examples=len(truth.inputs),
             targets=targets,
             kept=kept,
+            mending=mending,
         )
         uploads.append(Upload(observation, truth, Batch.joined(released.trained_on[behind])))
     return uploads
@@ -285,6 +288,7 @@ def observation_of(
     examples: int,
     targets: Tensor | None,
     kept: object = None,
+    mending: Mending = AS_GIVEN,
 ) -> Observation:
     """Return what the adversary receives for one upload.
 
@@ -297,6 +301,7 @@ def observation_of(
         examples: Private examples behind the upload.
         targets: Their labels, if the adversary is told them.
         kept: What the server kept when it crafted the models.
+        mending: The repairs of what adversaries know of the defense.
     """
     protocol = replace(client.protocol, clients=len(models))
     likelihood = partial(
@@ -312,10 +317,10 @@ def observation_of(
         batch_size=examples,
         replay=replay,
         targets=targets,
-        log_likelihood=likelihood if threat.knows_defense else None,
+        log_likelihood=likelihood if threat.knows_defense and not mending.no_likelihood else None,
         public=threat.public,
         candidates=threat.candidates,
-        release=_another_round(client, models, threat),
+        release=_another_round(client, models, threat, guarded=mending.guarded),
         kept=kept,
     )
 
@@ -339,7 +344,8 @@ def make_replay(
     """
     models = models or [client.model]
     copies = [SIMULATED.of(model) for model in models]
-    believed, replay_rng = threat.believed(client.defense), fork(rng)
+    believed = Defense() if mending.undefended else threat.believed(client.defense)
+    replay_rng = fork(rng)
     fixed = [fork(replay_rng) for _ in range(AVERAGED)]
 
     def uploads(
@@ -379,19 +385,16 @@ def make_replay(
 
 
 def _another_round(
-    client: Client, models: Sequence[nn.Module], threat: ThreatModel
+    client: Client, models: Sequence[nn.Module], threat: ThreatModel, *, guarded: bool
 ) -> Callable[[Tensor, Tensor, Generator], Update]:
     """Return the function with which an adversary runs clients on its own examples."""
 
+    def known() -> Defense:
+        believed = Alone(threat.believed(client.defense))
+        return believed if guarded else believed.unguarded()
+
     def run(inputs: Tensor, targets: Tensor, rng: Generator) -> Update:
-        clients = [
-            replace(
-                client,
-                model=SIMULATED.of(model),
-                defense=Alone(threat.believed(client.defense)).unguarded(),
-            )
-            for model in models
-        ]
+        clients = [replace(client, model=SIMULATED.of(model), defense=known()) for model in models]
         return release(clients, _shares(inputs, targets, len(models)), rng)[0]
 
     return run

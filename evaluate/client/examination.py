@@ -26,7 +26,7 @@ from leakfrontier.adversaries import Replay
 from leakfrontier.adversaries.base import in_evaluation
 from leakfrontier.defenses import Batch, Chain, Defense, Update
 
-from ..foundations.rows import ReplayRow
+from ..foundations.rows import ProbeRow, ReplayRow
 from ..foundations.seeds import copied, fork
 from ..users.contract import Checked
 from .client import Client, ThreatModel, make_replay, release
@@ -56,6 +56,15 @@ ALIKE = 1e-2
 FAR = 1.5
 """A replay at the truth is too far off if another upload is nearer by this factor."""
 
+LEAST_CONTRAST = 0.2
+"""If the truth is nearer to an upload than other examples by less than this, noise drowns it."""
+
+KEPT = 0.5
+"""Share of the contrast of an undefended client's replay that the defense's replay must have."""
+
+TOLERATED = 1 / 3
+"""By this share of examples, a likelihood may prefer the truth less often than a distance."""
+
 _TINY = 1e-30
 
 
@@ -74,7 +83,7 @@ def examine(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) 
 
 
 def _examined(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator) -> ReplayRow:
-    rounds = [_Round.play(client, shares, rng) for shares in cohorts]
+    rounds = [KnownRound.play(client, shares, rng) for shares in cohorts]
     models = [client.model] * len(cohorts[0])
     public = fork(rng)
 
@@ -91,7 +100,7 @@ def _examined(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator
     chosen = min([Mending(draws) for draws in (DRAWS[:1] if own else DRAWS)], key=residual)
     through = replace(chosen, straight_through=True)
     slopes = [_slope(rounds, partial(replay, mending)) for mending in (chosen, through)]
-    if slopes[0] < LOST * slopes[1]:
+    if not slopes[0] >= LOST * slopes[1]:
         chosen = through
     vectorised = _vectorised(rounds, partial(replay, chosen))
     chosen = replace(chosen, one_by_one=vectorised is False)
@@ -110,9 +119,49 @@ def _examined(client: Client, cohorts: Sequence[Sequence[Batch]], rng: Generator
     )
 
 
-def mending_of(row: ReplayRow) -> Mending:
-    """Return the repairs of the replay of a defense."""
-    return Mending(cast(Draws, row.draws), row.straight_through, row.one_by_one)
+def mending_of(row: ReplayRow, probe: ProbeRow | None = None) -> Mending:
+    """Return the repairs of what adversaries know of a defense."""
+    if probe is None:
+        return Mending(cast(Draws, row.draws), row.straight_through, row.one_by_one)
+    trusted = not misleads(row, probe)
+    return Mending(
+        cast(Draws, row.draws) if trusted else "given",
+        row.straight_through and trusted,
+        row.one_by_one and trusted,
+        undefended=not trusted,
+        guarded=misguides(probe),
+        no_likelihood=not trusted or misjudges(probe),
+    )
+
+
+def misleads(row: ReplayRow, probe: ProbeRow) -> bool:
+    """Return whether a replay fails to tell the truth from other examples.
+
+    It must do so about as well as the replay of an undefended client. If it misses the upload by
+    more than the defense's own noise, it must do so in any case.
+    """
+    needed = LEAST_CONTRAST if _misses(row) else 0.0
+    if probe.ideal_contrast >= LEAST_CONTRAST:
+        needed = max(needed, KEPT * probe.ideal_contrast)
+    return needed > 0 and not probe.contrast >= needed
+
+
+def misguides(probe: ProbeRow) -> bool:
+    """Return whether the `unguarded` client uploads something else than the client."""
+    return not probe.unguarded <= max(ALIKE, FAR * probe.repeat)
+
+
+def misjudges(probe: ProbeRow) -> bool:
+    """Return whether `log_likelihood` prefers other examples where a distance prefers the truth."""
+    if probe.preferred is None or math.isnan(probe.preferred):
+        return False  # tables have NaN where a row has None
+    if not probe.contrast >= LEAST_CONTRAST:
+        return False
+    return not probe.preferred >= probe.nearer - TOLERATED
+
+
+def _misses(row: ReplayRow) -> bool:
+    return not row.mended_residual <= max(ALIKE, FAR * row.repeat)
 
 
 class Finding(NamedTuple):
@@ -120,6 +169,28 @@ class Finding(NamedTuple):
 
     problem: str
     remedy: str
+
+
+def failures(row: ReplayRow, probe: ProbeRow) -> list[Finding]:
+    """Return how a defense misleads the adversaries that know it."""
+    found = []
+    if misleads(row, probe):
+        problem = (
+            "its `replay` does not tell the true examples from others (contrast "
+            f"{probe.contrast:.2f}, an undefended client's is {probe.ideal_contrast:.2f})"
+        )
+        found.append(Finding(problem, _CERTAIN))
+    if misguides(probe):
+        error = f"{100 * probe.unguarded:.0f} %"
+        problem = f"uploads of its `unguarded` client differ from those of the client by {error}"
+        found.append(Finding(problem, _SAME_CLIENT))
+    if probe.preferred is not None and misjudges(probe):
+        problem = (
+            f"its `log_likelihood` prefers the truth to {100 * probe.preferred:.0f} % of other "
+            f"examples, a distance to {100 * probe.nearer:.0f} %"
+        )
+        found.append(Finding(problem, _LIKELIHOOD))
+    return found
 
 
 def findings(row: ReplayRow) -> list[Finding]:
@@ -145,12 +216,20 @@ def findings(row: ReplayRow) -> list[Finding]:
                 _PURE,
             )
         )
-    if row.mended_residual > max(ALIKE, FAR * row.repeat):
+    if _misses(row):
         error = f"{100 * row.mended_residual:.0f} %"
         found.append(Finding(f"at the true examples it misses the upload by {error}", _CERTAIN))
     return found
 
 
+_SAME_CLIENT = """\
+def unguarded(self):
+    return dataclasses.replace(self, threshold=math.inf)  # the same defense, without its refusals
+"""
+_LIKELIHOOD = """\
+def log_likelihood(self, observed, expected, batch_size=None):  # largest if both are equal
+    return -sum((observed[n] - v).square().sum() for n, v in expected.items()) / (2 * self.scale**2)
+"""
 _WITHOUT_NOISE = """\
 def replay(self, observed):
     return dataclasses.replace(self, scale=0.0)  # the same defense, without its noise
@@ -173,7 +252,7 @@ def replay(self, observed):  # uses what the upload shows of the defense's choic
 
 
 @dataclass(frozen=True)
-class _Round:
+class KnownRound:
     """Clients' examples, an upload of them, and its distance to other uploads of the same examples.
 
     Local steps see the examples in order, as in a replay, because a defense does not set the order.
@@ -185,9 +264,10 @@ class _Round:
     repeat: float
 
     @classmethod
-    def play(cls, client: Client, shares: Sequence[Batch], rng: Generator) -> _Round:
-        upload, trained_on = _upload(client, shares, fork(rng))
-        others = [_upload(client, shares, fork(rng))[0] for _ in range(REPEATED)]
+    def play(cls, client: Client, shares: Sequence[Batch], rng: Generator) -> KnownRound:
+        """Return a round of clients with these examples."""
+        upload, trained_on = known_upload(client, shares, fork(rng))
+        others = [known_upload(client, shares, fork(rng))[0] for _ in range(REPEATED)]
         repeat = max(distance(other, upload) for other in others)  # two draws may coincide
         return cls(Batch.joined(shares), trained_on, upload, repeat)
 
@@ -207,7 +287,7 @@ class _Round:
         )
 
 
-def _upload(client: Client, shares: Sequence[Batch], rng: Generator) -> tuple[Update, Batch]:
+def known_upload(client: Client, shares: Sequence[Batch], rng: Generator) -> tuple[Update, Batch]:
     """Return what the server sees, and what was trained on."""
     defenses = [Checked(replace(client.defense), share) for share in shares]
     clients = [replace(client, defense=defense) for defense in defenses]
@@ -217,7 +297,7 @@ def _upload(client: Client, shares: Sequence[Batch], rng: Generator) -> tuple[Up
 
 def _is_stochastic(client: Client, shares: Sequence[Batch], rng: Generator) -> bool:
     """Return whether uploads in a fixed order differ, or whether the drawn examples differ."""
-    uploads = [_upload(client, shares, fork(rng))[0] for _ in range(2)]
+    uploads = [known_upload(client, shares, fork(rng))[0] for _ in range(2)]
     size = len(shares[0].inputs)
     drawn = [
         torch.cat([*client.defense.batches(size, size, 1, fork(rng))]).sort().values
@@ -233,19 +313,34 @@ def _has_own_replay(defense: Defense, upload: Update) -> bool:
     return defense.replay(upload) != defense
 
 
-def _slope(rounds: Sequence[_Round], make: Callable[[], Replay]) -> float:
+def _slope(rounds: Sequence[KnownRound], make: Callable[[], Replay]) -> float:
     """Return the cosine between a distance's slope and the direction to the other upload's inputs.
+
+    The smaller one counts of the slopes at the truth and at the other inputs, where attacks search.
+    """
+    here, there, *_ = (one.examples.inputs for one in rounds)
+    if not here.is_floating_point():
+        return 1.0  # tokens have no slope
+    _, targets, observed = rounds[0].asked
+
+    def replay(inputs: Tensor) -> Mapping[str, Tensor]:
+        return make()(inputs, targets, observed)
+
+    return min(_slope_at(here, there, replay), _slope_at(there, here, replay))
+
+
+def _slope_at(
+    inputs: Tensor, other: Tensor, replay: Callable[[Tensor], Mapping[str, Tensor]]
+) -> float:
+    """Return the cosine at some inputs, or 0 if there is no slope.
 
     The slope in the upload is as small as in attacks. A defense that rounds uploads may round
     gradients too, and would pass only large ones.
     """
-    inputs, targets, observed = rounds[0].asked
-    if not inputs.is_floating_point():
-        return 1.0  # tokens have no slope
-    step = STEP * (rounds[1].examples.inputs - inputs)
+    step = STEP * (other - inputs)
     start = inputs.detach().requires_grad_()
     try:
-        before, after = make()(start, targets, observed), make()(inputs + step, targets, observed)
+        before, after = replay(start), replay(inputs + step)
         change = {name: (after[name] - value).detach() for name, value in before.items()}
         moved = [name for name, value in before.items() if value.requires_grad]
         if not moved or not _norm(change):
@@ -258,10 +353,11 @@ def _slope(rounds: Sequence[_Round], make: Callable[[], Replay]) -> float:
         )
     except RuntimeError:  # autograd does not support the code
         return 0.0
-    return float(cosine_similarity(slope.flatten(), step.flatten(), dim=0))
+    cosine = float(cosine_similarity(slope.flatten(), step.flatten(), dim=0))
+    return cosine if math.isfinite(cosine) else 0.0
 
 
-def _vectorised(rounds: Sequence[_Round], make: Callable[[], Replay]) -> bool | None:
+def _vectorised(rounds: Sequence[KnownRound], make: Callable[[], Replay]) -> bool | None:
     """Return whether batched replay equals single replay; None if guesses cannot be batched."""
     guesses, observed = [one.examples for one in rounds], rounds[0].upload
     stacks = (torch.stack(parts) for parts in zip(*guesses, strict=True))

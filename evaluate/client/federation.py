@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Generator, nn
 
-from leakfrontier.defenses import Batch
+from leakfrontier.defenses import Batch, Update
 
 from .averaging import Averaging
 from .client import Client
-from .clients import Clients
+from .clients import Answer, Clients
+
+
+class Watched(NamedTuple):
+    """An upload that the server sees, and what is behind it.
+
+    Attributes:
+        owners: Numbers of the clients behind it: one, or all whose sum it is.
+        models: The model that the server sent to each of them.
+        shares: The examples that each of them used.
+        update: The upload.
+    """
+
+    owners: tuple[int, ...]
+    models: tuple[nn.Module, ...]
+    shares: tuple[Batch, ...]
+    update: Update
 
 
 @dataclass
@@ -32,6 +49,7 @@ class Federation:
         batch_size: Examples that a client draws for a FedSGD update.
         server: `sgd` or `adam`.
         lr: The server's learning rate.
+        watch: Called with everything that the server sees, before the model changes.
         rounds_of: Number of rounds in which each client has taken part so far.
         refused: How often clients have refused so far.
     """
@@ -42,6 +60,7 @@ class Federation:
     batch_size: int = 32
     server: str = "adam"
     lr: float = 0.01
+    watch: Callable[[Watched], None] | None = None
     rounds_of: list[int] = field(init=False, repr=False)
     refused: int = field(default=0, init=False, repr=False)
 
@@ -66,11 +85,23 @@ class Federation:
     def round(self, rng: Generator) -> None:
         """Train one round: invite clients, collect what they release, step."""
         invited = self._server.invite(rng)
-        answer = self._clients.answer(invited, self._server.sent(invited), self.model)
+        sent = self._server.sent(invited)
+        answer = self._clients.answer(invited, sent, self.model)
         self.refused += answer.refused
         for index in (index for one in answer.seen for index in one.clients):
             self.rounds_of[index] += 1
+        if self.watch is not None:
+            for one in self._watched(answer, sent):
+                self.watch(one)
         self._server.step(invited, answer.seen)
+
+    def _watched(self, answer: Answer, sent: Mapping[int, nn.Module]) -> Iterator[Watched]:
+        for seen in answer.seen:
+            alone = len(seen.updates) == len(seen.clients)
+            groups = [(index,) for index in seen.clients] if alone else [seen.clients]
+            for group, update in zip(groups, seen.updates, strict=True):
+                shares = (self.shares[index].at(answer.secrets[index].rows) for index in group)
+                yield Watched(group, tuple(sent[index] for index in group), tuple(shares), update)
 
     def train(
         self,

@@ -2,7 +2,8 @@
 
 The harness replaces secret draws by their mean or averages over them. It never redraws them as if
 they were known. It uses a straight-through gradient for rounding. If a stack of guesses gives
-different results, it replays guesses one at a time. `examination` decides what a defense needs.
+different results, it replays guesses one at a time. It replaces a replay that does not tell the
+truth from other examples. `examination` decides what a defense needs.
 """
 
 from __future__ import annotations
@@ -32,11 +33,17 @@ class Mending:
         draws: What happens to secret randomness: it is redrawn, replaced by its mean, or averaged.
         straight_through: Whether its slope is that of the undefended client.
         one_by_one: Whether guesses are replayed one at a time.
+        undefended: Whether an undefended client replaces the defense's replay.
+        guarded: Whether the defense itself replaces its `unguarded` client.
+        no_likelihood: Whether its `log_likelihood` is ignored.
     """
 
     draws: Draws = "given"
     straight_through: bool = False
     one_by_one: bool = False
+    undefended: bool = False
+    guarded: bool = False
+    no_likelihood: bool = False
 
 
 AS_GIVEN = Mending()

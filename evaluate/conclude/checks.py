@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..client.examination import findings
+from ..client.examination import failures, findings
+from ..client.inversion import noise_cancels, still_holds_update
 from ..foundations.statistics import (
     SIGNIFICANCE,
     Floats,
@@ -46,6 +47,9 @@ LAST_PART = 0.2
 
 SETTLED = 0.01
 """A rise of the control's accuracy over these rounds that does not matter."""
+
+AS_GOOD = 0.1
+"""Attacks do their work if their success is at most this far below that without a defense."""
 
 LEAST_POWER = 0.2
 """An evaluation without a single success must exclude success rates above this one."""
@@ -445,9 +449,28 @@ def _crippled(attacks: pd.DataFrame) -> Iterator[str]:
 def _replay(evidence: _Evidence) -> Check:
     if evidence.results.replays.empty:
         return _not_asked("replay", "No defense was replayed on clients with known examples.")
-    examined = rows(evidence.results.replays)
+    examined = [*rows(evidence.results.replays)]
     found = [(row, finding) for row in examined for finding in findings(row)]
-    remedies = dict.fromkeys(finding.remedy for _, finding in found)
+    probes = {row.cell: row for row in rows(evidence.results.probes)}
+    failed = [
+        (row, finding)
+        for row in examined
+        if row.cell in probes
+        for finding in failures(row, probes[row.cell])
+    ]
+    remedies = dict.fromkeys(finding.remedy for _, finding in failed + found)
+    if failed:
+        check = Check(
+            "replay",
+            "fail",
+            "A defense misleads the adversaries that know it. Their failure proves no privacy. An "
+            "undefended client replaced such a replay.",
+            tuple(
+                f"{row.defense}, {row.scenario}: {finding.problem}"
+                for row, finding in failed + found
+            ),
+        )
+        return replace(check, remedy="\n".join(remedies))
     check = _answer(
         "replay",
         [f"{row.defense}, {row.scenario}: {finding.problem}" for row, finding in found],
@@ -457,6 +480,69 @@ def _replay(evidence: _Evidence) -> Check:
         "randomness allows, and its gradient does not vanish.",
     )
     return replace(check, remedy="\n".join(remedies))
+
+
+def _invertibility(evidence: _Evidence) -> Check:
+    """Ask whether uploads hold more of the update than attacks made of them.
+
+    A decoder that works is no mistake if attacks find as many victims as without a defense: the
+    defense is then shown to protect nobody. So the check fails only where success is lower.
+    """
+    name, probes = "invertibility", evidence.results.probes
+    if probes.empty:
+        return _not_asked(name, "No defense was tested on clients with public examples.")
+    claims = evidence.results.claims()
+    claimed = {(row.scenario, row.defense) for row in rows(claims)}
+    spared = _spared(evidence.results.worst_case())
+    holding = [row for row in rows(probes) if still_holds_update(row)]
+    blunted = [row for row in holding if (row.scenario, row.defense) in spared]
+    cancelling = [
+        row for row in rows(probes) if (row.scenario, row.defense) in claimed and noise_cancels(row)
+    ]
+    if blunted or cancelling:
+        return Check(
+            name,
+            "fail",
+            "The upload still holds the update. Attacks were blunted, and data is not protected.",
+            (
+                *map(_recovered, blunted),
+                *(
+                    f"{row.defense}, {row.scenario}: the sum of several uploads has "
+                    f"{_percent(row.remaining_noise)} of the energy of fresh noise"
+                    for row in cancelling
+                ),
+            ),
+        )
+    return _answer(
+        name,
+        map(_recovered, holding),
+        "The upload still holds the update. Attacks on the decoded update succeed about as often "
+        "as without a defense.",
+        "Decoders recover little more of the update than the attacked uploads show.",
+    )
+
+
+def _recovered(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    return (
+        f"{row.defense}, {row.scenario}: {row.decoder} recovers {_percent(row.decoded)} of the "
+        f"update's energy, the attacked upload shows {_percent(row.plain)}"
+    )
+
+
+def _spared(worst: pd.DataFrame) -> set[tuple[str, str]]:
+    """Return scenarios and defenses with less success of a passive server than the control.
+
+    A rate lower by `AS_GOOD` is enough, significant or not. If a decoder works, a defense does not
+    get the benefit of the doubt. A defense that was not attacked is spared.
+    """
+    rate = column("passive", "rate")
+    control = worst[worst["control"]].set_index(["scenario", "checkpoint"])[rate]
+    rates = worst[~worst["control"]]
+    place = pd.MultiIndex.from_frame(rates[["scenario", "checkpoint"]])
+    found = rates[rate].to_numpy(dtype=float, na_value=0.0)
+    full = control.reindex(place).to_numpy(dtype=float, na_value=1.0)
+    low = rates[np.nan_to_num(found) < np.nan_to_num(full, nan=1.0) - AS_GOOD]
+    return {(row.scenario, row.defense) for row in rows(low)}
 
 
 def _completeness(evidence: _Evidence) -> Check:
@@ -664,6 +750,7 @@ _CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
     _learning,
     _adaptive,
     _replay,
+    _invertibility,
     _completeness,
     _proven_bound,
     _claimed_noise,

@@ -46,6 +46,8 @@ class Tables:
         guarantees: One row per training cell whose defense claims differential privacy: labels
             and the fields of `GuaranteeRow`.
         replays: One row per scenario and defense: labels and the fields of `ReplayRow`.
+        probes: One row per scenario and defense: labels and the fields of `ProbeRow`. It is empty
+            for runs of older versions.
         notes: The warnings that were given before the first cell.
     """
 
@@ -58,6 +60,7 @@ class Tables:
     renderings: pd.DataFrame
     guarantees: pd.DataFrame
     replays: pd.DataFrame
+    probes: pd.DataFrame
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:

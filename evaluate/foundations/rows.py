@@ -230,6 +230,42 @@ class ReplayRow:
 
 
 @dataclass(frozen=True)
+class ProbeRow:
+    """What uploads still hold of the undefended update, measured on public examples.
+
+    Shares are of the energy of updates beyond a blind guess, for clients that nothing was fitted
+    on.
+
+    Attributes:
+        decoded: Share that the best decoder recovers.
+        plain: Share that the attacked uploads show as they are, up to one factor.
+        decoder: What the best decoder does.
+        needs_history: Whether it needs more than the upload that holds the update.
+        remaining_noise: Energy of the noise in a sum of uploads, relative to fresh noise.
+        contrast: How much nearer a replay is to the upload at the truth than at other examples,
+            from 0 (no nearer) to 1.
+        ideal_contrast: The same for an undefended client, and the upload or the decoded upload.
+        unguarded: Distance between uploads of the client and of its `unguarded` copy.
+        repeat: Largest distance between two uploads of the same examples.
+        nearer: Share of other examples whose replay is farther from the upload than the truth's.
+        preferred: Share of them that `log_likelihood` finds less likely than the truth; None if the
+            defense has none.
+    """
+
+    decoded: float
+    plain: float
+    decoder: str
+    needs_history: bool
+    remaining_noise: float
+    contrast: float = 1.0
+    ideal_contrast: float = 0.0
+    unguarded: float = 0.0
+    repeat: float = 0.0
+    nearer: float = 1.0
+    preferred: float | None = None
+
+
+@dataclass(frozen=True)
 class Rendering:
     """A private example and its reconstruction, as the gallery shows them.
 
@@ -265,6 +301,7 @@ class Outcome:
     renderings: tuple[Rendering, ...] = ()
     guarantees: tuple[GuaranteeRow, ...] = ()
     replays: tuple[ReplayRow, ...] = ()
+    probes: tuple[ProbeRow, ...] = ()
     busy: float = 0.0
     status: Status = "ok"
     error: str = ""
@@ -278,8 +315,12 @@ TABLES: dict[str, type] = {
     "renderings": Rendering,
     "guarantees": GuaranteeRow,
     "replays": ReplayRow,
+    "probes": ProbeRow,
 }
 """The rows of each table of an `Outcome`."""
+
+LATER = ("probes",)
+"""Tables that folders and packs of older versions lack. They are then empty."""
 
 
 class Column(NamedTuple):

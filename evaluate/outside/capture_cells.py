@@ -31,11 +31,12 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Batch
 
 from ..client.client import Client, ThreatModel, Upload, observation_of, send
+from ..client.discrimination import Examined
 from ..client.examination import EXAMINED_ROUNDS, examine
 from ..data.data import data_digest, data_files, load_dataset
 from ..engines.parcels import Bundle, Files, Traveller
 from ..foundations.devices import Device, current_device
-from ..foundations.rows import AttackRow, Cell, Outcome, Rendering, ReplayRow, Score
+from ..foundations.rows import AttackRow, Cell, Outcome, Rendering, Score
 from ..foundations.seeds import generator
 from ..modality.modality import modality_of
 from ..models.pretrained import model_files
@@ -197,19 +198,19 @@ class CaptureTrial(Traveller):
         each = self.shown_each
         return server.outcome(attempts, busy, rounds=rounds, shown=self.shown, each=each)
 
-    def _examination(self) -> Callable[[Client], ReplayRow] | None:
+    def _examination(self) -> Callable[[Client], Examined] | None:
         """Return a function that examines the replay of the defense; without data, on noise."""
         if undefended(self.defense) or self.about.dataset is not None:
             return examination(self.scenario, self.defense)
 
-        def on_noise(client: Client) -> ReplayRow:
+        def on_noise(client: Client) -> Examined:
             rng, size = generator("examination", *self.draws), self.about.batch_size
             clients = client.defense.cohort
             rounds = [
                 [_noise(client.space, size, rng) for _ in range(clients)]
                 for _ in range(EXAMINED_ROUNDS)
             ]
-            return examine(client, rounds, rng)
+            return Examined(examine(client, rounds, rng))
 
         return on_noise
 
@@ -315,6 +316,7 @@ class _Captured:
             server.replay(client, models),
             examples=about.batch_size,
             targets=None if one.about.labels is None else torch.tensor(one.about.labels),
+            mending=server.mending(client),
         )
 
     def _control(self, client: Client, one: Capture, number: int) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import nn
 
 from leakfrontier.adversaries import (
@@ -20,7 +21,7 @@ from leakfrontier.adversaries import (
     Round,
     Threat,
 )
-from leakfrontier.defenses import Defense, Refused, Update
+from leakfrontier.defenses import Batch, Defense, Refused, Update
 
 from ..client.client import (
     Client,
@@ -30,11 +31,13 @@ from ..client.client import (
     observation_of,
     observe,
 )
-from ..client.examination import EXAMINED_ROUNDS, examine
+from ..client.discrimination import Examined, discriminated
+from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
+from ..client.inversion import PublicTraining, invert, public_clients
 from ..client.math_attention import math_attention
 from ..engines.parcels import Traveller
 from ..foundations.devices import Device, on_device
-from ..foundations.rows import Cell, GuaranteeRow, Outcome, ReplayRow
+from ..foundations.rows import Cell, GuaranteeRow, Outcome
 from ..foundations.seeds import generator, global_draws, seed_globally
 from ..privacy.claims import claim_of, guarantee_row
 from ..users.contract import Checked
@@ -47,7 +50,7 @@ from ..world.victims import cohort, other_cohort, other_examples, victims
 from .code_digests import ATTACK, REPLAY, TRAINED, TRAINING, factories, source_digest
 from .scenes import NewScenes, Scene, Scenes
 from .scoring import Attempt
-from .server import Server
+from .server import Server, either
 from .trained_scenes import TrainedScenes, clients_of
 from .training_clients import TrainingClients
 from .training_server import Order
@@ -171,7 +174,7 @@ class TrainTrial:
 
 @dataclass(frozen=True)
 class ReplayTrial:
-    """Examine how adversaries replay a defense.
+    """Examine how adversaries replay a defense, and what its uploads still hold.
 
     Attributes:
         scenario: The scenario.
@@ -195,22 +198,24 @@ class ReplayTrial:
         return (self.scenario.description, EXAMINED_SEED)
 
     def run(self, folder: Path) -> Outcome:
-        """Examine the replay on clients of the scenario. There is none if they refuse to train."""
+        """Examine a defense on clients of the scenario; without result if they refuse."""
         start = time.perf_counter()
         try:
-            row = self.examined()
+            found = self.examined()
         except Refused:
             return Outcome()
-        return Outcome(replays=(row,), busy=time.perf_counter() - start)
+        probes = () if found.probe is None else (found.probe,)
+        busy = time.perf_counter() - start
+        return Outcome(replays=(found.replay,), probes=probes, busy=busy)
 
-    def examined(self) -> ReplayRow:
+    def examined(self) -> Examined:
         """Return the findings of the examination, computed once per process."""
         if self.cell.key not in _EXAMINED:
             with global_draws(generator("examination", *self.draws)):
                 _EXAMINED[self.cell.key] = self._examine()
         return _EXAMINED[self.cell.key]
 
-    def _examine(self) -> ReplayRow:
+    def _examine(self) -> Examined:
         world = load_world(self.scenario)
         defense = world.defense(self.defense)
         agreed = world.model(defense, EXAMINED_SEED)
@@ -221,14 +226,38 @@ class ReplayTrial:
             cohort(world, victims(world, EXAMINED_SEED, i), **here, observation=i)
             for i in range(EXAMINED_ROUNDS)
         ]
-        return examine(client, rounds, generator("examination", *self.draws))
+        replay = examine(client, rounds, generator("examination", *self.draws))
+        public = world.client(defense, agreed)
+        rng = generator("inversion", *self.draws)
+        try:
+            inversion = invert(public, _public_shares(world, defense), self._public_training, rng)
+        except Refused:
+            return Examined(replay)
+        mending = mending_of(replay)
+        probe = discriminated(inversion, client, rounds, mending, rng)
+        return Examined(replay, probe, inversion.decoder)
+
+    @property
+    def _public_training(self) -> PublicTraining:
+        """Return how public clients train. It does not depend on the training of the scenario."""
+        return PublicTraining(self.scenario.batch_size)
 
 
-_EXAMINED: dict[str, ReplayRow] = {}
+def _public_shares(world: World, defense: Defense) -> list[Batch]:
+    """Return examples of the test split for each client. They include no victim."""
+    clients, available = public_clients(defense), len(world.test.targets)
+    size = world.scenario.batch_size
+    if world.protocol.uploads_gradient:
+        size = max(size, available // clients)
+    rows = torch.arange(clients * size).remainder(available)
+    return [world.test.at(part) for part in rows.split(size)]
 
 
-def examination(scenario: Scenario, defense: Method) -> Callable[[Client], ReplayRow] | None:
-    """Return a function that examines the replay of a defense; None without a defense."""
+_EXAMINED: dict[str, Examined] = {}
+
+
+def examination(scenario: Scenario, defense: Method) -> Callable[[Client], Examined] | None:
+    """Return a function that examines a defense; None without a defense."""
     if undefended(defense):
         return None
     return lambda _: ReplayTrial(scenario, defense).examined()
@@ -306,9 +335,14 @@ class AttackTrial(Traveller):
         seen = {a.observation: a.upload.observation for a in observed if a.upload is not None}
         found = server.attack(seen)
         attempts = [replace(a, result=found.get(a.observation, a.result)) for a in observed]
+        decoded = server.attack_decoded(attempts)
         busy = time.perf_counter() - start
         shown = range(self.pictures)
-        return server.outcome(attempts, busy, rounds=self.checkpoint, shown=shown)
+        own, other = (
+            server.outcome(several, busy, rounds=self.checkpoint, shown=shown)
+            for several in (attempts, decoded)
+        )
+        return either(own, other)
 
     def _scenes(self, world: World, defense: Defense, folder: Path) -> Scenes:
         if not self.checkpoint:
@@ -388,6 +422,7 @@ class Rounds:
             replay=server.replay(client, known, 0 if honest else index),
             released=Released([_cloned(shown.update)], shown.trained_on),
             kept=crafted.kept,
+            mending=server.mending(client),
         )
         earlier = tuple(self._before(one, threat, examples) for one in scene.earlier)
         return replace(upload, observation=replace(upload.observation, earlier=earlier))

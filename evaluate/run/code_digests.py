@@ -42,7 +42,12 @@ TRAINING = (
     "evaluate/privacy/claims.py",
 )
 TRAINED = (*TRAINING, "evaluate/run/trained_scenes.py")
-REPLAY = (JOINT, "evaluate/client/examination.py")
+REPLAY = (
+    JOINT,
+    "evaluate/client/examination.py",
+    "evaluate/client/inversion.py",
+    "evaluate/client/discrimination.py",
+)
 ATTACK = (
     *REPLAY,
     "evaluate/run/scenes.py",

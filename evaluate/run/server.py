@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +16,21 @@ from leakfrontier.adversaries import (
     Observation,
     Reconstruction,
     Replay,
+    Threat,
 )
 from leakfrontier.defenses import Defense, Refused
 
-from ..client.client import Client, ThreatModel, make_replay
-from ..client.examination import mending_of
+from ..client.client import Client, ThreatModel, make_replay, observation_of
+from ..client.discrimination import Examined
 from ..client.mending import AS_GIVEN, Mending
-from ..foundations.rows import Outcome, ReplayRow
+from ..foundations.rows import AttackRow, Outcome, Rendering, Score
 from ..foundations.seeds import generator
 from ..privacy.claims import claim_of, proven_bound
 from ..world.scenario import World
 from ..world.victims import all_but_one_known, candidates, disjoint_count
 from .scoring import Attempt, Scoring
+
+Row = TypeVar("Row", bound=AttackRow | Score | Rendering)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Server:
         threat: The knowledge that the attack has of every upload.
         seed: Repetition. Together with the scenario, it determines look-alikes.
         draws: The values that seed the adversary's generators.
-        examined: Examines the clients' replay; None if clients have no defense.
+        examined: Examines the clients' defense; None if clients have none.
     """
 
     world: World
@@ -49,9 +53,10 @@ class Server:
     threat: ThreatModel
     seed: int
     draws: tuple[object, ...]
-    examined: Callable[[Client], ReplayRow] | None
+    examined: Callable[[Client], Examined] | None
     _replays: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
     _known: dict[int, list[Candidates]] = field(default_factory=dict)
+    _undefended: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
 
     def granted(self, victims: Tensor, number: int, *, examples: int) -> ThreatModel:
         """Return the adversary's knowledge of an upload, with candidates if it needs them.
@@ -87,18 +92,59 @@ class Server:
                 self.threat,
                 generator("replay", *self.draws, number),
                 models=models,
-                mending=self._mending(client),
+                mending=self.mending(client),
             )
         return self._replays[models]
 
-    def _mending(self, client: Client) -> Mending:
-        known = self.threat.knows_defense and self.adversary.simulates
-        if not known or self.examined is None:
-            return AS_GIVEN
+    def mending(self, client: Client) -> Mending:
+        """Return the repairs of what the adversary knows of the clients' defense."""
+        examined = self._examined(client) if self.adversary.simulates else None
+        return AS_GIVEN if examined is None else examined.mending
+
+    def _examined(self, client: Client) -> Examined | None:
+        """Return what is known of the defense, if the adversary knows it."""
+        if not self.threat.knows_defense or self.examined is None:
+            return None
         try:
-            return mending_of(self.examined(client))
+            return self.examined(client)
         except Refused:  # only the examined clients refused; these may accept
-            return AS_GIVEN
+            return None
+
+    def attack_decoded(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Return passive attacks on the undefended updates that are hidden in uploads, if any."""
+        if self.adversary.threat is not Threat.PASSIVE or self.adversary.baseline:
+            return []
+        decoded = [
+            replace(one, upload=replace(one.upload, observation=found))
+            for one in attempts
+            if one.upload is not None
+            and (found := self._decoded(one.upload.observation)) is not None
+        ]
+        hidden = {a.observation: a.upload.observation for a in decoded if a.upload is not None}
+        results = self.attack(hidden)
+        return [replace(one, result=results[one.observation]) for one in decoded]
+
+    def _decoded(self, seen: Observation) -> Observation | None:
+        """Return an observation of the undefended update that is hidden in an upload, if any."""
+        client = self.world.client(self.defense, seen.model)
+        examined = self._examined(client)
+        update = None if examined is None else examined.found_in(seen.update)
+        if update is None:
+            return None
+        threat = replace(self.threat, knows_defense=False, candidates=seen.candidates)
+        if seen.models not in self._undefended:
+            rng = generator("decoded", *self.draws)
+            self._undefended[seen.models] = make_replay(client, threat, rng, models=seen.models)
+        return observation_of(
+            client,
+            seen.models,
+            update,
+            threat,
+            self._undefended[seen.models],
+            examples=seen.batch_size,
+            targets=seen.targets,
+            kept=seen.kept,
+        )
 
     def attack(
         self, observations: Mapping[int, Observation]
@@ -171,13 +217,34 @@ class Server:
         if claim is not None and rounds is not None:
             bound = proven_bound(claim, self.world, rounds)
         scoring = Scoring(self.world, self.defense, self.adversary, self.seed, attempts, bound)
-        scored = list(scoring.rows(seconds=busy / len(attempts)))
+        scored = list(scoring.rows(seconds=busy / max(1, len(attempts))))
         return Outcome(
             attacks=tuple(row for row, _ in scored),
             scores=tuple(score for _, scores in scored for score in scores),
             renderings=tuple(scoring.renderings(shown, each)),
             busy=busy,
         )
+
+
+def either(outcome: Outcome, decoded: Outcome) -> Outcome:
+    """Return the rows of attacks. Victims count that only the decoded update reveals."""
+    found = {_place(row) for row in outcome.attacks if row.identified}
+    added = {_place(row) for row in decoded.attacks if row.identified} - found
+
+    def merged(own: Sequence[Row], others: Sequence[Row]) -> tuple[Row, ...]:
+        kept = [row for row in own if _place(row) not in added]
+        return (*kept, *(row for row in others if _place(row) in added))
+
+    return replace(
+        outcome,
+        attacks=merged(outcome.attacks, decoded.attacks),
+        scores=merged(outcome.scores, decoded.scores),
+        renderings=merged(outcome.renderings, decoded.renderings),
+    )
+
+
+def _place(row: AttackRow | Score | Rendering) -> tuple[int, int]:
+    return row.observation, row.victim
 
 
 def _examples(result: Reconstruction | NotApplicable) -> Reconstruction | NotApplicable:

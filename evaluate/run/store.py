@@ -29,7 +29,7 @@ from ..foundations.foreign import (
     is_missing,
     parse_json,
 )
-from ..foundations.rows import TABLES, Cell, Outcome, columns
+from ..foundations.rows import LATER, TABLES, Cell, Outcome, columns
 
 FILE_NAME = "results.sqlite"
 READING = 300.0
@@ -77,6 +77,8 @@ class Store:
             if create and self._is_empty(database):
                 self._create(database)
             self._check(database)
+            if create:
+                self._create_tables(database)
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
@@ -218,6 +220,8 @@ class Store:
     @staticmethod
     def _frame(database: sqlite3.Connection, table: str, row_type: type) -> pd.DataFrame:
         own = columns(row_type)
+        if table in LATER and table not in _tables(database):
+            return pd.DataFrame(columns=["cell", *own])
         names = ", ".join(["cell", *own])
         order = f"cell, {next(iter(own))}"
         frame = pd.read_sql_query(f"SELECT {names} FROM {table} ORDER BY {order}", database)
@@ -324,8 +328,14 @@ class Store:
             "CREATE TABLE outcomes"
             " (cell TEXT PRIMARY KEY, status TEXT, error TEXT, note TEXT, seconds REAL, busy REAL)"
         )
-        for table, row_type in TABLES.items():
-            database.execute(f"CREATE TABLE {table} (cell TEXT, {', '.join(columns(row_type))})")
+        Store._create_tables(database, TABLES)
+
+    @staticmethod
+    def _create_tables(database: sqlite3.Connection, names: Iterable[str] = LATER) -> None:
+        """Create the tables of rows that a file lacks."""
+        for table in [one for one in names if one not in _tables(database)]:
+            own = ", ".join(columns(TABLES[table]))
+            database.execute(f"CREATE TABLE {table} (cell TEXT, {own})")
             database.execute(f"CREATE INDEX {table}_cell ON {table} (cell)")
 
     def _check(self, database: sqlite3.Connection) -> None:
@@ -345,6 +355,11 @@ class Store:
     def _meta(database: sqlite3.Connection) -> dict[str, Any]:
         query = "SELECT name, value FROM meta"
         return {name: parse_json(value) for name, value in database.execute(query).fetchall()}
+
+
+def _tables(database: sqlite3.Connection) -> set[str]:
+    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    return {name for (name,) in database.execute(query).fetchall()}
 
 
 def other_configuration(folder: Path, config: Mapping[str, Any]) -> list[str]:

@@ -44,7 +44,7 @@ from ..foundations.foreign import (
     parse_json,
 )
 from ..foundations.plugins import file_of, local_files
-from ..foundations.rows import MEDIA, TABLES, Column, Outcome, columns
+from ..foundations.rows import LATER, MEDIA, TABLES, Column, Outcome, columns
 from ..run.cells import AttackTrial, Trial
 from ..run.config import RunConfig, received_config
 from ..run.environment import environment
@@ -148,7 +148,8 @@ class Pack:
 
     def _parsed(self, table: str) -> pd.DataFrame:
         types = {"number": Column(int), **columns(TABLES[table])}
-        frame = from_csv(self.entries[f"rows/{table}.csv"], types)
+        header = ",".join(types).encode()  # `read_pack` requires all but later tables
+        frame = from_csv(self.entries.get(f"rows/{table}.csv", header), types)
         if table == "renderings":
             for name in ("truth", "guess"):
                 frame[name] = [self.entries[file] for file in frame[name]]
@@ -242,7 +243,8 @@ def read_pack(path: Path) -> Pack:
         PackError: If it is not a pack, or this version cannot read it.
         AlteredError: If a file does not match its checksum.
     """
-    entries = unzipped(path, (META, CELLS, *(f"rows/{table}.csv" for table in TABLES)))
+    tables = (f"rows/{table}.csv" for table in TABLES if table not in LATER)
+    entries = unzipped(path, (META, CELLS, *tables))
     meta = _parsed(path, entries[META])
     if meta["format"] != FORMAT:
         raise PackError(

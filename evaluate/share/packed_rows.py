@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..conclude.results import Conclusions
 from ..foundations.foreign import is_missing
-from ..foundations.rows import TABLES, Column, Outcome, columns, digest
+from ..foundations.rows import LATER, TABLES, Column, Outcome, columns, digest
 from .archive import sha256
 
 DIGITS = 6
@@ -72,7 +72,10 @@ def outcomes_of(results: Conclusions) -> dict[str, Outcome]:
 
 
 def rows_digest(outcome: Outcome) -> str:
-    """Return a digest of all rows of a cell, with all digits but without `seconds`."""
+    """Return a digest of all rows of a cell, with all digits but without `seconds`.
+
+    Empty tables that older versions lack do not change it.
+    """
     tables = {}
     for table, row_type in TABLES.items():
         own = {name: one for name, one in columns(row_type).items() if name != "seconds"}
@@ -80,7 +83,8 @@ def rows_digest(outcome: Outcome) -> str:
             [_plain(_value(getattr(row, name), column)) for name, column in own.items()]
             for row in getattr(outcome, table)
         ]
-        tables[table] = sorted(json.dumps(row) for row in made)
+        if made or table not in LATER:
+            tables[table] = sorted(json.dumps(row) for row in made)
     return digest(tables)
 
 

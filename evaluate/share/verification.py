@@ -51,7 +51,7 @@ TOLERANCE = (
 )
 """The requirements on rows from another version or another kind of processor."""
 
-_LEAST_P, _POINTS, _EPSILON = 0.01, 0.03, 0.01
+_LEAST_P, _POINTS, _EPSILON, _SHARE = 0.01, 0.03, 0.01, 0.1
 _BITS = ("system", "architecture", "processor", "instructions")
 _SAME = ("uploads_differ", "random", "draws", "straight_through", "one_by_one")
 _CHECKS = "tables/checks.csv"
@@ -449,6 +449,10 @@ def _beyond_tolerance(
     a, b = (frames["replays"][[*_SAME]].reset_index(drop=True) for frames in (given, own))
     if not a.equals(b):
         yield "the replay differs"
+    a, b = (frames["probes"].reset_index(drop=True) for frames in (given, own))
+    measured = ["decoded", "plain", "remaining_noise", "contrast"]
+    if len(a) != len(b) or not np.allclose(a[measured], b[measured], atol=_SHARE):
+        yield "the share of the update that uploads hold differs"
 
 
 def _differences(pack: Pack, here: Mapping[str, Any]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from leakfrontier.evaluate.foundations.rows import (
     GuaranteeRow,
     Media,
     Outcome,
+    ProbeRow,
     Rendering,
     ReplayRow,
     Score,
@@ -52,6 +53,17 @@ SOUND = ReplayRow(
     straight_through=False,
     one_by_one=False,
     mended_residual=0.0,
+)
+
+
+HONEST = ProbeRow(
+    decoded=0.4,
+    plain=0.4,
+    decoder="a factor per parameter of the upload",
+    needs_history=False,
+    remaining_noise=1.0,
+    contrast=0.9,
+    ideal_contrast=0.9,
 )
 
 
@@ -135,6 +147,7 @@ def make_results(
     measured: float | None = 1.0,
     private: bool = True,
     replay: dict[str, Any] | None = None,
+    probe: dict[str, Any] | None = None,
     other_cohort: str = "",
     other_examples: str = "",
 ) -> Conclusions:
@@ -170,6 +183,7 @@ def make_results(
         measured: What an audit finds of the claimed noise, as a share; None without an audit.
         private: Whether there is DPSGD at all.
         replay: What an examination of all replays finds, other than `SOUND`.
+        probe: What a test of all uploads finds, other than `HONEST`.
         other_cohort: How TopK's attacked uploads are of other clients than the trained ones.
         other_examples: How all attacked uploads are of other examples than the trained ones.
     """
@@ -192,7 +206,10 @@ def make_results(
         }
         cells.append((Cell("train", config=labels, labels=labels | others), trained))
         if arm.family != "none" and seed == seeds[0]:
-            examined = Outcome(replays=(replace(SOUND, **replay or {}),))
+            examined = Outcome(
+                replays=(replace(SOUND, **replay or {}),),
+                probes=(replace(HONEST, **probe or {}),),
+            )
             cells.append((_cell("replay", labels), examined))
         for checkpoint in checkpoints:
             found: set[tuple[int, int]] = set()

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import tricks
 import unreplayable
 from federated import batch, make_client, mlp, rng
 
@@ -20,9 +22,15 @@ from leakfrontier.defenses import (
     RandomK,
     TopK,
 )
-from leakfrontier.evaluate.client.examination import examine, findings, mending_of
+from leakfrontier.evaluate.client.examination import (
+    examine,
+    failures,
+    findings,
+    mending_of,
+    misleads,
+)
 from leakfrontier.evaluate.client.mending import AS_GIVEN, Mending
-from leakfrontier.evaluate.foundations.rows import ReplayRow
+from leakfrontier.evaluate.foundations.rows import ProbeRow, ReplayRow
 
 LOCAL = FedAvg(epochs=2, batch_size=1, lr=0.1)
 STEPS = FedAvg(epochs=2, batch_size=2, lr=0.01)
@@ -147,3 +155,48 @@ def test_a_replay_of_something_else_is_named() -> None:
 
 def test_an_examination_can_be_repeated() -> None:
     assert examined(unreplayable.DerivedNoise()) == examined(unreplayable.DerivedNoise())
+
+
+def test_slopes_that_are_not_numbers_are_replaced() -> None:
+    row = examined(tricks.NaNSlopes())
+    assert row.slope == 0
+    assert row.straight_through
+    (finding,) = findings(row)
+    assert "slope vanishes" in finding.problem
+
+
+PROBE = ProbeRow(0.4, 0.4, "", needs_history=False, remaining_noise=1.0)
+
+
+def test_a_replay_that_misleads_is_replaced_by_an_undefended_client() -> None:
+    row = examined(unreplayable.FreshNoise())
+    trusted = mending_of(row, replace(PROBE, contrast=0.6, ideal_contrast=0.9))
+    assert trusted == mending_of(row) == Mending("expected")
+    misled = mending_of(row, replace(PROBE, contrast=0.4, ideal_contrast=0.9))
+    assert misled == Mending(undefended=True, no_likelihood=True)
+
+
+@pytest.mark.parametrize(
+    ("contrast", "ideal", "fails"),
+    [
+        (0.0, 0.0, False),  # noise drowns everything
+        (-0.01, 0.1, False),
+        (0.09, 0.25, True),
+        (0.5, 0.9, False),
+        (math.nan, 0.9, True),
+    ],
+)
+def test_a_replay_must_discriminate_if_an_undefended_one_does(
+    contrast: float, ideal: float, fails: bool
+) -> None:
+    row, probe = examined(Noise(0.1)), replace(PROBE, contrast=contrast, ideal_contrast=ideal)
+    assert misleads(row, probe) == fails
+    assert bool(failures(row, probe)) == fails
+    assert mending_of(row, probe).undefended == fails
+
+
+def test_a_replay_that_misses_the_upload_must_discriminate_in_any_case() -> None:
+    row = examined(unreplayable.Elsewhere())
+    assert misleads(row, replace(PROBE, contrast=0.1))
+    assert misleads(replace(row, mended_residual=math.nan), replace(PROBE, contrast=0.1))
+    assert not misleads(row, replace(PROBE, contrast=0.3))

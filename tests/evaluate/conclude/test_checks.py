@@ -21,6 +21,7 @@ NAMES = [
     "learning",
     "adaptive",
     "replay",
+    "invertibility",
     "completeness",
     "proven bound",
     "claimed noise",
@@ -383,6 +384,71 @@ def test_a_replay_that_needed_mending_shows_the_code(tmp_path: Path) -> None:
     (check,) = troubles(results).values()
     assert check.name == "replay"
     compile(check.remedy, "remedy", "exec")
+
+
+def test_a_replay_that_misleads_fails(tmp_path: Path) -> None:
+    results = make_results(tmp_path, scenarios=SCENARIOS[:1], probe={"contrast": 0.1})
+    (check,) = troubles(results).values()
+    assert (check.name, check.verdict) == ("replay", "fail")
+    assert "does not tell the true examples from others (contrast 0.10" in check.details[0]
+    compile(check.remedy, "remedy", "exec")
+
+
+@pytest.mark.parametrize(
+    ("probe", "problem"),
+    [
+        ({"unguarded": 1.4, "repeat": 0.2}, "`unguarded` client differ from those of the client"),
+        ({"preferred": 0.5}, "`log_likelihood` prefers the truth to 50 % of other examples"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_whatever_else_misleads_fails_alike(
+    tmp_path: Path, probe: dict[str, Any], problem: str
+) -> None:
+    (check,) = troubles(make_results(tmp_path, scenarios=SCENARIOS[:1], probe=probe)).values()
+    assert (check.name, check.verdict) == ("replay", "fail")
+    assert problem in check.details[0]
+
+
+HELD = {"decoded": 0.95, "plain": 0.1}
+
+
+def test_uploads_that_hold_the_update_fail_if_attacks_found_less(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "a", scenarios=SCENARIOS[:1], probe=HELD)
+    (check,) = troubles(results).values()
+    assert (check.name, check.verdict) == ("invertibility", "fail")
+    assert "recovers 95 % of the update's energy, the attacked upload shows 10 %" in str(check)
+    worst = results.worst_case()
+    full = worst.loc[worst["control"], "rate"].iloc[0]
+    named = {detail.partition(", fashion")[0] for detail in check.details}
+    assert named == {*worst.loc[worst["rate"] < full - 0.1, "defense"]}
+    assert named
+    assert named != {*worst.loc[~worst["control"], "defense"]}
+
+
+def test_uploads_that_hold_the_update_and_are_broken_need_a_caveat(results: Conclusions) -> None:
+    broken = with_attacks(results, identified=True)
+    probes = broken.probes.assign(**HELD)
+    check = troubles(replace(broken, probes=probes))["invertibility"]
+    assert check.verdict == "warn"
+    assert "about as often as without a defense" in check.text
+
+
+def test_noise_that_cancels_refutes_a_claim_only(tmp_path: Path) -> None:
+    cancelling = {"remaining_noise": 0.14}
+    options: dict[str, Any] = {"scenarios": SCENARIOS[:1], "probe": cancelling}
+    assert not troubles(make_results(tmp_path / "a", **options))
+    check = troubles(make_results(tmp_path / "b", **options, guaranteed=True))["invertibility"]
+    assert check.verdict == "fail"
+    assert all(detail.startswith("DPSGD") for detail in check.details)
+    assert "has 14 % of the energy of fresh noise" in check.details[0]
+
+
+def test_runs_of_older_versions_are_not_tested(results: Conclusions) -> None:
+    old = replace(results, probes=results.probes.iloc[:0])
+    (check,) = (one for one in old.checks() if one.name == "invertibility")
+    assert check.verdict == "n/a"
+    assert not troubles(old)
 
 
 def with_accuracy(results: Conclusions, where: Any, accuracy: float) -> Conclusions:  # noqa: ANN401

@@ -374,7 +374,7 @@ def test_accuracy_is_without_masks(tmp_path: Path, user_file: Callable[..., Path
 def test_a_defense_is_examined_without_masks(user_file: Callable[..., Path]) -> None:
     for mode in ("eval", "train"):
         half = Method(name="TopK", options={"ratio": 0.5})
-        row = ReplayTrial(dropping(user_file, mode), half).examined()
+        row = ReplayTrial(dropping(user_file, mode), half).examined().replay
         assert not row.random
         assert not row.uploads_differ
 

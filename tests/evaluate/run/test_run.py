@@ -31,7 +31,7 @@ UserFile = Callable[..., Path]
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 
-TABLES = ("cells", "attacks", "scores", "utility", "renderings", "guarantees", "replays")
+TABLES = ("cells", "attacks", "scores", "utility", "renderings", "guarantees", "replays", "probes")
 
 
 def records(results: Conclusions) -> dict[str, list[tuple[Any, ...]]]:

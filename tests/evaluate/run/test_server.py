@@ -12,6 +12,7 @@ from leakfrontier.adversaries import (
     Adversary,
     InformedPriorAware,
     InvertingGradients,
+    LinearLeakage,
     NotApplicable,
     Observation,
     PriorAware,
@@ -20,10 +21,12 @@ from leakfrontier.adversaries import (
 )
 from leakfrontier.defenses import Defense, Refused, TopK
 from leakfrontier.evaluate.client.client import Client, observe
-from leakfrontier.evaluate.foundations.rows import ReplayRow
+from leakfrontier.evaluate.client.decoders import LAST, Decoder
+from leakfrontier.evaluate.client.discrimination import Examined
+from leakfrontier.evaluate.foundations.rows import AttackRow, Outcome, ProbeRow, Score
 from leakfrontier.evaluate.run.cells import ReplayTrial
 from leakfrontier.evaluate.run.scoring import Attempt
-from leakfrontier.evaluate.run.server import Server
+from leakfrontier.evaluate.run.server import Server, either
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario, load_world
 from leakfrontier.evaluate.world.victims import victims
@@ -116,7 +119,7 @@ def test_clients_with_the_same_models_have_one_replay() -> None:
 def test_replays_are_examined_for_who_knows_the_defense_and_replays_it() -> None:
     calls: list[Client] = []
 
-    def examined(one: Client) -> ReplayRow:
+    def examined(one: Client) -> Examined:
         calls.append(one)
         return ReplayTrial(SCENARIO, Method(name="TopK", options={"ratio": 0.5})).examined()
 
@@ -134,7 +137,7 @@ def test_replays_are_examined_for_who_knows_the_defense_and_replays_it() -> None
 
 
 def test_clients_that_refuse_to_be_examined_are_replayed_as_they_are() -> None:
-    def refused(_: Client) -> ReplayRow:
+    def refused(_: Client) -> Examined:
         raise Refused("no")
 
     one = client()
@@ -191,3 +194,63 @@ def test_attempts_become_rows() -> None:
         (1, "not applicable", "no"),
     ]
     assert outcome.busy == 3.0
+
+
+def hiding(*, plain: float = 0.0, lag: int = 0) -> Examined:
+    """Return what is known of a defense that halves and negates updates."""
+    replay = ReplayTrial(SCENARIO, Method(name="TopK", options={"ratio": 0.5})).examined().replay
+    probe = ProbeRow(1.0, plain, "", needs_history=False, remaining_noise=1.0, ideal_contrast=1.0)
+    decoder = Decoder("", LAST, lag, lambda *_: torch.neg, 1.0, lambda seen: -2 * seen)
+    return Examined(replay, probe, decoder)
+
+
+def attempted(ours: Server) -> Attempt:
+    rows, rng = victims(WORLD, 0, 0), torch.Generator().manual_seed(0)
+    (upload,) = observe(client(), [WORLD.train.at(rows)], ours.threat, rng)
+    hidden = {name: -0.5 * value for name, value in upload.observation.update.items()}
+    seen = replace(upload, observation=replace(upload.observation, update=hidden))
+    return Attempt(0, rows, NotApplicable("not attacked"), seen)
+
+
+def test_passive_attacks_also_see_the_decoded_update() -> None:
+    ours = replace(server(LinearLeakage()), examined=lambda _: hiding())
+    attempt = attempted(ours)
+    (decoded,) = ours.attack_decoded([attempt])
+    assert decoded.upload is not None
+    assert attempt.upload is not None
+    seen = decoded.upload.observation
+    truth = dict(seen.replay(*attempt.upload.truth, seen.update))
+    torch.testing.assert_close(dict(seen.update), truth)
+    (row,) = ours.outcome([decoded], 1.0, rounds=None, shown=()).attacks
+    assert row.identified
+
+
+@pytest.mark.parametrize(
+    ("adversary", "known", "examined"),
+    [
+        (PriorGuess(), True, hiding()),
+        (LinearLeakage(), False, hiding()),
+        (LinearLeakage(), True, hiding(plain=0.9)),
+        (LinearLeakage(), True, hiding(lag=1)),
+        (LinearLeakage(), True, replace(hiding(), decoder=None)),
+        (LinearLeakage(), True, replace(hiding(), probe=None)),
+    ],
+    ids=["baseline", "ignorant", "nothing hidden", "needs history", "no decoder", "not tested"],
+)
+def test_nothing_is_decoded_in_vain(adversary: Adversary, known: bool, examined: Examined) -> None:
+    ours = replace(server(adversary, knows_defense=known), examined=lambda _: examined)
+    assert ours.attack_decoded([attempted(ours)]) == []
+
+
+def test_victims_count_that_either_attack_finds() -> None:
+    def outcome(*found: bool, score: float) -> Outcome:
+        rows = tuple(AttackRow(i, 0, identified=one) for i, one in enumerate(found))
+        scores = tuple(Score(i, 0, "psnr", score) for i in range(len(found)))
+        return Outcome(attacks=rows, scores=scores, busy=1.0)
+
+    own, decoded = outcome(True, False, False, score=1), outcome(True, True, False, score=2)
+    merged = either(own, decoded)
+    assert {row.observation: row.identified for row in merged.attacks} == {0: 1, 1: 1, 2: 0}
+    assert {row.observation: row.value for row in merged.scores} == {0: 1, 1: 2, 2: 1}
+    assert merged.busy == 1
+    assert either(own, Outcome()) == own

@@ -24,6 +24,7 @@ from leakfrontier.evaluate.foundations.rows import (
     GuaranteeRow,
     Kind,
     Outcome,
+    ProbeRow,
     Rendering,
     Score,
     UtilityRow,
@@ -311,6 +312,19 @@ def test_columns_have_the_types_of_their_annotations(
     packed = from_csv(to_csv(found[[*columns(Extended)]]), columns(Extended))
     for name in ("observation", "flag", "number", "count"):
         assert packed[name].dtype == found[name].dtype, name
+
+
+def test_folders_of_older_versions_open_with_no_probes_and_can_be_continued(tmp_path: Path) -> None:
+    probe = ProbeRow(0.9, 0.1, "a permutation", needs_history=False, remaining_noise=1.0)
+    store = written(tmp_path, a=FOUND)
+    with closing(sqlite3.connect(store.path)) as database, database:
+        database.execute("DROP TABLE probes")
+    assert Store(tmp_path).results().probes.empty
+    assert len(Store(tmp_path).results().attacks) == len(FOUND.attacks)
+    again = Store(tmp_path, create=True)
+    again.write(cell("a").key, replace(FOUND, probes=(probe,)), 1.0)
+    frame = Store(tmp_path).results().probes
+    assert rows(frame, ProbeRow) == [probe]
 
 
 def test_guarantees_come_back_as_they_were(tmp_path: Path) -> None:

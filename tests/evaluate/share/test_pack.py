@@ -80,6 +80,14 @@ def test_data_and_models_by_a_relative_path_have_no_folder(
     assert moved["scenarios"][0]["tokenizer"] == "data/tokens"
 
 
+def test_packs_of_older_versions_open_with_no_probes() -> None:
+    pack = read_pack(Path(__file__).parents[3] / "benchmarks/standard/cnn.zip")
+    assert "rows/probes.csv" not in pack.entries
+    assert pack.results.probes.empty
+    (check,) = (one for one in pack.results.checks() if one.name == "invertibility")
+    assert check.verdict == "n/a"
+
+
 def test_an_edited_file_is_not_packed(ran: Path, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("STEP = 0.02\n")
     with pytest.raises(PackError, match="the code has changed since the rows"):

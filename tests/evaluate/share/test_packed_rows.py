@@ -7,7 +7,15 @@ import pytest
 from synthetic import SCENARIOS, shared_results
 
 from leakfrontier.evaluate.conclude.results import Conclusions
-from leakfrontier.evaluate.foundations.rows import TABLES, Column, Outcome, columns
+from leakfrontier.evaluate.foundations.rows import (
+    LATER,
+    TABLES,
+    Column,
+    Outcome,
+    ProbeRow,
+    columns,
+    digest,
+)
 from leakfrontier.evaluate.share.packed_rows import (
     frame_of,
     from_csv,
@@ -73,3 +81,10 @@ def test_a_flag_is_true_false_or_nothing() -> None:
     assert found.tolist() == [True, False, pd.NA]
     with pytest.raises(ValueError, match="attacked must be True, False or nothing"):
         from_csv(b"attacked\nperhaps\n", types)
+
+
+def test_tables_that_older_versions_lack_change_no_digest_while_they_are_empty() -> None:
+    known: dict[str, list[str]] = {table: [] for table in TABLES if table not in LATER}
+    assert rows_digest(Outcome()) == digest(known)
+    probe = ProbeRow(0.9, 0.1, "a permutation", needs_history=False, remaining_noise=1.0)
+    assert rows_digest(Outcome(probes=(probe,))) != digest(known)

@@ -1,0 +1,235 @@
+"""Defenses that blunt attacks and protect nothing: uploads still hold the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor, nn
+
+from leakfrontier.defenses import DPSGD, Batch, Defense, Loss, Update, batch_gradient
+
+
+def public(seed: int = 7) -> Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def each(function: Callable[[Tensor], Tensor], update: Mapping[str, Tensor]) -> Update:
+    return {name: function(value) for name, value in update.items()}
+
+
+def shuffled(update: Mapping[str, Tensor], seed: int = 7) -> Update:
+    """Permute the entries of every parameter."""
+    rng = public(seed)
+    return {
+        name: value.flatten()[torch.randperm(value.numel(), generator=rng)].reshape(value.shape)
+        for name, value in update.items()
+    }
+
+
+@dataclass
+class FirstIsZero(Defense):
+    """The first upload of a client is zero, all later ones are plain."""
+
+    _sent: bool = field(default=False, init=False, repr=False)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        sent, self._sent = self._sent, True
+        return update if sent else each(torch.zeros_like, update)
+
+
+@dataclass
+class LastRound(Defense):
+    """Sends the gradient of the round before."""
+
+    _kept: Update | None = field(default=None, init=False, repr=False)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        kept, self._kept = self._kept, each(lambda value: value.detach().clone(), update)
+        return each(torch.zeros_like, update) if kept is None else kept
+
+
+@dataclass
+class UnlessDrawn(Defense):
+    """Sends zeros unless its `batches` was called, as in training."""
+
+    _drawn: bool = field(default=False, init=False, repr=False)
+
+    def batches(
+        self, examples: int, batch_size: int, epochs: int, rng: Generator
+    ) -> Iterator[Tensor]:
+        self._drawn = True
+        yield from super().batches(examples, batch_size, epochs, rng)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        return update if self._drawn else each(torch.zeros_like, update)
+
+
+@dataclass
+class PublicFactors(Defense):
+    """A public log-normal factor per entry, which Adam cancels."""
+
+    spread: float = 3.0
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        known = public()
+        return each(
+            lambda v: v * (self.spread * torch.randn(v.shape, generator=known)).exp(), update
+        )
+
+
+@dataclass
+class LowBits(DPSGD):
+    """DP-SGD, with the clean gradient in the low 12 bits of every entry."""
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        noisy = super().gradient(model, loss, batch, rng)
+        clean = batch_gradient(model, loss, batch)
+        return {name: _smuggled(value, clean[name]) for name, value in noisy.items()}
+
+
+def _smuggled(noisy: Tensor, clean: Tensor) -> Tensor:
+    code = (clean.detach().contiguous().view(torch.int32) >> 20) & 0xFFF
+    whole = noisy.detach().contiguous().view(torch.int32)
+    return ((whole & ~0xFFF) | code).view(torch.float32)
+
+
+@dataclass
+class CancellingNoise(Defense):
+    """Noise n_t - n_(t-1): the sum of uploads has the noise of one round only."""
+
+    scale: float = 1.0
+    _last: Update | None = field(default=None, init=False, repr=False)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        fresh = each(lambda v: self.scale * torch.randn(v.shape, generator=rng), update)
+        last, self._last = self._last or each(torch.zeros_like, update), fresh
+        return {name: value + fresh[name] - last[name] for name, value in update.items()}
+
+
+@dataclass
+class Permuted(Defense):
+    """A public permutation of the entries of every parameter."""
+
+    seed: int = 7
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        return shuffled(update, self.seed)
+
+
+@dataclass
+class OtherPermutation(Permuted):
+    """Another permutation in `replay` and `unguarded`."""
+
+    def replay(self, observed: Mapping[str, Tensor]) -> Defense:
+        return Permuted(self.seed + 1)
+
+    def unguarded(self) -> Defense:
+        return Permuted(self.seed + 2)
+
+
+@dataclass
+class Constant(Defense):
+    """Sends what it was given, whatever the examples are, with the slope of the update."""
+
+    observed: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        return {n: value - value.detach() + self.observed[n] for n, value in update.items()}
+
+
+@dataclass
+class Echo(Permuted):
+    """Its replay returns the observed upload, and `unguarded` is another function."""
+
+    def replay(self, observed: Mapping[str, Tensor]) -> Defense:
+        return Constant(observed)
+
+    def unguarded(self) -> Defense:
+        return Permuted(self.seed + 1)
+
+
+class _NaNSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(_: object, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_: object, slope: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.full_like(slope, torch.nan)
+
+
+@dataclass
+class NaNSlopes(Defense):
+    """Uploads are plain, but slopes of its replay are not numbers."""
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        return each(lambda value: value + 0 * (value - value.detach()).abs().sqrt(), update)
+
+
+@dataclass
+class Flipped(Defense):
+    """Flips public bits of every entry's mantissa and sign."""
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        known = public()
+
+        def flip(value: Tensor) -> Tensor:
+            mask = torch.randint(2**23, value.shape, generator=known, dtype=torch.int32)
+            mask |= torch.randint(2, value.shape, generator=known, dtype=torch.int32) << 31
+            bits = value.detach().contiguous().view(torch.int32)
+            return torch.bitwise_xor(bits, mask).view(torch.float32)
+
+        return each(flip, update)
+
+
+@dataclass
+class Power(Defense):
+    """A public power of every entry."""
+
+    exponent: float = 0.1
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        return each(lambda v: v.sign() * v.abs().clamp(min=1e-30) ** self.exponent, update)
+
+
+@dataclass
+class Sums(Defense):
+    """Sends the sum of all updates so far, from a large public start: their difference is plain."""
+
+    _sum: Update | None = field(default=None, init=False, repr=False)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        if self._sum is None:
+            self._sum = each(lambda v: torch.randn(v.shape, generator=rng), update)
+        self._sum = {name: value + update[name].detach() for name, value in self._sum.items()}
+        return dict(self._sum)
+
+
+@dataclass
+class Alternating(Defense):
+    """Sends the update minus its last upload: the sum of two uploads is plain."""
+
+    _last: Update | None = field(default=None, init=False, repr=False)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        if self._last is None:
+            self._last = each(lambda v: torch.randn(v.shape, generator=rng), update)
+        self._last = {name: update[name].detach() - v for name, v in self._last.items()}
+        return dict(self._last)
+
+
+@dataclass
+class ClaimedCancelling(DPSGD):
+    """DP-SGD whose noise of one round cancels that of the round before, claimed as fresh."""
+
+    _last: Update | None = field(default=None, init=False, repr=False)
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        clean = DPSGD(0.0, self.max_grad_norm, poisson_sampling=False)
+        clipped = clean.gradient(model, loss, batch, rng)
+        scale = self.noise_multiplier * self.max_grad_norm / 2**0.5
+        fresh = each(lambda v: scale * torch.randn(v.shape, generator=rng), clipped)
+        last, self._last = self._last or each(torch.zeros_like, clipped), fresh
+        return {name: v + fresh[name] - last[name] for name, v in clipped.items()}
