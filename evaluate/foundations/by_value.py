@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cached_property, partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -96,12 +97,17 @@ def _dumped(value: object, names: Iterable[str]) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
-    """Also pickles cached properties, which hold a lock before Python 3.12."""
+    """Also pickles cached properties, which hold a lock before Python 3.12, and `torch.classes`.
+
+    That is a module of a class of its own. A method that uses the name `classes` refers to it.
+    """
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - as pickle declares it
         """Return how to recreate a value."""
         if isinstance(value, cached_property):
             return _cached, (value.func, value.attrname)
+        if isinstance(value, ModuleType) and type(value) is not ModuleType:
+            return import_module, (value.__name__,)
         return super().reducer_override(value)
 
 

@@ -23,7 +23,7 @@ from leakfrontier.evaluate.client.inversion import (
     PAIRS,
     Inversion,
     PublicTraining,
-    clients_of,
+    public_clients,
     decoded,
     invert,
     noise_cancels,
@@ -63,7 +63,7 @@ def inverted(
     defense: Defense, protocol: Protocol | None = None, *, seed: int = 0, size: int = 1
 ) -> Inversion:
     client = make_client(defense.on_model(mlp()), defense, protocol)
-    shares = [batch(16, 100 * seed + i) for i in range(clients_of(defense))]
+    shares = [batch(16, 100 * seed + i) for i in range(public_clients(defense))]
     return invert(client, shares, PublicTraining(size), rng(seed))
 
 

@@ -209,6 +209,11 @@ def test_workers_get_code_by_value(make: Callable[[], Any], expected: float) -> 
 FIVE = 5
 
 
+def test_names_of_submodules_of_torch_may_be_used() -> None:
+    code = "import torch\ndef build(n):\n    return torch.ones(n), getattr(n, 'x', 0) or n.classes\n"
+    assert present(session(code)["build"], "build").startswith("session-")
+
+
 def test_what_cannot_travel_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(ValueError, match=r"opened cannot be sent .*Remove open files"):
