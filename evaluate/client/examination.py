@@ -59,6 +59,9 @@ FAR = 1.5
 LEAST_CONTRAST = 0.2
 """If the truth is nearer to an upload than other examples by less than this, noise drowns it."""
 
+CLEAR = 0.4
+"""If an undefended client's replay has this contrast, the defense's replay must discriminate."""
+
 KEPT = 0.5
 """Share of the contrast of an undefended client's replay that the defense's replay must have."""
 
@@ -141,7 +144,7 @@ def misleads(row: ReplayRow, probe: ProbeRow) -> bool:
     more than the defense's own noise, it must do so in any case.
     """
     needed = LEAST_CONTRAST if _misses(row) else 0.0
-    if probe.ideal_contrast >= LEAST_CONTRAST:
+    if probe.ideal_contrast >= CLEAR:
         needed = max(needed, KEPT * probe.ideal_contrast)
     return needed > 0 and not probe.contrast >= needed
 

@@ -181,7 +181,8 @@ def test_a_replay_that_misleads_is_replaced_by_an_undefended_client() -> None:
     [
         (0.0, 0.0, False),  # noise drowns everything
         (-0.01, 0.1, False),
-        (0.09, 0.25, True),
+        (0.1, 0.3, False),
+        (0.1, 0.45, True),
         (0.5, 0.9, False),
         (math.nan, 0.9, True),
     ],

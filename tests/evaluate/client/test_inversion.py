@@ -23,10 +23,10 @@ from leakfrontier.evaluate.client.inversion import (
     PAIRS,
     Inversion,
     PublicTraining,
-    public_clients,
     decoded,
     invert,
     noise_cancels,
+    public_clients,
     still_holds_update,
 )
 

@@ -210,7 +210,9 @@ FIVE = 5
 
 
 def test_names_of_submodules_of_torch_may_be_used() -> None:
-    code = "import torch\ndef build(n):\n    return torch.ones(n), getattr(n, 'x', 0) or n.classes\n"
+    code = (
+        "import torch\ndef build(n):\n    return torch.ones(n), getattr(n, 'x', 0) or n.classes\n"
+    )
     assert present(session(code)["build"], "build").startswith("session-")
 
 

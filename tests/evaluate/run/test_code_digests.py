@@ -93,6 +93,7 @@ def test_an_edit_changes_the_keys_of_what_runs_it_and_of_nothing_else(
     edits += [
         "evaluate/client/client.py",
         "evaluate/client/averaging.py",
+        "evaluate/run/training_server.py",
         "evaluate/run/scoring.py",
         "evaluate/run/server.py",
     ]
@@ -119,7 +120,8 @@ def test_an_edit_changes_the_keys_of_what_runs_it_and_of_nothing_else(
         "adversaries/matching/matching.py": those("SME", "InvertingGradients"),
         "defenses/signsgd.py": those("SignSGD"),
         "evaluate/client/client.py": cells,
-        "evaluate/client/averaging.py": trained,
+        "evaluate/client/averaging.py": cells,  # it also trains the clients that examine a defense
+        "evaluate/run/training_server.py": trained,
         "evaluate/run/scoring.py": attacks,
         "evaluate/run/server.py": attacks,
         "adversaries/__init__.py": [],
