@@ -80,6 +80,9 @@ def prepare(*inherited: Connection) -> None:
 
 def serve(connection: Connection) -> None:
     """Work as the clean process until the other one ends."""
+    import torch  # hosts of workers do not need it
+
+    torch.set_num_threads(1)
     made: Any = None
     with suppress(EOFError, OSError):
         while True:

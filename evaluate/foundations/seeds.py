@@ -116,7 +116,8 @@ def global_draws(rng: Generator) -> Iterator[None]:
 def seed_globally(rng: Generator) -> None:
     """Seed torch's global generators from `rng` without advancing it."""
     digest = hashlib.sha256(b"global" + rng.get_state().numpy().tobytes()).digest()
-    torch.manual_seed(_seed(digest))  # seeds all devices
+    if torch.cuda.device_count() or torch.backends.mps.is_available():
+        torch.manual_seed(_seed(digest))  # seeds all devices, which is slow
     _set_state(torch.default_generator, digest)
 
 
