@@ -36,13 +36,11 @@ def straight_through(value: Tensor, rounded: Tensor) -> Tensor:
 
 
 def restore(update: Mapping[str, Tensor], dropped: Tensor | None) -> Update:
-    """Add to an update what compression dropped from the client's last update."""
-    if dropped is None:
-        return dict(update)
+    """Add to an update what compression dropped from the client's last update.
+
+    If the server has sent another architecture, there is nothing to add.
+    """
     vector = flatten(update)
-    if vector.shape != dropped.shape:
-        raise ValueError(
-            f"update has {vector.numel()} entries, the last one had {dropped.numel()}: "
-            "use one copy of the defense per client"
-        )
+    if dropped is None or vector.shape != dropped.shape:
+        return dict(update)
     return unflatten(vector + dropped, like=update)

@@ -59,9 +59,15 @@ class Averaging:
         """Return the number of uploads in a step of the server."""
         return self.protocol.uploads(self.clients_per_round)
 
-    def invite(self, rng: Generator) -> Invited:
-        """Return the clients of the next round, and what their randomness comes from."""
-        return invite(self.protocol, self.clients, self.uploads, len(self._versions), rng)
+    def invite(self, rng: Generator, uploads: int | None = None) -> Invited:
+        """Return the clients of the next round, and what their randomness comes from.
+
+        Args:
+            rng: Source of all randomness.
+            uploads: Number of clients. Default: as many as in every round.
+        """
+        versions = len(self._versions)
+        return invite(self.protocol, self.clients, uploads or self.uploads, versions, rng)
 
     def sent(self, invited: Invited) -> dict[int, nn.Module]:
         """Return the version of the model that each client has."""

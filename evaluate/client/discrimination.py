@@ -7,9 +7,12 @@ and on the decoded one. It tests the `unguarded` client and `log_likelihood` ali
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -46,14 +49,35 @@ class Examined:
         """Return the repairs of what adversaries know of the defense."""
         return mending_of(self.replay, self.probe)
 
-    def found_in(self, update: Mapping[str, Tensor]) -> Update | None:
-        """Return the undefended update that is hidden in an upload; None if none was found.
+    def write(self, path: Path) -> None:
+        """Write the findings without the decoder."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [asdict(self.replay), None if self.probe is None else asdict(self.probe)]
+        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+        unfinished.write_text(json.dumps(rows))
+        unfinished.replace(path)
 
-        Attacks see one upload, so a decoder that needs others cannot be used.
-        """
-        if self.probe is None or self.decoder is None or self.decoder.needs_history:
+    @classmethod
+    def read(cls, path: Path) -> Examined | None:
+        """Return what `write` wrote; None if there is no such file."""
+        try:
+            replay, probe = json.loads(path.read_text())
+            return cls(ReplayRow(**replay), None if probe is None else ProbeRow(**probe))
+        except (OSError, ValueError, TypeError):
             return None
-        return decoded(self.decoder, [update]) if still_holds_update(self.probe) else None
+
+    def found_in(self, uploads: Sequence[Mapping[str, Tensor]]) -> Update | None:
+        """Return the undefended update that is hidden in the last upload; None if none was found.
+
+        Args:
+            uploads: Uploads of a client, the oldest first. An update that is hidden in the next
+                upload is not found.
+        """
+        if self.probe is None or self.decoder is None or self.decoder.lag:
+            return None
+        if len(uploads) < self.decoder.view.rounds or not still_holds_update(self.probe):
+            return None
+        return decoded(self.decoder, uploads)
 
 
 Distance = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], float]

@@ -101,7 +101,10 @@ class TrainTrial:
         defense, settings = world.defense(self.defense), self.scenario.training
         enrolment = enrol(world, self.seed, self.observations)
         curve = {round(settings.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
-        rounds = {last: self._rounds(world, last) for last in self._attacked}
+        rounds = {
+            last: attacked_rounds(world, enrolment, self.seed, last, self.observations)
+            for last in self._attacked
+        }
         model = world.model(defense, self.seed)
         training = TrainingClients(
             clients_of(world, defense, model, enrolment),
@@ -115,6 +118,7 @@ class TrainTrial:
                 evaluated=frozenset(curve | {*self.scenario.checkpoints}),
                 saved={c: self.checkpoint(folder, c) for c in self.scenario.checkpoints if c},
                 logged=frozenset(one for several in rounds.values() for one in several),
+                invited=enrolment.invited(world, self.observations, attacked=True),
             ),
         )
         start = time.perf_counter()
@@ -142,9 +146,6 @@ class TrainTrial:
     def _attacked(self) -> tuple[int, ...]:
         """Return the last rounds of the attacked parts of training."""
         return tuple(c for c in self.scenario.checkpoints if c) if self.observations else ()
-
-    def _rounds(self, world: World, last: int) -> list[int]:
-        return attacked_rounds(world, self.seed, last, self.observations)
 
     @property
     def draws(self) -> tuple[object, ...]:
@@ -204,12 +205,23 @@ class ReplayTrial:
             found = self.examined()
         except Refused:
             return Outcome()
+        if found.decoder is None:  # else attacks fit it again
+            found.write(self.findings(folder))
         probes = () if found.probe is None else (found.probe,)
         busy = time.perf_counter() - start
         return Outcome(replays=(found.replay,), probes=probes, busy=busy)
 
-    def examined(self) -> Examined:
-        """Return the findings of the examination, computed once per process."""
+    def findings(self, folder: Path) -> Path:
+        """Return the file of the findings, for attacks in other processes."""
+        return folder / "examined" / f"{self.cell.key}.json"
+
+    def examined(self, folder: Path | None = None) -> Examined:
+        """Return the findings of the examination, from the folder or computed once per process."""
+        known = None
+        if self.cell.key not in _EXAMINED and folder is not None:
+            known = Examined.read(self.findings(folder))
+        if known is not None:
+            _EXAMINED[self.cell.key] = known
         if self.cell.key not in _EXAMINED:
             with global_draws(generator("examination", *self.draws)):
                 _EXAMINED[self.cell.key] = self._examine()
@@ -256,11 +268,19 @@ def _public_shares(world: World, defense: Defense) -> list[Batch]:
 _EXAMINED: dict[str, Examined] = {}
 
 
-def examination(scenario: Scenario, defense: Method) -> Callable[[Client], Examined] | None:
-    """Return a function that examines a defense; None without a defense."""
+def examination(
+    scenario: Scenario, defense: Method, folder: Path | None = None
+) -> Callable[[Client], Examined] | None:
+    """Return a function that examines a defense; None without a defense.
+
+    Args:
+        scenario: The scenario.
+        defense: The defense.
+        folder: The folder of the run, which may hold the findings.
+    """
     if undefended(defense):
         return None
-    return lambda _: ReplayTrial(scenario, defense).examined()
+    return lambda _: ReplayTrial(scenario, defense).examined(folder)
 
 
 @dataclass(frozen=True)
@@ -327,7 +347,7 @@ class AttackTrial(Traveller):
             world.threat(self.knows_defense),
             self.seed,
             self.draws,
-            examined=examination(self.scenario, self.defense),
+            examined=examination(self.scenario, self.defense, folder),
         )
         start = time.perf_counter()
         rounds = Rounds(self, server, self._scenes(world, server.defense, folder))
@@ -362,11 +382,12 @@ class AttackTrial(Traveller):
         return TrainTrial(self.scenario, self.defense, self.seed, logged if self.checkpoint else 0)
 
     def needed(self, folder: Path) -> Iterator[Path]:
-        """Yield the logs of the attacked uploads."""
+        """Yield the logs of the attacked uploads, and the findings about the defense."""
+        paths = [ReplayTrial(self.scenario, self.defense).findings(folder)]
         if self.checkpoint:
             files = (self.training.seen, self.training.hidden)
-            paths = [path(folder, self.checkpoint) for path in files]
-            yield from (path for path in paths if path.exists())  # else training failed
+            paths += [path(folder, self.checkpoint) for path in files]
+        yield from (path for path in paths if path.exists())  # else training failed
 
     @property
     def draws(self) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from ..client.examination import ALIKE, distance
 from ..foundations.seeds import generator
 from ..users.alone import fresh
 from ..users.contract import Checked
-from ..world.enrolment import Enrolment, enrol
+from ..world.enrolment import Enrolment, attacked_rounds, enrol
 from ..world.scenario import World
 from ..world.victims import victims
 from .scenes import Scene, Scenes, Shown, shown_of
@@ -132,13 +132,26 @@ class TrainedScenes(Scenes):
 
     def _invited(self, number: int) -> Invited:
         """Return the clients of a round, and the source of their randomness, as in training."""
-        protocol = self.world.protocol
-        uploads = protocol.uploads(self.world.scenario.training.clients_per_round)
+        protocol, enrolment = self.world.protocol, self._enrolment
         rng = generator("training", *self.draws)
         for done in range(number):
+            attacked = done + 1 in self._attacked
+            uploads = enrolment.invited(self.world, self.observations, attacked=attacked)
             versions = min(done, protocol.max_staleness)
-            invited = invite(protocol, len(self._enrolment.rows), uploads, versions, rng)
+            invited = invite(protocol, len(enrolment.rows), uploads, versions, rng)
         return invited
+
+    @cached_property
+    def _attacked(self) -> set[int]:
+        """Return the rounds whose uploads may be attacked."""
+        return {
+            number
+            for last in self.world.scenario.checkpoints
+            if last
+            for number in attacked_rounds(
+                self.world, self._enrolment, self.seed, last, self.observations
+            )
+        }
 
 
 def clients_of(world: World, defense: Defense, model: nn.Module, enrolment: Enrolment) -> Clients:

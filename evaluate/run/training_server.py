@@ -44,6 +44,7 @@ class Order:
         evaluated: The rounds after which to evaluate the model.
         saved: The files of models to save, by round.
         logged: The rounds whose uploads may be attacked.
+        invited: Number of clients that are invited to these rounds.
     """
 
     scenario: Scenario
@@ -53,6 +54,7 @@ class Order:
     evaluated: frozenset[int]
     saved: Mapping[int, Path]
     logged: frozenset[int]
+    invited: int
 
 
 class TrainingServer:
@@ -84,7 +86,8 @@ class TrainingServer:
 
     def invite(self, _: bytes) -> bytes:
         """Return the clients of the next round, and the weights that they receive."""
-        self._invited = self._averaging.invite(self._rng)
+        more = self._order.invited if self._round + 1 in self._order.logged else None
+        self._invited = self._averaging.invite(self._rng, more)
         about = {"clients": self._invited.clients, "ages": self._invited.ages}
         draws = {"/rng": self._invited.rng.get_state()}
         return packed({**trainable(self._averaging.model), **draws}, about)

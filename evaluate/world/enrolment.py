@@ -14,7 +14,7 @@ from ..foundations.seeds import fork, generator
 from .scenario import World
 
 SPARE = 3
-"""Rounds that may be attacked, for each that is needed if all uploads had the wanted size."""
+"""Uploads that may be attacked, for each that is attacked: samples differ in size."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,22 @@ class Enrolment:
 
     rows: tuple[Tensor, ...]
     batch_sizes: tuple[int, ...]
+
+    def invited(self, world: World, observations: int, *, attacked: bool) -> int:
+        """Return the number of clients that the server invites to a round.
+
+        To attacked rounds it invites more, so that most attacked uploads are of one model. Clients
+        do not learn whom else it invites.
+
+        Args:
+            world: The scenario and its data.
+            observations: Number of attacked uploads.
+            attacked: Whether uploads of the round may be attacked.
+        """
+        usual = world.protocol.uploads(world.scenario.training.clients_per_round)
+        if not attacked or world.protocol.max_staleness:
+            return usual
+        return min(len(self.rows), max(usual, SPARE * observations))
 
 
 def enrol(world: World, seed: int, observations: int) -> Enrolment:
@@ -59,16 +75,19 @@ def enrol(world: World, seed: int, observations: int) -> Enrolment:
     return Enrolment(tuple(rows), (usual,) * len(rows))
 
 
-def attacked_rounds(world: World, seed: int, last: int, observations: int) -> list[int]:
+def attacked_rounds(
+    world: World, enrolment: Enrolment, seed: int, last: int, observations: int
+) -> list[int]:
     """Return the rounds whose uploads may be attacked, in random order.
 
     Args:
         world: The scenario and its data.
+        enrolment: The clients.
         seed: Repetition.
         last: The last round that may be attacked. The first is the second round, if there is one.
         observations: Number of attacked uploads.
     """
-    per_round = world.protocol.uploads(world.scenario.training.clients_per_round)
+    per_round = enrolment.invited(world, observations, attacked=True)
     rng = generator("attacked rounds", world.scenario.config(), seed, last)
     drawn = torch.randperm(max(last - 1, 1), generator=rng) + min(2, last)
     rounds: list[int] = drawn[: -(-SPARE * observations // per_round) + 1].tolist()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,15 +140,26 @@ def test_repairs_follow_from_what_misleads() -> None:
     assert examined(Misjudging(scale=0.01)).mending == Mending(no_likelihood=True)
 
 
+def test_findings_are_read_again(tmp_path: Path) -> None:
+    found = examined(Defense())
+    found.write(tmp_path / "examined" / "one.json")
+    again = Examined.read(tmp_path / "examined" / "one.json")
+    assert again is not None
+    assert (again.replay, again.probe) == (found.replay, found.probe)
+    assert Examined.read(tmp_path / "none.json") is None
+    (tmp_path / "bad.json").write_text('[{"unknown": 1}, null]')
+    assert Examined.read(tmp_path / "bad.json") is None
+
+
 def test_the_hidden_update_is_found_if_one_upload_is_enough() -> None:
     client, private = make_client(mlp(), tricks.Permuted()), batch(1, seed=77)
     upload = client.upload(private, rng())
-    found = examined(tricks.Permuted()).found_in(upload)
+    found = examined(tricks.Permuted()).found_in([upload])
     assert found is not None
     assert angle(found, batch_gradient(client.model, client.loss, private)) < 0.3
-    assert examined(tricks.LastRound()).found_in(upload) is None
-    assert examined(Defense()).found_in(upload) is None
-    assert Examined(examined(Defense()).replay).found_in(upload) is None
+    assert examined(tricks.LastRound()).found_in([upload]) is None
+    assert examined(Defense()).found_in([upload]) is None
+    assert Examined(examined(Defense()).replay).found_in([upload]) is None
 
 
 def test_angles_are_between_directions() -> None:

@@ -23,7 +23,9 @@ TINY = Scenario(
 
 
 def order(folder: Path) -> Order:
-    return Order(TINY, ("draws",), 3, 0.5, frozenset([0, 6]), {6: folder / "model"}, frozenset([6]))
+    return Order(
+        TINY, ("draws",), 3, 0.5, frozenset([0, 6]), {6: folder / "model"}, frozenset([6]), 3
+    )
 
 
 def test_uploads_move_the_model_and_are_logged(tmp_path: Path) -> None:

@@ -40,13 +40,14 @@ def test_uploads_of_the_attacked_size_are_among_the_trained_ones() -> None:
 
 def test_attacked_rounds_come_after_the_first_and_in_random_order() -> None:
     here = world(rounds=50)
-    rounds = attacked_rounds(here, 0, 50, 30)
-    assert len(rounds) == len({*rounds}) == 31
+    few = enrol(here, 0, 30)
+    rounds = attacked_rounds(here, few, 0, 50, 30)
+    assert len(rounds) == len({*rounds}) == 16  # all six clients are invited to each
     assert min(rounds) >= 2
     assert max(rounds) <= 50
     assert rounds != sorted(rounds)
-    assert rounds != attacked_rounds(here, 1, 50, 30)
-    assert attacked_rounds(here, 0, 1, 2) == [1]
+    assert rounds != attacked_rounds(here, few, 1, 50, 30)
+    assert attacked_rounds(here, few, 0, 1, 2) == [1]
 
 
 def upload(number: int, client: int, rows: list[int], *, history: bool = True) -> Attackable:
@@ -59,3 +60,14 @@ def test_uploads_with_history_of_the_size_and_of_other_examples_come_first() -> 
     late = upload(5, 5, [5])
     assert attacked([empty, large, new, good, same, late], 1, 9) == [good, late, large, new, same]
     assert attacked([large, good, late], 1, 1) == [good]
+
+
+def test_more_clients_are_invited_to_attacked_rounds() -> None:
+    here = world()
+    clients = enrol(here, 0, 1)
+    assert clients.invited(here, 1, attacked=False) == 3
+    assert clients.invited(here, 1, attacked=True) == 3
+    assert clients.invited(here, 2, attacked=True) == 6
+    buffered = {**LOCAL.options, "buffer": 2, "oldest": 1}
+    late = world(8, Method(name="FedBuff", options=buffered))
+    assert enrol(late, 0, 5).invited(late, 5, attacked=True) == 2
