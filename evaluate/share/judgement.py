@@ -1,0 +1,310 @@
+"""Judges the claims of a pack by their cells, as stored and as run again.
+
+The code, the versions and the processor determine every bit of a row. If they are the same, any
+difference refutes the claim. A pack can lie about its versions, so they also count as the same if
+a cell of the same arithmetic is equal in every bit: another training of the scenario, or the same
+attack on another defense.
+
+Otherwise rounding differs, and the rows of a claim are judged together. Its accuracy is pooled over
+all trainings that ran again. Its worst case is pooled, per server, over all attacks that did. Each
+has three outcomes:
+
+- *refuted*, if chance explains the difference with a probability below `LEAST_P`;
+- *confirmed*, if a difference of `POINTS` (accuracy) or `SHARE` (victims) is excluded with 95 %
+  confidence;
+- *undecided* otherwise. Then the versions of the pack or more seeds decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from ..conclude.labels import rows
+from ..foundations.rows import TABLES, Outcome
+from ..foundations.statistics import sign_test
+from .claims import Claim
+from .packed_rows import frame_of, rows_digest
+
+LEAST_P, POINTS, SHARE, EPSILON = 1e-4, 0.03, 0.1, 0.01
+TOLERANCE = (
+    "the same uploads scored, refused and not applicable; epsilon within 1 %; the same verdict of "
+    "audits and replays. Over all seeds of a claim together, a difference of 3 points of accuracy "
+    "and of 10 % of the victims must be excluded with 95 % confidence"
+)
+"""The requirements on rows from another version, another code or another kind of processor."""
+
+_CONFIDENT = float(stats.norm.ppf(0.95))
+_SAME = ("uploads_differ", "random", "draws", "straight_through", "one_by_one")
+
+Decision = Literal["confirmed", "undecided", "refuted"]
+Rows = Mapping[str, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A cell of a pack.
+
+    Attributes:
+        what: A description.
+        kind: `train`, `replay` or `attack`.
+        arithmetic: Cells of one arithmetic are equal in every bit together, or none is.
+        stratum: The kind of attack, one of `claims.STRATA`; "" for other cells.
+        seed: Its seed.
+        rows: Its rows, by table.
+        digest: The digest of its exact rows.
+        same_code: Whether the code here is that of the pack.
+    """
+
+    what: str
+    kind: str
+    arithmetic: tuple[str, ...]
+    stratum: str
+    seed: int
+    rows: Rows
+    digest: str
+    same_code: bool
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A cell that ran again.
+
+    Attributes:
+        stored: The cell of the pack.
+        rows: Its new rows in the precision of a pack; None if it failed.
+        unequal: The tables that differ; empty if all bits are equal.
+        failure: Why it could not run.
+    """
+
+    stored: Stored
+    rows: Rows | None
+    unequal: tuple[str, ...] = ()
+    failure: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Return whether all bits are equal."""
+        return self.rows is not None and not self.unequal
+
+    @property
+    def telling(self) -> bool:
+        """Return whether equal bits show equal arithmetic: there was enough of it."""
+        used = self.stored.rows
+        if self.stored.kind == "train":
+            return bool((used["utility"]["round"] > 0).any())
+        return self.stored.kind == "attack" and len(used["scores"]) > 0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The outcome of a claim.
+
+    Attributes:
+        claim: The claim.
+        decision: The outcome.
+        equal: How many of its cells were equal in every bit.
+        reasons: The reasons against a confirmation.
+    """
+
+    claim: Claim
+    decision: Decision
+    equal: int
+    reasons: tuple[str, ...] = ()
+
+
+def compare(stored: Stored, outcome: Outcome | str) -> Compared:
+    """Compare a cell with its rows of another run, or with the reason why there are none."""
+    if isinstance(outcome, str):
+        return Compared(stored, None, failure=outcome)
+    own = {table: frame_of(outcome, table) for table in TABLES if table != "renderings"}
+    unequal = [table for table in own if not _equal(stored.rows[table], own[table])]
+    unequal += _other_pictures(stored.rows["renderings"], outcome)
+    if not unequal and rows_digest(outcome) != stored.digest:
+        unequal = ["digits that the pack omits"]
+    return Compared(stored, own, tuple(unequal))
+
+
+def judge(
+    claims: Sequence[Claim], cells: Mapping[int, Compared], *, same_place: bool
+) -> list[Judgement]:
+    """Return the outcome of every claim.
+
+    Args:
+        claims: The claims.
+        cells: All cells that ran again, by their position.
+        same_place: Whether the pack says that its versions and processor are those here.
+    """
+    shown = {
+        one.stored.arithmetic
+        for one in cells.values()
+        if one.equal and one.telling and one.stored.same_code
+    }
+    return [_judged(claim, cells, shown, same_place) for claim in claims]
+
+
+def overall(judgements: Sequence[Judgement]) -> Decision:
+    """Return the outcome of several claims together; without any, nothing is confirmed."""
+    decisions = {one.decision for one in judgements} or {"undecided"}
+    for worst in ("refuted", "undecided"):
+        if worst in decisions:
+            return "refuted" if worst == "refuted" else "undecided"
+    return "confirmed"
+
+
+def _judged(
+    claim: Claim,
+    cells: Mapping[int, Compared],
+    shown: set[tuple[str, ...]],
+    same_place: bool,
+) -> Judgement:
+    own = [cells[number] for number in claim.chosen if number in cells]
+    against: list[str] = []
+    unclear = [f"{one.stored.what} failed: {one.failure}" for one in own if one.rows is None]
+    for kind in ("train", "attack"):
+        if not any(one.stored.kind == kind for one in own):
+            unclear.append(f"no {kind} cell could run again")
+    ran = [one for one in own if one.rows is not None]
+    for one in ran:
+        against += _certain(one, same_place, one.stored.arithmetic in shown)
+    if not against:
+        for refutes, reason in _pooled(ran):
+            (against if refutes else unclear).append(reason)
+    decision: Decision = "refuted" if against else "undecided" if unclear else "confirmed"
+    equal = sum(one.equal for one in own)
+    return Judgement(claim, decision, equal, tuple(against or unclear))
+
+
+def _certain(cell: Compared, same_place: bool, shown: bool) -> Iterator[str]:
+    """Yield the differences of one cell that rounding does not explain."""
+    if cell.equal or cell.rows is None:
+        return
+    stored = cell.stored
+    tables = ", ".join(cell.unequal)
+    if stored.same_code and same_place:
+        yield f"{stored.what}: {tables} differ"
+    elif stored.same_code and shown:
+        yield (
+            f"{stored.what}: {tables} differ, but other cells are equal in every bit. So the "
+            "versions that the pack states are not the reason"
+        )
+    else:
+        yield from (f"{stored.what}: {one}" for one in _structural(stored.rows, cell.rows))
+
+
+def _structural(given: Rows, own: Rows) -> Iterator[str]:
+    """Yield differences between the rows of a cell that no rounding explains."""
+    key = ["observation", "victim"]
+    a, b = (one["attacks"].set_index(key).sort_index() for one in (given, own))
+    if not a.index.equals(b.index) or not (a["outcome"] == b["outcome"]).all():
+        yield "other uploads were scored"
+    a, b = (one["utility"].set_index("round").sort_index() for one in (given, own))
+    if not a.index.equals(b.index) or not a["total"].equals(b["total"]):
+        yield "other rounds were evaluated"
+    a, b = (one["guarantees"].reset_index(drop=True) for one in (given, own))
+    if len(a) != len(b) or not np.allclose(a["epsilon"], b["epsilon"], rtol=EPSILON):
+        yield "epsilon differs"
+    elif not a["violated"].equals(b["violated"]):
+        yield "the verdict of the audit differs"
+    a, b = (one["replays"][[*_SAME]].reset_index(drop=True) for one in (given, own))
+    if not a.equals(b):
+        yield "the replay differs"
+
+
+def _pooled(cells: Sequence[Compared]) -> Iterator[tuple[bool, str]]:
+    """Yield whether the pooled rows refute a claim, and why they do not confirm it."""
+    if all(one.equal for one in cells):
+        return
+    yield from _accuracy([one for one in cells if one.stored.kind == "train"])
+    attacks = [one for one in cells if one.stored.kind == "attack"]
+    for kind in dict.fromkeys(one.stored.stratum for one in attacks):
+        own = [one for one in attacks if one.stored.stratum == kind]
+        for name in ("identified", "counterfactual"):
+            yield from _victims(own, kind, name)
+
+
+def _accuracy(trainings: Sequence[Compared]) -> Iterator[tuple[bool, str]]:
+    """Compare the final accuracies of all seeds together.
+
+    The accuracy of one seed moves with rounding by as much as by another test set, at most.
+    """
+    if all(one.equal for one in trainings):
+        return
+    pairs = [(_final(one.stored.rows), _final(one.rows or {})) for one in trainings]
+    total = sum(int(a["total"]) for a, _ in pairs)
+    given, own = (sum(int(pair[side]["correct"]) for pair in pairs) for side in (0, 1))
+    share = (given + own) / (2 * total)
+    spread = sqrt(max(total * share * (1 - share), 1.0)) / total
+    gap = (given - own) / total
+    said = f"the accuracy is {100 * own / total:.1f} %, not {100 * given / total:.1f} %"
+    if 2 * stats.norm.sf(abs(gap) / spread) < LEAST_P:
+        yield True, said
+    elif abs(gap) + _CONFIDENT * spread > POINTS:
+        yield False, f"{said}; {total:,} predictions do not exclude a difference of 3 points"
+
+
+def _final(rows: Rows) -> Any:  # noqa: ANN401 - a row of a table
+    return rows["utility"].sort_values("round").iloc[-1]
+
+
+def _victims(attacks: Sequence[Compared], kind: str, name: str) -> Iterator[tuple[bool, str]]:
+    """Compare the victims that any of some attacks identified, over all seeds together."""
+    if all(one.equal for one in attacks):
+        return
+    a, b = (_worst(attacks, name, side) for side in (0, 1))
+    if a.empty:
+        return
+    unit = a.reset_index().groupby(["seed", "observation"], sort=False).ngroup().to_numpy()
+    flags = [one.to_numpy(dtype=bool) for one in (a, b)]
+    uploads = np.bincount(unit, weights=flags[0].astype(float) - flags[1])
+    given, own = (float(one.mean()) for one in flags)
+    sizes = np.bincount(unit)
+    spread = sqrt(max(float((uploads**2).sum()), 1.0)) / float(sizes.sum())
+    what = "victims are" if name == "identified" else "victims of other uploads are"
+    said = f"{kind}: {100 * own:.1f} % of the {what} identified, not {100 * given:.1f} %"
+    if sign_test(*flags, unit) < LEAST_P:
+        yield True, said
+    elif abs(given - own) + _CONFIDENT * spread > SHARE:
+        yield False, f"{said}; {len(sizes)} uploads do not exclude a difference of 10 %"
+
+
+def _worst(attacks: Sequence[Compared], name: str, side: int) -> pd.Series[Any]:
+    """Return which victims any attack identified, stored (side 0) or run again (side 1)."""
+    key = ["seed", "observation", "victim"]
+    frames = []
+    for one in attacks:
+        both = [rows["attacks"] for rows in (one.stored.rows, one.rows or {})]
+        known = {frozenset(frame.loc[frame[name].notna(), "observation"]) for frame in both}
+        shared = frozenset.intersection(*known)
+        frame = both[side][both[side]["observation"].isin(shared)]
+        frames.append(frame[["observation", "victim", name]].assign(seed=one.stored.seed))
+    found = pd.concat(frames).dropna(subset=[name])
+    return found.astype({name: bool}).groupby(key)[name].max()
+
+
+def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:
+    lines = (
+        sorted(zip(*(_as_text(frame[name]) for name in frame if name != "seconds"), strict=True))
+        for frame in (a, b[a.columns])
+    )
+    return next(lines) == next(lines)
+
+
+def _as_text(column: pd.Series[Any]) -> pd.Series[str]:
+    """Return values as text. Whole numbers become floats, as in tables with missing values."""
+    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    return (column.astype(float) if numeric else column).astype(str)
+
+
+def _other_pictures(shown: pd.DataFrame, outcome: Outcome) -> list[str]:
+    made = {(row.observation, row.victim): (row.truth, row.guess) for row in outcome.renderings}
+    same = all(
+        made.get((row.observation, row.victim)) == (row.truth, row.guess) for row in rows(shown)
+    )
+    return [] if same else ["pictures"]
