@@ -17,14 +17,16 @@ defense. They do not run again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from ..conclude.analysis import SERVERS, at
+from ..conclude.labels import rows
 from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 
@@ -89,7 +91,7 @@ class Claim:
 def escape_probability(cells: int, altered: int, checked: int) -> float:
     """Return the probability that no altered cell is among checked ones, chosen at random."""
     altered = min(altered, cells)
-    if not 0 <= altered or not 0 <= checked <= cells:
+    if not altered >= 0 or not 0 <= checked <= cells:
         raise ValueError(
             f"altered and checked must be in [0, cells = {cells}], got {altered} and {checked}"
         )
@@ -154,7 +156,7 @@ def _to_check(results: Conclusions, placed: set[Place], named: Sequence[str]) ->
             yield from (claim for claim, is_wanted in pairs if is_wanted or claim.control)
 
 
-def stratum(labels: pd.Series) -> str:
+def stratum(labels: Mapping[str, Any]) -> str:
     """Return the kind of an attack, from its labels: one of `STRATA`."""
     if labels["baseline"]:
         return BLIND
@@ -167,18 +169,20 @@ def _summary(results: Conclusions) -> pd.DataFrame:
     `number` is the position of a cell. A cell with rows but without scores was not applicable.
     """
     attacks = results.attacks
-    rows = pd.DataFrame(
+    scores = pd.DataFrame(
         {
             "cell": attacks["cell"],
             "found": attacks["identified"].fillna(False).astype(int),
             "scored": attacks["outcome"] != "not applicable",
         }
     )
-    counted = rows.groupby("cell").agg(found=("found", "sum"), scored=("scored", "any"))
+    counted = scores.groupby("cell").agg(found=("found", "sum"), scored=("scored", "any"))
     cells = results.cells.reset_index(drop=True)
     cells = cells.assign(number=range(len(cells))).join(counted, on="cell")
     attacked = cells["kind"] == "attack"
-    cells.loc[attacked, "stratum"] = cells[attacked].apply(stratum, axis=1)
+    labels = cells.loc[attacked, ["baseline", "candidates_granted", "threat"]]
+    kinds = [stratum(one._asdict()) for one in rows(labels)]
+    cells["stratum"] = pd.Series(kinds, index=cells.index[attacked], dtype=object)
     return cells[cells["status"] == "ok"]
 
 
@@ -200,7 +204,8 @@ def _with_cells(
             picked += [number for kind in STRATA for number in _drawn(works, kind, rng)]
     examined = own.loc[own["kind"] == "replay", "number"]
     picked += [*trainings["number"]]
-    picked = [n for n in picked if int(cells.loc[n, "seed"]) in seeds] + [*examined]
+    seed_of = dict(zip(cells["number"], cells["seed"], strict=True))
+    picked = [number for number in picked if seed_of[number] in seeds] + [*examined]
     left = scored[scored["seed"].isin(seeds) & ~scored["number"].isin(picked)]["number"]
     drawn = rng.permutation(left.to_numpy(dtype=int))[: 0 if claim.control else more]
     return replace(
@@ -227,7 +232,9 @@ def _found(attacks: pd.DataFrame, kind: str) -> pd.Series[float]:
     return own.groupby(["adversary", "knows_defense"])["found"].sum()
 
 
-def _one_of(attacks: pd.DataFrame, weights: pd.Series[float], rng: np.random.Generator) -> list[int]:
+def _one_of(
+    attacks: pd.DataFrame, weights: pd.Series[float], rng: np.random.Generator
+) -> list[int]:
     if weights.empty:
         return []
     shares = weights.to_numpy(dtype=float)

@@ -1,9 +1,8 @@
 """Judges the claims of a pack by their cells, as stored and as run again.
 
 The code, the versions and the processor determine every bit of a row. If they are the same, any
-difference refutes the claim. A pack can lie about its versions, so they also count as the same if
-a cell of the same arithmetic is equal in every bit: another training of the scenario, or the same
-attack on another defense.
+difference refutes the claim. A pack can lie about its versions. So they also count as the same for
+the trainings of a defense if one of them is equal in every bit.
 
 Otherwise rounding differs, and the rows of a claim are judged together. Its accuracy is pooled over
 all trainings that ran again. Its worst case is pooled, per server, over all attacks that did. Each
@@ -13,6 +12,11 @@ has three outcomes:
 - *confirmed*, if a difference of `POINTS` (accuracy) or `SHARE` (victims) is excluded with 95 %
   confidence;
 - *undecided* otherwise. Then the versions of the pack or more seeds decide.
+
+Rounding moves the accuracy of one seed by about as much as another test set would, at most: this is
+the assumed scatter. It is `NARROW` times that if another defense trains equally in every bit here.
+Then the versions change only what the defense itself computes. `benchmarks/verification.py`
+measures both.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from ..foundations.statistics import sign_test
 from .claims import Claim
 from .packed_rows import frame_of, rows_digest
 
-LEAST_P, POINTS, SHARE, EPSILON = 1e-4, 0.03, 0.1, 0.01
+LEAST_P, POINTS, SHARE, EPSILON, NARROW = 1e-4, 0.03, 0.1, 0.01, 0.5
 TOLERANCE = (
     "the same uploads scored, refused and not applicable; epsilon within 1 %; the same verdict of "
     "audits and replays. Over all seeds of a claim together, a difference of 3 points of accuracy "
@@ -42,6 +46,7 @@ TOLERANCE = (
 
 _CONFIDENT = float(stats.norm.ppf(0.95))
 _SAME = ("uploads_differ", "random", "draws", "straight_through", "one_by_one")
+_SCORED, _FIXED = ("identified", "counterfactual"), ("outcome", "candidates", "transformed")
 
 Decision = Literal["confirmed", "undecided", "refuted"]
 Rows = Mapping[str, pd.DataFrame]
@@ -54,7 +59,8 @@ class Stored:
     Attributes:
         what: A description.
         kind: `train`, `replay` or `attack`.
-        arithmetic: Cells of one arithmetic are equal in every bit together, or none is.
+        scenario: Its scenario.
+        defense: Its defense.
         stratum: The kind of attack, one of `claims.STRATA`; "" for other cells.
         seed: Its seed.
         rows: Its rows, by table.
@@ -64,7 +70,8 @@ class Stored:
 
     what: str
     kind: str
-    arithmetic: tuple[str, ...]
+    scenario: str
+    defense: str
     stratum: str
     seed: int
     rows: Rows
@@ -92,14 +99,6 @@ class Compared:
     def equal(self) -> bool:
         """Return whether all bits are equal."""
         return self.rows is not None and not self.unequal
-
-    @property
-    def telling(self) -> bool:
-        """Return whether equal bits show equal arithmetic: there was enough of it."""
-        used = self.stored.rows
-        if self.stored.kind == "train":
-            return bool((used["utility"]["round"] > 0).any())
-        return self.stored.kind == "attack" and len(used["scores"]) > 0
 
 
 @dataclass(frozen=True)
@@ -141,12 +140,16 @@ def judge(
         cells: All cells that ran again, by their position.
         same_place: Whether the pack says that its versions and processor are those here.
     """
-    shown = {
-        one.stored.arithmetic
+    trained = {
+        (one.stored.scenario, one.stored.defense)
         for one in cells.values()
-        if one.equal and one.telling and one.stored.same_code
+        if one.equal and one.stored.same_code and _is_trained(one.stored)
     }
-    return [_judged(claim, cells, shown, same_place) for claim in claims]
+    return [_judged(claim, cells, trained, same_place) for claim in claims]
+
+
+def _is_trained(stored: Stored) -> bool:
+    return stored.kind == "train" and bool((stored.rows["utility"]["round"] > 0).any())
 
 
 def overall(judgements: Sequence[Judgement]) -> Decision:
@@ -161,39 +164,41 @@ def overall(judgements: Sequence[Judgement]) -> Decision:
 def _judged(
     claim: Claim,
     cells: Mapping[int, Compared],
-    shown: set[tuple[str, ...]],
+    trained: set[tuple[str, str]],
     same_place: bool,
 ) -> Judgement:
+    """Return the outcome of a claim.
+
+    Args:
+        claim: The claim.
+        cells: All cells that ran again.
+        trained: Scenarios and defenses with a training that is equal in every bit.
+        same_place: As for `judge`.
+    """
     own = [cells[number] for number in claim.chosen if number in cells]
-    against: list[str] = []
     unclear = [f"{one.stored.what} failed: {one.failure}" for one in own if one.rows is None]
-    for kind in ("train", "attack"):
+    for kind, name in {"train": "training", "attack": "attack"}.items():
         if not any(one.stored.kind == kind for one in own):
-            unclear.append(f"no {kind} cell could run again")
+            unclear.append(f"no {name} ran again")
     ran = [one for one in own if one.rows is not None]
-    for one in ran:
-        against += _certain(one, same_place, one.stored.arithmetic in shown)
+    certain = (claim.scenario, claim.defense) in trained
+    against = [reason for one in ran for reason in _certain(one, same_place, certain)]
     if not against:
-        for refutes, reason in _pooled(ran):
+        scatter = NARROW if claim.scenario in {scenario for scenario, _ in trained} else 1.0
+        for refutes, reason in _pooled(ran, scatter):
             (against if refutes else unclear).append(reason)
     decision: Decision = "refuted" if against else "undecided" if unclear else "confirmed"
     equal = sum(one.equal for one in own)
     return Judgement(claim, decision, equal, tuple(against or unclear))
 
 
-def _certain(cell: Compared, same_place: bool, shown: bool) -> Iterator[str]:
+def _certain(cell: Compared, same_place: bool, trained: bool) -> Iterator[str]:
     """Yield the differences of one cell that rounding does not explain."""
     if cell.equal or cell.rows is None:
         return
     stored = cell.stored
-    tables = ", ".join(cell.unequal)
-    if stored.same_code and same_place:
-        yield f"{stored.what}: {tables} differ"
-    elif stored.same_code and shown:
-        yield (
-            f"{stored.what}: {tables} differ, but other cells are equal in every bit. So the "
-            "versions that the pack states are not the reason"
-        )
+    if stored.same_code and (same_place or (trained and stored.kind == "train")):
+        yield f"{stored.what}: {', '.join(cell.unequal)} differ"
     else:
         yield from (f"{stored.what}: {one}" for one in _structural(stored.rows, cell.rows))
 
@@ -202,7 +207,7 @@ def _structural(given: Rows, own: Rows) -> Iterator[str]:
     """Yield differences between the rows of a cell that no rounding explains."""
     key = ["observation", "victim"]
     a, b = (one["attacks"].set_index(key).sort_index() for one in (given, own))
-    if not a.index.equals(b.index) or not (a["outcome"] == b["outcome"]).all():
+    if not a.index.equals(b.index) or not _alike(a, b):
         yield "other uploads were scored"
     a, b = (one["utility"].set_index("round").sort_index() for one in (given, own))
     if not a.index.equals(b.index) or not a["total"].equals(b["total"]):
@@ -217,11 +222,17 @@ def _structural(given: Rows, own: Rows) -> Iterator[str]:
         yield "the replay differs"
 
 
-def _pooled(cells: Sequence[Compared]) -> Iterator[tuple[bool, str]]:
+def _alike(a: pd.DataFrame, b: pd.DataFrame) -> bool:
+    """Return whether the same victims were scored, among as many look-alikes."""
+    known = all(a[name].isna().equals(b[name].isna()) for name in _SCORED)
+    return known and all(_as_text(a[name]).equals(_as_text(b[name])) for name in _FIXED)
+
+
+def _pooled(cells: Sequence[Compared], scatter: float) -> Iterator[tuple[bool, str]]:
     """Yield whether the pooled rows refute a claim, and why they do not confirm it."""
     if all(one.equal for one in cells):
         return
-    yield from _accuracy([one for one in cells if one.stored.kind == "train"])
+    yield from _accuracy([one for one in cells if one.stored.kind == "train"], scatter)
     attacks = [one for one in cells if one.stored.kind == "attack"]
     for kind in dict.fromkeys(one.stored.stratum for one in attacks):
         own = [one for one in attacks if one.stored.stratum == kind]
@@ -229,10 +240,12 @@ def _pooled(cells: Sequence[Compared]) -> Iterator[tuple[bool, str]]:
             yield from _victims(own, kind, name)
 
 
-def _accuracy(trainings: Sequence[Compared]) -> Iterator[tuple[bool, str]]:
+def _accuracy(trainings: Sequence[Compared], scatter: float) -> Iterator[tuple[bool, str]]:
     """Compare the final accuracies of all seeds together.
 
-    The accuracy of one seed moves with rounding by as much as by another test set, at most.
+    Args:
+        trainings: The trainings of a claim.
+        scatter: How much rounding moves the accuracy of one seed, relative to another test set.
     """
     if all(one.equal for one in trainings):
         return
@@ -240,7 +253,7 @@ def _accuracy(trainings: Sequence[Compared]) -> Iterator[tuple[bool, str]]:
     total = sum(int(a["total"]) for a, _ in pairs)
     given, own = (sum(int(pair[side]["correct"]) for pair in pairs) for side in (0, 1))
     share = (given + own) / (2 * total)
-    spread = sqrt(max(total * share * (1 - share), 1.0)) / total
+    spread = scatter * sqrt(max(total * share * (1 - share), 1.0)) / total
     gap = (given - own) / total
     said = f"the accuracy is {100 * own / total:.1f} %, not {100 * given / total:.1f} %"
     if 2 * stats.norm.sf(abs(gap) / spread) < LEAST_P:
@@ -268,7 +281,7 @@ def _victims(attacks: Sequence[Compared], kind: str, name: str) -> Iterator[tupl
     spread = sqrt(max(float((uploads**2).sum()), 1.0)) / float(sizes.sum())
     what = "victims are" if name == "identified" else "victims of other uploads are"
     said = f"{kind}: {100 * own:.1f} % of the {what} identified, not {100 * given:.1f} %"
-    if sign_test(*flags, unit) < LEAST_P:
+    if sign_test(flags[0], flags[1], unit) < LEAST_P:
         yield True, said
     elif abs(given - own) + _CONFIDENT * spread > SHARE:
         yield False, f"{said}; {len(sizes)} uploads do not exclude a difference of 10 %"
@@ -276,16 +289,14 @@ def _victims(attacks: Sequence[Compared], kind: str, name: str) -> Iterator[tupl
 
 def _worst(attacks: Sequence[Compared], name: str, side: int) -> pd.Series[Any]:
     """Return which victims any attack identified, stored (side 0) or run again (side 1)."""
-    key = ["seed", "observation", "victim"]
-    frames = []
-    for one in attacks:
-        both = [rows["attacks"] for rows in (one.stored.rows, one.rows or {})]
-        known = {frozenset(frame.loc[frame[name].notna(), "observation"]) for frame in both}
-        shared = frozenset.intersection(*known)
-        frame = both[side][both[side]["observation"].isin(shared)]
-        frames.append(frame[["observation", "victim", name]].assign(seed=one.stored.seed))
-    found = pd.concat(frames).dropna(subset=[name])
-    return found.astype({name: bool}).groupby(key)[name].max()
+    found = pd.concat(
+        [
+            rows["attacks"][["observation", "victim", name]].assign(seed=one.stored.seed)
+            for one in attacks
+            for rows in [(one.stored.rows, one.rows or {})[side]]
+        ]
+    ).dropna(subset=[name])
+    return found.astype({name: bool}).groupby(["seed", "observation", "victim"])[name].max()
 
 
 def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:
