@@ -21,7 +21,7 @@ measures both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Literal
@@ -154,11 +154,14 @@ def _is_trained(stored: Stored) -> bool:
 
 def overall(judgements: Sequence[Judgement]) -> Decision:
     """Return the outcome of several claims together; without any, nothing is confirmed."""
-    decisions = {one.decision for one in judgements} or {"undecided"}
-    for worst in ("refuted", "undecided"):
-        if worst in decisions:
-            return "refuted" if worst == "refuted" else "undecided"
-    return "confirmed"
+    return worst([one.decision for one in judgements] or ["undecided"])
+
+
+def worst(decisions: Collection[Decision]) -> Decision:
+    """Return the worst of some outcomes."""
+    if "refuted" in decisions:
+        return "refuted"
+    return "undecided" if "undecided" in decisions else "confirmed"
 
 
 def _judged(

@@ -312,11 +312,17 @@ def _evaluations(pack: Pack, statements: Sequence[Statement]) -> Iterable[tuple[
         key = _Key(
             digests.get(scenario, scenario),
             int(checkpoint),
-            uploads=len(part.attacks[["seed", "observation"]].drop_duplicates()),
-            seeds=part.attacks["seed"].nunique(),
+            uploads=_least(part.attacks, ["seed", "observation"]),
+            seeds=min(_least(rows, ["seed"]) for rows in (part.attacks, part.utility)),
         )
         checks = part.checks()
         yield key, Evaluation(pack.name, part, frontier, checks, orders, statements)
+
+
+def _least(rows: pd.DataFrame, unit: list[str]) -> int:
+    """Return the number of units of the defense with fewest; 0 without rows."""
+    counts = rows[["defense", *unit]].drop_duplicates().groupby("defense").size()
+    return 0 if counts.empty else int(counts.min())
 
 
 def _scenario_digest(config: Any, own: Collection[str] = ()) -> str:  # noqa: ANN401 - JSON
@@ -332,9 +338,13 @@ def _scenario_digest(config: Any, own: Collection[str] = ()) -> str:  # noqa: AN
         training = config.get("training")
         if isinstance(training, dict) and isinstance(training.get("defense_lr"), dict | None):
             rates = (training.get("defense_lr") or {}).items()
-            counted = {name: rate for name, rate in rates if name.partition("(")[0] not in own}
+            counted = {name: rate for name, rate in rates if not _families(name) & {*own}}
             config["training"] = training | {"defense_lr": counted}
     return digest(config)
+
+
+def _families(label: str) -> set[str]:
+    return {part.partition("(")[0] for part in label.split(" then ")}
 
 
 def _own_defenses(config: Mapping[str, Any]) -> set[str]:
@@ -342,6 +352,8 @@ def _own_defenses(config: Mapping[str, Any]) -> set[str]:
     scenarios = [one for one in config.get("scenarios", ()) if isinstance(one, Mapping)]
     groups = [config.get("defenses"), *(one.get("defenses") for one in scenarios)]
     methods = [one for group in groups if isinstance(group, list) for one in group]
+    links = [one.get("links") for one in methods if isinstance(one, Mapping)]
+    methods += [one for group in links if isinstance(group, list) for one in group]
     names = [one.get("name") if isinstance(one, Mapping) else one for one in methods]
     own = {name.rpartition(":")[2] for name in names if isinstance(name, str) and ":" in name}
     return own - {*DEFENSES}

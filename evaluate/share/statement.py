@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.serialization import (
 from ..foundations.errors import UserError
 from ..foundations.foreign import parse_json
 from ..foundations.terminal import printable
-from .judgement import Decision, Judgement
+from .judgement import Decision, Judgement, worst
 
 FORMAT = 1
 MOST_BYTES, MOST_CLAIMS, MOST_TEXT, MOST_FILES = 2**18, 500, 300, 1000
@@ -108,10 +108,7 @@ class Statement:
             for one in self.claims
             if (one.scenario, one.checkpoint, one.defense) == place
         }
-        return min(found, key=_FROM_WORST.index) if found else None
-
-
-_FROM_WORST: list[Decision] = ["refuted", "undecided", "confirmed"]
+        return worst(found) if found else None
 
 
 def signing_key(path: Path) -> tuple[Ed25519PrivateKey, bool]:
