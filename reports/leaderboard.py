@@ -74,7 +74,9 @@ def table_of(settings: Sequence[Setting]) -> pd.DataFrame:
         table = setting.table.copy()
         table.insert(0, "scenario", setting.name)
         table.insert(1, "checkpoint", setting.checkpoint)
-        table.insert(2, "modality", setting.modality)
+        table.insert(2, "uploads", setting.uploads)
+        table.insert(3, "seeds", setting.seeds)
+        table.insert(4, "modality", setting.modality)
         tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 

@@ -207,7 +207,7 @@ def _with_cells(
     seed_of = dict(zip(cells["number"], cells["seed"], strict=True))
     picked = [number for number in picked if seed_of[number] in seeds] + [*examined]
     left = scored[scored["seed"].isin(seeds) & ~scored["number"].isin(picked)]["number"]
-    drawn = rng.permutation(left.to_numpy(dtype=int))[: 0 if claim.control else more]
+    drawn = rng.permutation([*left])[: 0 if claim.control else more]
     return replace(
         claim,
         trainings=tuple(map(int, trainings["number"])),

@@ -41,6 +41,9 @@ FORMAT = 1
 MOST_BYTES, MOST_CLAIMS, MOST_TEXT, MOST_FILES = 2**18, 500, 300, 1000
 """The limits of a statement, and of the number of statements beside a pack."""
 
+LEAST_SEEDS = 3
+"""The seeds of a claim that must have run again for a confirmation, if it has as many."""
+
 _PURPOSE = b"leakfrontier verification statement\n"
 _DATE = "%Y-%m-%dT%H:%M:%SZ"
 _MOST_KEY = 2**14
@@ -74,6 +77,11 @@ class Stated:
     equal: int
     reason: str
 
+    @property
+    def is_enough(self) -> bool:
+        """Return whether as much ran again as `leakfrontier verify` runs by default."""
+        return self.trainings[0] >= min(LEAST_SEEDS, self.trainings[1]) and self.attacks[0] > 0
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -99,12 +107,15 @@ class Statement:
         return self.key[:16]
 
     def on(self, scenario: str, checkpoint: int, defense: str) -> Decision | None:
-        """Return the outcome of a claim; None if the statement does not mention it."""
+        """Return the outcome of a claim; None if the statement does not mention it.
+
+        A claim is undecided if fewer seeds than `LEAST_SEEDS` ran again, though it has more.
+        """
         if self.problems:
             return "refuted"
         place = (scenario, checkpoint, defense)
-        found = {
-            one.decision
+        found: set[Decision] = {
+            "undecided" if one.decision == "confirmed" and not one.is_enough else one.decision
             for one in self.claims
             if (one.scenario, one.checkpoint, one.defense) == place
         }

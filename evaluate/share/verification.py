@@ -133,7 +133,7 @@ def verify(
         claims: list[Claim] = []
         if not problems:
             claims = claims_of(
-                results, _placed(pack), named=defenses, seeds=seeds, more=more, seed=seed
+                results, placed(pack), named=defenses, seeds=seeds, more=more, seed=seed
             )
         reruns = _run(
             pack,
@@ -155,7 +155,7 @@ def verify(
         )
 
 
-def _placed(pack: Pack) -> set[tuple[str, int, str]]:
+def placed(pack: Pack) -> set[tuple[str, int, str]]:
     """Return the defenses that have a place against any server."""
     return {
         (setting.name, setting.checkpoint, str(row.defense))
