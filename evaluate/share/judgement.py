@@ -4,13 +4,13 @@ The code, the versions and the processor determine every bit of a row. If they a
 difference refutes the claim. A pack can lie about its versions. So they also count as the same for
 the trainings of a defense if one of them is equal in every bit.
 
-Otherwise rounding differs, and the rows of a claim are judged together. Its accuracy is pooled over
-all trainings that ran again. Its worst case is pooled, per server, over all attacks that did. Each
-has three outcomes:
+Otherwise rounding differs, and the cells of a claim are judged together. Its accuracy is pooled
+over all trainings that ran again, and the victims of each attack over all seeds. Each has three
+outcomes:
 
 - *refuted*, if chance explains the difference with a probability below `LEAST_P`;
-- *confirmed*, if a difference of `POINTS` (accuracy) or `SHARE` (victims) is excluded with 95 %
-  confidence;
+- *confirmed*, if a difference of `POINTS` (accuracy) or `SHARE` (of all victims) is excluded with
+  95 % confidence;
 - *undecided* otherwise. Then the versions of the pack or more seeds decide.
 
 Rounding moves the accuracy of one seed by about as much as another test set would, at most: this is
@@ -61,7 +61,7 @@ class Stored:
         kind: `train`, `replay` or `attack`.
         scenario: Its scenario.
         defense: Its defense.
-        stratum: The kind of attack, one of `claims.STRATA`; "" for other cells.
+        attack: The name of the attack, and whether it knows the defense; "" for other cells.
         seed: Its seed.
         rows: Its rows, by table.
         digest: The digest of its exact rows.
@@ -72,7 +72,7 @@ class Stored:
     kind: str
     scenario: str
     defense: str
-    stratum: str
+    attack: str
     seed: int
     rows: Rows
     digest: str
@@ -237,10 +237,11 @@ def _pooled(cells: Sequence[Compared], scatter: float) -> Iterator[tuple[bool, s
         return
     yield from _accuracy([one for one in cells if one.stored.kind == "train"], scatter)
     attacks = [one for one in cells if one.stored.kind == "attack"]
-    for kind in dict.fromkeys(one.stored.stratum for one in attacks):
-        own = [one for one in attacks if one.stored.stratum == kind]
-        for name in ("identified", "counterfactual"):
-            yield from _victims(own, kind, name)
+    victims = len(_scored(attacks, 0)[["seed", "observation", "victim"]].drop_duplicates())
+    for name in dict.fromkeys(one.stored.attack for one in attacks):
+        own = [one for one in attacks if one.stored.attack == name]
+        for outcome in ("identified", "counterfactual"):
+            yield from _victims(own, outcome, victims)
 
 
 def _accuracy(trainings: Sequence[Compared], scatter: float) -> Iterator[tuple[bool, str]]:
@@ -269,37 +270,43 @@ def _final(rows: Rows) -> Any:  # noqa: ANN401 - a row of a table
     return rows["utility"].sort_values("round").iloc[-1]
 
 
-def _victims(attacks: Sequence[Compared], kind: str, name: str) -> Iterator[tuple[bool, str]]:
-    """Compare the victims that any of some attacks identified, over all seeds together."""
+def _victims(attacks: Sequence[Compared], name: str, total: int) -> Iterator[tuple[bool, str]]:
+    """Compare the victims that an attack identified, over all seeds together.
+
+    Args:
+        attacks: The cells of one attack.
+        name: The outcome to compare.
+        total: The number of victims of the claim.
+    """
     if all(one.equal for one in attacks):
         return
-    a, b = (_worst(attacks, name, side) for side in (0, 1))
-    if a.empty:
-        return
-    unit = a.reset_index().groupby(["seed", "observation"], sort=False).ngroup().to_numpy()
-    flags = [one.to_numpy(dtype=bool) for one in (a, b)]
-    uploads = np.bincount(unit, weights=flags[0].astype(float) - flags[1])
-    given, own = (float(one.mean()) for one in flags)
-    sizes = np.bincount(unit)
-    spread = sqrt(max(float((uploads**2).sum()), 1.0)) / float(sizes.sum())
-    what = "victims are" if name == "identified" else "victims of other uploads are"
-    said = f"{kind}: {100 * own:.1f} % of the {what} identified, not {100 * given:.1f} %"
-    if sign_test(flags[0], flags[1], unit) < LEAST_P:
+    a, b = (_scored(attacks, side).dropna(subset=[name]) for side in (0, 1))
+    unit = a.groupby(["seed", "observation"]).ngroup().to_numpy()
+    given, own = (frame[name].to_numpy(dtype=bool) for frame in (a, b))
+    uploads = np.bincount(unit, weights=given.astype(float) - own)
+    spread = sqrt(max(float((uploads**2).sum()), 1.0))
+    what = "victims" if name == "identified" else "victims of other uploads"
+    said = (
+        f"{attacks[0].stored.attack}: {own.sum()} of {len(own)} {what} are identified, not "
+        f"{given.sum()}"
+    )
+    if sign_test(given, own, unit) < LEAST_P:
         yield True, said
-    elif abs(given - own) + _CONFIDENT * spread > SHARE:
-        yield False, f"{said}; {len(sizes)} uploads do not exclude a difference of 10 %"
+    elif abs(float(uploads.sum())) + _CONFIDENT * spread > SHARE * total:
+        yield False, f"{said}; this does not exclude a difference of 10 % of {total} victims"
 
 
-def _worst(attacks: Sequence[Compared], name: str, side: int) -> pd.Series[Any]:
-    """Return which victims any attack identified, stored (side 0) or run again (side 1)."""
-    found = pd.concat(
-        [
-            rows["attacks"][["observation", "victim", name]].assign(seed=one.stored.seed)
-            for one in attacks
-            for rows in [(one.stored.rows, one.rows or {})[side]]
-        ]
-    ).dropna(subset=[name])
-    return found.astype({name: bool}).groupby(["seed", "observation", "victim"])[name].max()
+def _scored(attacks: Sequence[Compared], side: int) -> pd.DataFrame:
+    """Return the rows of some attacks, stored (side 0) or run again (side 1), in one order."""
+    key = ["cell", "seed", "observation", "victim"]
+    frames = [
+        (one.stored.rows, one.rows or {})[side]["attacks"].assign(
+            cell=number, seed=one.stored.seed
+        )[[*key, *_SCORED]]
+        for number, one in enumerate(attacks)
+    ]
+    empty = pd.DataFrame(columns=[*key, *_SCORED])
+    return pd.concat(frames).sort_values(key) if frames else empty
 
 
 def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:

@@ -37,7 +37,7 @@ from ..run.cells import AttackTrial, Trial, run_trial
 from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
 from .archive import PackError
-from .claims import Claim, claims_of, stratum
+from .claims import Claim, claims_of
 from .judgement import Compared, Decision, Judgement, Stored, compare, judge, overall
 from .leaderboard import make_settings
 from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
@@ -340,13 +340,15 @@ def _stored(pack: Pack, number: int, trial: Trial, here: Mapping[str, Any]) -> S
     """Return a cell of a pack, with the description of the trial that runs it again."""
     cell, labels = pack.cells.iloc[number], trial.cell.labels
     key = str(cell["cell"])
-    attack = trial.cell.kind == "attack"
+    attack = str(labels.get("adversary", ""))
+    if attack and not labels["knows_defense"]:
+        attack += " without knowledge of the defense"
     return Stored(
         what=_what(trial),
         kind=trial.cell.kind,
         scenario=str(labels["scenario"]),
         defense=str(labels["defense"]),
-        stratum=stratum(labels) if attack else "",
+        attack=attack,
         seed=int(labels["seed"]),
         rows={table: _rows(pack, table, key) for table in TABLES},
         digest=str(cell["digest"]),
