@@ -208,21 +208,44 @@ def _certain(cell: Compared, same_place: bool, trained: bool) -> Iterator[str]:
 
 def _structural(given: Rows, own: Rows) -> Iterator[str]:
     """Yield differences between the rows of a cell that no rounding explains."""
-    key = ["observation", "victim"]
-    a, b = (one["attacks"].set_index(key).sort_index() for one in (given, own))
+    for table, find in _DIFFERENCES.items():
+        a, b = given[table], own[table]
+        if len(a) or len(b):
+            yield from find(a, b)
+
+
+def _other_uploads(given: pd.DataFrame, own: pd.DataFrame) -> Iterator[str]:
+    a, b = (frame.set_index(["observation", "victim"]).sort_index() for frame in (given, own))
     if not a.index.equals(b.index) or not _alike(a, b):
         yield "other uploads were scored"
-    a, b = (one["utility"].set_index("round").sort_index() for one in (given, own))
+
+
+def _other_rounds(given: pd.DataFrame, own: pd.DataFrame) -> Iterator[str]:
+    a, b = (frame.set_index("round").sort_index() for frame in (given, own))
     if not a.index.equals(b.index) or not a["total"].equals(b["total"]):
         yield "other rounds were evaluated"
-    a, b = (one["guarantees"].reset_index(drop=True) for one in (given, own))
+
+
+def _other_guarantees(given: pd.DataFrame, own: pd.DataFrame) -> Iterator[str]:
+    a, b = (frame.reset_index(drop=True) for frame in (given, own))
     if len(a) != len(b) or not np.allclose(a["epsilon"], b["epsilon"], rtol=EPSILON):
         yield "epsilon differs"
     elif not a["violated"].equals(b["violated"]):
         yield "the verdict of the audit differs"
-    a, b = (one["replays"][[*_SAME]].reset_index(drop=True) for one in (given, own))
+
+
+def _other_replay(given: pd.DataFrame, own: pd.DataFrame) -> Iterator[str]:
+    a, b = (frame[[*_SAME]].reset_index(drop=True) for frame in (given, own))
     if not a.equals(b):
         yield "the replay differs"
+
+
+_DIFFERENCES = {
+    "attacks": _other_uploads,
+    "utility": _other_rounds,
+    "guarantees": _other_guarantees,
+    "replays": _other_replay,
+}
 
 
 def _alike(a: pd.DataFrame, b: pd.DataFrame) -> bool:
