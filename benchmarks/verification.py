@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,7 +49,7 @@ Rng = np.random.Generator
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Published(Pack):
     """A pack with rows that its author may have altered."""
 
@@ -273,23 +273,21 @@ def simulate(kind: str, truths: list[Published], rng: Rng) -> Decision:
 Alteration = Callable[[Published], Iterator[tuple[Published, str]]]
 
 
-@cache
-def _successful(
-    alter: Alteration, truths: tuple[Published, ...]
-) -> list[tuple[Published, Published, str]]:
-    return [
-        (truth, published, target)
-        for truth in truths
-        for published, target in alter(truth)
-        if any(target == place[2] for place in published.places)
-    ]
+_SUCCESSFUL: dict[Alteration, list[tuple[Published, Published, str]]] = {}
 
 
 def successful(
     alter: Alteration, truths: list[Published]
 ) -> list[tuple[Published, Published, str]]:
     """Return all alterations of some packs that give their target a place."""
-    return _successful(alter, tuple(truths))
+    if alter not in _SUCCESSFUL:
+        _SUCCESSFUL[alter] = [
+            (truth, published, target)
+            for truth in truths
+            for published, target in alter(truth)
+            if any(target == place[2] for place in published.places)
+        ]
+    return _SUCCESSFUL[alter]
 
 
 def _one_of(values: Sequence[T], rng: Rng) -> T:

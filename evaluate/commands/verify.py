@@ -39,7 +39,8 @@ def verify(
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Number of seeds of each defense that run again.")
+        int,
+        typer.Option(min=0, help="Number of seeds of each defense that run again. 0 runs nothing."),
     ] = 3,
     cells: Annotated[
         int,

@@ -95,7 +95,7 @@ def escape_probability(cells: int, altered: int, checked: int) -> float:
         raise ValueError(
             f"altered and checked must be in [0, cells = {cells}], got {altered} and {checked}"
         )
-    return float(stats.hypergeom.pmf(0, cells, altered, checked))
+    return float(stats.hypergeom.pmf(0, cells, altered, checked)) if cells else 1.0
 
 
 def claims_of(
@@ -202,7 +202,7 @@ def _with_cells(
         for group in (scored, absent):
             works = group.assign(found=group["adversary"].map(elsewhere)).dropna(subset=["found"])
             picked += [number for kind in STRATA for number in _drawn(works, kind, rng)]
-    examined = own.loc[own["kind"] == "replay", "number"]
+    examined = own.loc[own["kind"] == "replay", "number"] if seeds else ()
     picked += [*trainings["number"]]
     seed_of = dict(zip(cells["number"], cells["seed"], strict=True))
     picked = [number for number in picked if seed_of[number] in seeds] + [*examined]
