@@ -200,7 +200,7 @@ def test_a_key_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
     assert not new
     assert public_key(again) == public_key(key)
     path.chmod(0o644)
-    with pytest.raises(UserError, match="others can read the private key .*chmod 600"):
+    with pytest.raises(UserError, match=r"others can read the private key .*chmod 600"):
         signing_key(path)
     with pytest.raises(UserError, match="cannot write the key"):
         signing_key(tmp_path / "nowhere" / "my.key")
