@@ -61,8 +61,9 @@ def test_what_could_still_be_hidden_is_said_per_claim(command: Command, found: F
     assert code == 0
     assert "Checksums of 7 files are right. Panel: 2026.1" in output
     assert (
-        "confirmed [Mine], mlp, round 0: accuracy by 1 of 3 trainings (one altered training escapes "
-        "with probability 67 %), worst case by 2 of 4 attacks (one attack, altered at random: 50 %)"
+        "confirmed [Mine], mlp, round 0: accuracy by 1 of 3 trainings (one altered training "
+        "escapes with probability 67 %), worst case by 2 of 4 attacks (one attack, altered at "
+        "random: 50 %)"
     ) in output
     assert "3 cells were run again (--seed 5)" in output
     assert output.splitlines()[-1] == "Confirmed"
