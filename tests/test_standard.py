@@ -11,7 +11,7 @@ import pytest
 from leakfrontier.adversaries import PANEL
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.share import verification
-from leakfrontier.evaluate.share.claims import Claim, claims_of
+from leakfrontier.evaluate.share.claims import PackClaim, claims_of
 from leakfrontier.evaluate.share.leaderboard import Setting, make_settings
 from leakfrontier.evaluate.share.pack import Pack, portable, read_pack
 from leakfrontier.reports.leaderboard import table_of
@@ -72,7 +72,7 @@ def test_a_claim_that_is_run_again_is_not_refuted(
     """The packs are of older code, so their rows may differ within the tolerance."""
     (pack,) = (one for one in packs if one.name == "mlp-trained")
 
-    def fewer(*args: Any, **options: Any) -> list[Claim]:  # noqa: ANN401
+    def fewer(*args: Any, **options: Any) -> list[PackClaim]:  # noqa: ANN401
         """Leave out slow searches."""
         seconds = pack.cells["seconds"]
         return [

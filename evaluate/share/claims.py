@@ -39,7 +39,7 @@ Place = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Claim:
+class PackClaim:
     """One defense in one setting, and the cells that check it. Cells are positions in a pack.
 
     Attributes:
@@ -106,7 +106,7 @@ def claims_of(
     seeds: int,
     more: int,
     seed: int,
-) -> list[Claim]:
+) -> list[PackClaim]:
     """Return the claims to check, with their cells. The control of a setting comes first.
 
     Args:
@@ -130,7 +130,9 @@ def claims_of(
     ]
 
 
-def _to_check(results: Conclusions, placed: set[Place], named: Sequence[str]) -> Iterator[Claim]:
+def _to_check(
+    results: Conclusions, placed: set[Place], named: Sequence[str]
+) -> Iterator[PackClaim]:
     arms = results.attacks[["scenario", "checkpoint", "defense", "family", "control"]]
     arms = arms.drop_duplicates(["scenario", "checkpoint", "defense"])
     for name in named:
@@ -142,7 +144,7 @@ def _to_check(results: Conclusions, placed: set[Place], named: Sequence[str]) ->
     for _, setting in arms.groupby(["scenario", "checkpoint"], sort=False):
         lines = setting.sort_values("control", ascending=False, kind="stable").to_dict("records")
         found = [
-            Claim(one["scenario"], int(one["checkpoint"]), one["defense"], bool(one["control"]))
+            PackClaim(one["scenario"], int(one["checkpoint"]), one["defense"], bool(one["control"]))
             for one in lines
         ]
         wanted = [
@@ -187,8 +189,8 @@ def _summary(results: Conclusions) -> pd.DataFrame:
 
 
 def _with_cells(
-    claim: Claim, cells: pd.DataFrame, seeds: set[int], more: int, rng: np.random.Generator
-) -> Claim:
+    claim: PackClaim, cells: pd.DataFrame, seeds: set[int], more: int, rng: np.random.Generator
+) -> PackClaim:
     """Return a claim with its cells, of which some are chosen."""
     own = cells[(cells["scenario"] == claim.scenario) & (cells["defense"] == claim.defense)]
     trainings = own[own["kind"] == "train"]

@@ -33,7 +33,7 @@ from scipy import stats
 from ..conclude.labels import rows
 from ..foundations.rows import TABLES, Outcome
 from ..foundations.statistics import sign_test
-from .claims import Claim
+from .claims import PackClaim
 from .packed_rows import frame_of, rows_digest
 
 LEAST_P, POINTS, SHARE, EPSILON, NARROW = 1e-4, 0.03, 0.1, 0.01, 0.5
@@ -112,7 +112,7 @@ class Judgement:
         reasons: The reasons against a confirmation.
     """
 
-    claim: Claim
+    claim: PackClaim
     decision: Decision
     equal: int
     reasons: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ def compare(stored: Stored, outcome: Outcome | str) -> Compared:
 
 
 def judge(
-    claims: Sequence[Claim], cells: Mapping[int, Compared], *, same_place: bool
+    claims: Sequence[PackClaim], cells: Mapping[int, Compared], *, same_place: bool
 ) -> list[Judgement]:
     """Return the outcome of every claim.
 
@@ -165,7 +165,7 @@ def worst(decisions: Collection[Decision]) -> Decision:
 
 
 def _judged(
-    claim: Claim,
+    claim: PackClaim,
     cells: Mapping[int, Compared],
     trained: set[tuple[str, str]],
     same_place: bool,

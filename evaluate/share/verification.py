@@ -37,7 +37,7 @@ from ..run.cells import AttackTrial, Trial, run_trial
 from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
 from .archive import PackError
-from .claims import Claim, claims_of
+from .claims import PackClaim, claims_of
 from .judgement import Compared, Decision, Judgement, Stored, compare, judge, overall
 from .leaderboard import make_settings
 from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
@@ -130,7 +130,7 @@ def verify(
         if not problems:
             problems += _not_a_cascade(pack, planned, trials, config)
         results, differences = pack.results, _differences(pack, here)
-        claims: list[Claim] = []
+        claims: list[PackClaim] = []
         if not problems:
             claims = claims_of(
                 results, placed(pack), named=defenses, seeds=seeds, more=more, seed=seed
@@ -293,7 +293,7 @@ def _not_a_cascade(
 def _run(
     pack: Pack,
     trials: Sequence[Trial],
-    claims: Sequence[Claim],
+    claims: Sequence[PackClaim],
     here: Mapping[str, Any],
     *,
     folder: Path,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leakfrontier.evaluate.share.archive import AlteredError
-from leakfrontier.evaluate.share.claims import Claim
+from leakfrontier.evaluate.share.claims import PackClaim
 from leakfrontier.evaluate.share.judgement import Decision, Judgement
 from leakfrontier.evaluate.share.verification import Verification
 
@@ -38,7 +38,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]
 
 
 def judged(decision: Decision, *reasons: str) -> Judgement:
-    claim = Claim("mlp", 0, "[Mine]", False, (0, 1, 2), (3, 4, 5, 6), (0, 3, 4))
+    claim = PackClaim("mlp", 0, "[Mine]", False, (0, 1, 2), (3, 4, 5, 6), (0, 3, 4))
     return Judgement(claim, decision, 2, reasons)
 
 

@@ -5,7 +5,7 @@ from synthetic import SCENARIOS, make_results
 
 from leakfrontier.evaluate.conclude.results import Conclusions
 from leakfrontier.evaluate.foundations.errors import UserError
-from leakfrontier.evaluate.share.claims import Claim, claims_of, escape_probability
+from leakfrontier.evaluate.share.claims import PackClaim, claims_of, escape_probability
 
 LABEL = "TopK(ratio=0.1)"
 
@@ -25,7 +25,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Conclusions:
 
 def chosen_by(
     results: Conclusions, *, named: tuple[str, ...] = (LABEL,), seeds: int = 3, seed: int = 0
-) -> list[Claim]:
+) -> list[PackClaim]:
     return claims_of(results, (), named=named, seeds=seeds, more=0, seed=seed)
 
 

@@ -13,7 +13,7 @@ from leakfrontier.evaluate.foundations.rows import (
     Score,
     UtilityRow,
 )
-from leakfrontier.evaluate.share.claims import Claim
+from leakfrontier.evaluate.share.claims import PackClaim
 from leakfrontier.evaluate.share.judgement import (
     Compared,
     Decision,
@@ -26,8 +26,8 @@ from leakfrontier.evaluate.share.judgement import (
 from leakfrontier.evaluate.share.packed_rows import frame_of, rows_digest
 
 SEEDS, UPLOADS, TESTS = 3, 24, 500
-CLAIM = Claim("mlp", 0, "Mine", trainings=(0, 1, 2), attacks=(3, 4, 5), chosen=tuple(range(6)))
-CONTROL = Claim("mlp", 0, "none", control=True, trainings=(6, 7, 8), chosen=(6, 7, 8))
+CLAIM = PackClaim("mlp", 0, "Mine", trainings=(0, 1, 2), attacks=(3, 4, 5), chosen=tuple(range(6)))
+CONTROL = PackClaim("mlp", 0, "none", control=True, trainings=(6, 7, 8), chosen=(6, 7, 8))
 
 
 def training(correct: int, rounding: float = 0.0) -> Outcome:

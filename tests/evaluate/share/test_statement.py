@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.evaluate.share import statement
-from leakfrontier.evaluate.share.claims import Claim
+from leakfrontier.evaluate.share.claims import PackClaim
 from leakfrontier.evaluate.share.judgement import Decision, Judgement
 from leakfrontier.evaluate.share.statement import (
     Statement,
@@ -40,7 +40,7 @@ DATE = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 
 
 def judged(decision: Decision = "confirmed", defense: str = "Mine", seeds: int = 3) -> Judgement:
-    claim = Claim("mlp", 0, defense, False, (0, 1, 2), (3, 4), (*range(seeds), 3))
+    claim = PackClaim("mlp", 0, defense, False, (0, 1, 2), (3, 4), (*range(seeds), 3))
     return Judgement(claim, decision, 4, () if decision == "confirmed" else ("it differs",))
 
 
