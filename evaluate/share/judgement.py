@@ -13,10 +13,8 @@ outcomes:
   95 % confidence;
 - *undecided* otherwise. Then the versions of the pack or more seeds decide.
 
-Rounding moves the accuracy of one seed by about as much as another test set would, at most: this is
-the assumed scatter. It is `NARROW` times that if another defense trains equally in every bit here.
-Then the versions change only what the defense itself computes. `benchmarks/verification.py`
-measures both.
+The assumed scatter of a seed's accuracy is that of another test set. Real rounding moved 17 of 18
+trainings by less, and one by twice as much (see `benchmarks/verification.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from ..foundations.statistics import sign_test
 from .claims import PackClaim
 from .packed_rows import frame_of, rows_digest
 
-LEAST_P, POINTS, SHARE, EPSILON, NARROW = 1e-4, 0.03, 0.1, 0.01, 0.5
+LEAST_P, POINTS, SHARE, EPSILON = 1e-4, 0.03, 0.1, 0.01
 TOLERANCE = (
     "the same uploads scored, refused and not applicable; epsilon within 1 %; the same verdict of "
     "audits and replays. Over all seeds of a claim together, a difference of 3 points of accuracy "
@@ -187,8 +185,7 @@ def _judged(
     certain = (claim.scenario, claim.defense) in trained
     against = [reason for one in ran for reason in _certain(one, same_place, certain)]
     if not against:
-        scatter = NARROW if claim.scenario in {scenario for scenario, _ in trained} else 1.0
-        for refutes, reason in _pooled(ran, scatter):
+        for refutes, reason in _pooled(ran):
             (against if refutes else unclear).append(reason)
     decision: Decision = "refuted" if against else "undecided" if unclear else "confirmed"
     equal = sum(one.equal for one in own)
@@ -257,11 +254,11 @@ _DIFFERENCES = {
 }
 
 
-def _pooled(cells: Sequence[Compared], scatter: float) -> Iterator[tuple[bool, str]]:
+def _pooled(cells: Sequence[Compared]) -> Iterator[tuple[bool, str]]:
     """Yield whether the pooled rows refute a claim, and why they do not confirm it."""
     if all(one.equal for one in cells):
         return
-    yield from _accuracy([one for one in cells if one.stored.kind == "train"], scatter)
+    yield from _accuracy([one for one in cells if one.stored.kind == "train"])
     attacks = [one for one in cells if one.stored.kind == "attack"]
     victims = len(_scored(attacks, 0)[["seed", "observation", "victim"]].drop_duplicates())
     for name in dict.fromkeys(one.stored.attack for one in attacks):
@@ -270,20 +267,15 @@ def _pooled(cells: Sequence[Compared], scatter: float) -> Iterator[tuple[bool, s
             yield from _victims(own, outcome, victims)
 
 
-def _accuracy(trainings: Sequence[Compared], scatter: float) -> Iterator[tuple[bool, str]]:
-    """Compare the final accuracies of all seeds together.
-
-    Args:
-        trainings: The trainings of a claim.
-        scatter: How much rounding moves the accuracy of one seed, relative to another test set.
-    """
+def _accuracy(trainings: Sequence[Compared]) -> Iterator[tuple[bool, str]]:
+    """Compare the final accuracies of all seeds together."""
     if all(one.equal for one in trainings):
         return
     pairs = [(_final(one.stored.rows), _final(one.rows or {})) for one in trainings]
     total = sum(int(a["total"]) for a, _ in pairs)
     given, own = (sum(int(pair[side]["correct"]) for pair in pairs) for side in (0, 1))
     share = (given + own) / (2 * total)
-    spread = scatter * sqrt(max(total * share * (1 - share), 1.0)) / total
+    spread = sqrt(max(total * share * (1 - share), 1.0)) / total
     gap = (given - own) / total
     said = f"the accuracy is {100 * own / total:.1f} %, not {100 * given / total:.1f} %"
     if 2 * stats.norm.sf(abs(gap) / spread) < LEAST_P:

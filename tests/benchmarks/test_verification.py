@@ -35,7 +35,6 @@ def decisions(benchmark: dict[str, Any], truths: list[Any], kind: str) -> list[s
         "copied rows",
         "copied rows, other versions",
         "hidden successes",
-        "+3 points, claims other versions",
         "fewer uploads or seeds",
     ],
 )
@@ -43,11 +42,14 @@ def test_altered_packs_are_refuted(benchmark: dict[str, Any], truths: list[Any],
     assert decisions(benchmark, truths, kind) == ["refuted"] * PACKS
 
 
+@pytest.mark.parametrize(
+    "kind", ["+3 points, claims other versions", "+3 points, has other versions"]
+)
 def test_three_points_of_accuracy_are_not_confirmed(
-    benchmark: dict[str, Any], truths: list[Any]
+    benchmark: dict[str, Any], truths: list[Any], kind: str
 ) -> None:
-    """Other versions scatter as much as test sampling, so that nothing refutes them."""
-    assert "confirmed" not in decisions(benchmark, truths, "+3 points, has other versions")
+    """Rounding may explain them, so they are not refuted."""
+    assert "confirmed" not in decisions(benchmark, truths, kind)
 
 
 @pytest.mark.parametrize(
