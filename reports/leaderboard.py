@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from leakfrontier.evaluate.conclude.coordinates import proof_text
 from leakfrontier.evaluate.conclude.labels import epsilon_text, rounds_named
 from leakfrontier.evaluate.share.leaderboard import Setting, make_settings
 from leakfrontier.evaluate.share.pack import Pack
+from leakfrontier.evaluate.share.statement import Statement
 
 from .charts import Figure, styled
 from .gallery import Strip, best_strips
@@ -34,6 +35,7 @@ class Line:
         row: Its row of `standings`.
         place: Its place, as text.
         proof: What the proof allows.
+        verified: Who verified or refuted it, as text.
         beside: The DP-SGD of equal accuracy, with the verdict on the pair.
         gallery: The anchor of its pictures; "" if there are none.
         strip: Its pictures.
@@ -42,6 +44,7 @@ class Line:
     row: Any
     place: str
     proof: str
+    verified: str
     beside: str
     gallery: str = ""
     strip: Strip | None = None
@@ -57,6 +60,15 @@ class Board:
     tables: dict[str, list[Line]]
     apart: list[Line]
 
+    def parts(self, server: str) -> dict[str, list[Line]]:
+        """Return the table of a server in parts, verified defenses first, by their titles."""
+        lines = self.tables[server]
+        parts = {
+            "Verified": [line for line in lines if is_verified(line.row)],
+            "Not verified, ranked apart": [line for line in lines if not is_verified(line.row)],
+        }
+        return {title: own for title, own in parts.items() if own}
+
 
 def table_of(settings: Sequence[Setting]) -> pd.DataFrame:
     """Return the standings of all settings."""
@@ -65,7 +77,9 @@ def table_of(settings: Sequence[Setting]) -> pd.DataFrame:
         table = setting.table.copy()
         table.insert(0, "scenario", setting.name)
         table.insert(1, "checkpoint", setting.checkpoint)
-        table.insert(2, "modality", setting.modality)
+        table.insert(2, "uploads", setting.uploads)
+        table.insert(3, "seeds", setting.seeds)
+        table.insert(4, "modality", setting.modality)
         tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
@@ -76,21 +90,26 @@ def json_of(table: pd.DataFrame) -> str:
     return json.dumps(json.loads(str(text)), indent=1)
 
 
-def write_leaderboard(packs: Sequence[Pack], path: Path) -> pd.DataFrame:
+def write_leaderboard(
+    packs: Sequence[Pack],
+    path: Path,
+    statements: Mapping[str, Sequence[Statement]] | None = None,
+) -> pd.DataFrame:
     """Write the page, its table (CSV) and its figure (SVG, PNG), and return the table.
 
     Args:
         packs: Packs of one panel.
         path: The path of the page. The other files are written beside it.
+        statements: The valid statements on each pack, by its name.
     """
-    settings = make_settings(packs)
+    settings = make_settings(packs, statements)
     table = table_of(settings)
     figure = leakage_figure(table)
     boards = [_board(setting, number) for number, setting in enumerate(settings)]
     page = render(
         "leaderboard.html.j2",
         boards=boards,
-        packs=[_described(pack, settings) for pack in packs],
+        packs=[_described(pack, settings, (statements or {}).get(pack.name, ())) for pack in packs],
         panel=packs[0].panel if packs else "",
         servers={server: SERVERS[server] for server in THREATS},
         families=sorted(table.loc[~table["control"].astype(bool), "family"].unique()),
@@ -183,7 +202,7 @@ def _board(setting: Setting, number: int) -> Board:
         key = (str(row.pack), str(row.defense))
         gallery = places.setdefault(key, f"gallery-{number}-{len(places)}")
         strip = strips.get(key)
-        texts = (place_text(row), proof_text(row), _beside(row))
+        texts = (place_text(row), proof_text(row), verified_text(row), _beside(row))
         line = Line(row, *texts, gallery if strip else "", strip)
         if row.evaluation != "fail":
             tables[str(row.server)].append(line)
@@ -200,6 +219,18 @@ def place_text(row: Any) -> str:  # noqa: ANN401 - a row of a table
     return f"{row.place:.0f}" + ("=" if row.tied else "")
 
 
+def verified_text(row: Any) -> str:  # noqa: ANN401 - a row of a table
+    """Return the numbers of keys that verified and refuted a defense, as text."""
+    parts = [f"verified by {row.verified}"] if row.verified else []
+    parts += [f"refuted by {row.refuted_by}"] if row.refuted_by else []
+    return ", ".join(parts) or "not verified"
+
+
+def is_verified(row: Any) -> bool:  # noqa: ANN401 - a row of a table
+    """Return whether a defense is ranked among the verified ones."""
+    return bool(row.verified and not row.refuted_by)
+
+
 def _beside(row: Any) -> str:  # noqa: ANN401 - a row of a table
     if pd.isna(row.partner):
         return ""
@@ -207,12 +238,14 @@ def _beside(row: Any) -> str:  # noqa: ANN401 - a row of a table
     return f"{row.beside} ({row.partner}, epsilon {epsilon}: {row.partner_success_text})"
 
 
-def _described(pack: Pack, settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return the origin of a pack and the checks of its settings, for the page."""
+def _described(
+    pack: Pack, settings: Sequence[Setting], statements: Sequence[Statement]
+) -> dict[str, Any]:
+    """Return the origin of a pack, the checks of its settings and statements, for the page."""
     own = [
         (setting.title, one)
         for setting in settings
         for one in setting.evaluations
         if one.pack == pack.name
     ]
-    return {"name": pack.name, "meta": pack.meta, "evaluations": own}
+    return {"name": pack.name, "meta": pack.meta, "evaluations": own, "statements": statements}

@@ -34,7 +34,7 @@ from strangers import (
 Command = Callable[..., tuple[int, str, str]]
 
 ATTACK = "attack capture --out out --adversary PriorGuess --workers 1"
-VERIFY = "verify run.zip --cells 0"
+VERIFY = "verify run.zip --seeds 0"
 BOARD = "leaderboard run.zip --out board.html"
 PICTURE = "report run.zip --picture picture.svg"
 REPORT, PACK = "report run", "pack run --out other.zip"

@@ -107,7 +107,7 @@ def named_in_turn(root: Path) -> Iterator[str]:
 
 
 ATTACK = "attack capture --out out --adversary PriorGuess --workers 1"
-VERIFY = "verify run.zip --cells 0 --workers 1"
+VERIFY = "verify run.zip --seeds 0 --workers 1"
 LEADERBOARD = "leaderboard run.zip --out board.html"
 PICTURE = "report run.zip --picture picture.svg"
 REPORT, PACK = "report run", "pack run --out other.zip"

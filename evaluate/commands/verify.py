@@ -3,28 +3,61 @@
 from __future__ import annotations
 
 import secrets
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 from rich.markup import escape
 
+from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
+from ..run.environment import environment
 from ..share.archive import AlteredError
+from ..share.judgement import TOLERANCE, Judgement
 from ..share.pack import read_pack
-from ..share.verification import TOLERANCE, Verification, escapes
+from ..share.statement import path_beside, public_key, signed, signing_key
+from ..share.verification import Verification
 from ..share.verification import verify as verify_pack
-from .options import Address, EngineName, EngineOption, Workers, engine_from
+from .options import Address, EngineName, EngineOption, Workers, engine_from, print_path
+
+_COLOURS = {"confirmed": "green", "undecided": "yellow", "refuted": "red"}
+_EXIT_CODES = {"confirmed": 0, "refuted": 1, "undecided": 3}
 
 
 def verify(
     path: Annotated[
         Path, typer.Argument(metavar="PACK", help="File that `leakfrontier pack` wrote.")
     ],
-    cells: Annotated[int, typer.Option(min=0, help="Number of cells to run again.")] = 10,
+    defense: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Defense to check, as the leaderboard names it, or its family. Can be repeated. "
+            "Default: every defense that has a place."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(min=0, help="Number of seeds of each defense that run again. 0 runs nothing."),
+    ] = 3,
+    cells: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Number of attacks per defense that run again in addition, at random."
+        ),
+    ] = 2,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed that chooses these cells. Default: random.")
+        int | None, typer.Option(min=0, help="Seed that chooses what runs again. Default: random.")
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY",
+            help="Write a statement of the outcome beside the pack, signed with this private key. "
+            "If the file does not exist, the command writes a new key to it.",
+        ),
     ] = None,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Allow Python files that the pack contains to run.")
@@ -36,7 +69,11 @@ def verify(
     engine: EngineOption = EngineName.local,
     address: Address = None,
 ) -> None:
-    """Check a pack: its checksums, the conclusions from its rows, and some cells, run again."""
+    """Check a pack: its checksums, its conclusions, and its claims by running their cells again.
+
+    For each defense, the trainings and the attacks that decide its worst case run again. The exit
+    code is 0 if all claims are confirmed, 1 if the pack is refuted, and 3 if it is undecided.
+    """
     console = terminal(highlight=False, soft_wrap=True)
     try:
         pack = read_pack(path)
@@ -44,9 +81,12 @@ def verify(
         console.print(f"[bold red]Refuted:[/bold red] {escape(str(error))}")
         raise typer.Exit(1) from None
     console.print(f"Checksums of {len(pack.entries)} files are right. Panel: {escape(pack.panel)}")
+    key = None if sign is None else _key(console, sign)
     found = verify_pack(
         pack,
-        cells=cells,
+        defenses=defense or (),
+        seeds=seeds,
+        more=cells,
         seed=secrets.randbelow(2**31) if seed is None else seed,
         trust_code=trust_code,
         data=data,
@@ -55,28 +95,75 @@ def verify(
         console=console,
     )
     _print(console, found)
-    if not found.passed:
-        raise typer.Exit(1)
+    if key is not None:
+        _sign(console, found, path, pack.digest, key)
+    if _EXIT_CODES[found.decision]:
+        raise typer.Exit(_EXIT_CODES[found.decision])
+
+
+def _key(console: Console, path: Path) -> Ed25519PrivateKey:
+    """Return the key in a file, and print where a new one is."""
+    key, new = signing_key(path)
+    if new:
+        print_path(console, "New private key, which only you should have:", path)
+    console.print(f"Public key: {public_key(key)}")
+    return key
+
+
+def _sign(
+    console: Console, found: Verification, path: Path, digest: str, key: Ed25519PrivateKey
+) -> None:
+    """Write a signed statement beside the pack."""
+    if not found.judgements and not found.problems:
+        raise UserError("nothing ran again, so there is nothing to sign: name a --defense")
+    statement = signed(
+        found.judgements,
+        found.problems,
+        pack=digest,
+        environment=environment(),
+        key=key,
+        date=datetime.now(UTC),
+    )
+    target = path_beside(path, public_key(key))
+    try:
+        target.write_bytes(statement)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}") from error
+    print_path(console, "Statement:", target)
 
 
 def _print(console: Console, found: Verification) -> None:
-    """Print the findings, and the chance that altered cells were missed."""
+    """Print the findings, and the chance that alterations were missed."""
     for problem in found.problems:
         console.print(f"[red]wrong[/red] {escape(problem)}")
     if found.differences:
         console.print(
             f"This environment differs from the pack's: {escape('; '.join(found.differences))}."
         )
-    if any(one.verdict == "within tolerance" for one in found.reruns):
+    if found.tolerated:
         console.print(
             "On another machine or with other code, rows may differ within a tolerance: "
-            f"{TOLERANCE}. Smaller changes go undetected."
+            f"{TOLERANCE}. Smaller changes go undetected. With the pack's own versions, every bit "
+            "counts."
         )
-    if found.chosen:
-        console.print(
-            f"{found.chosen} of {found.cells} cells were run again (--seed {found.seed}). "
-            "Number of altered cells, and the probability that none of them was among these:"
-        )
-        for altered, probability in escapes(found.cells, found.chosen):
-            console.print(f"  {altered}: {100 * probability:.1f} %")
-    console.print(f"[bold]{'Not refuted' if found.passed else 'Refuted'}[/bold]")
+    for judgement in found.judgements:
+        _print_claim(console, judgement)
+    if not found.judgements and not found.problems:
+        console.print("No defense of this pack has a place. Name one with --defense to check it.")
+    console.print(f"{found.cells} cells were run again (--seed {found.seed}).")
+    words = {"confirmed": "Confirmed", "undecided": "Undecided", "refuted": "Refuted"}
+    console.print(f"[bold]{words[found.decision]}[/bold]")
+
+
+def _print_claim(console: Console, judgement: Judgement) -> None:
+    claim, colour = judgement.claim, _COLOURS[judgement.decision]
+    training, attack = (f"{100 * share:.0f} %" for share in claim.escapes)
+    console.print(
+        f"[{colour}]{judgement.decision}[/{colour}] {escape(claim.title)}: accuracy by "
+        f"{claim.trainings_chosen} of {len(claim.trainings)} trainings (one altered training "
+        f"escapes with probability {training}), worst case by {claim.attacks_chosen} of "
+        f"{len(claim.attacks)} attacks (one attack, altered at random: {attack}). "
+        f"{judgement.equal} of {len(claim.chosen)} cells are equal in every bit."
+    )
+    for reason in judgement.reasons:
+        console.print(f"  {escape(reason)}")

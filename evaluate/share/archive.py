@@ -72,6 +72,12 @@ def sha256(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _entries(path: Path) -> dict[str, bytes]:
     """Return the entries of an archive. Raise if it is damaged, too large or has unsafe names."""
     if path.exists() and not path.is_file():

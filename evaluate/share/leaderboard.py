@@ -1,22 +1,27 @@
 """Ranks the defenses of several packs in each setting.
 
-A setting is a scenario and an attacked round. Packs share a setting if their scenarios differ only
-in their title. `dominance.judge` gives verdicts and places, as on the page of a run. They are the
-same for all servers. Within a pack, comparisons are paired over victims and seeds. Across packs,
+A setting is a scenario, an attacked round, the number of uploads and seeds, and the learning rates.
+Packs share a setting if their scenarios differ only in their title, and in the rates of users' own
+defenses. `dominance.judge` gives verdicts and places, as on the page of a run. They are the same
+for all servers. Within a pack, comparisons are paired over victims and seeds. Across packs,
 intervals must not overlap, and one seed shows no difference in accuracy. Each setting of a pack is
 judged by its own checks. If they fail, its defenses have no place.
+
+A defense is verified by the keys whose valid statements confirm it and its control. Defenses that
+nobody verified, or that a valid statement refutes, are ranked apart.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from leakfrontier.adversaries.base import THREATS
+from leakfrontier.defenses import DEFENSES
 
 from ..conclude.analysis import SERVERS
 from ..conclude.checks import Check, conclusion, failed_checks, overall
@@ -27,7 +32,9 @@ from ..conclude.labels import limit_text, rounds_named
 from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 from ..foundations.rows import MEDIA, digest
+from .judgement import Decision
 from .pack import Pack
+from .statement import Statement
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,26 @@ class Evaluation:
         results: Its rows of this setting.
         frontier: The frontier of the pack alone.
         checks: The checks of the evaluation.
+        statements: The valid statements on the pack.
     """
 
     pack: str
     results: Conclusions
     frontier: Frontier
     checks: Sequence[Check]
+    statements: Sequence[Statement] = ()
+
+    def keys(self, defense: str, decision: Decision) -> int:
+        """Return how many keys confirm, or refute, a defense and its control."""
+        points, here = self.frontier.points, (self.frontier.scenario, self.frontier.checkpoint)
+        concerned = {defense, *points.loc[points["control"], "defense"]}
+        found: dict[str, set[Decision | None]] = {}
+        for one in self.statements:
+            own = {one.on(*here, str(name)) for name in concerned}
+            found.setdefault(one.key, set()).update(own)
+        if decision == "refuted":
+            return sum("refuted" in own for own in found.values())
+        return sum(own == {decision} for own in found.values())
 
     @property
     def failed(self) -> bool:
@@ -64,6 +85,8 @@ class Setting:
     Attributes:
         name: The name of the scenario.
         checkpoint: The attacked round.
+        uploads: The number of attacked uploads.
+        seeds: The number of seeds.
         modality: The kind of private examples: `Medium.examples`.
         evaluations: One per pack.
         table: The table of `standings`.
@@ -71,6 +94,8 @@ class Setting:
 
     name: str
     checkpoint: int
+    uploads: int
+    seeds: int
     modality: str
     evaluations: tuple[Evaluation, ...]
     table: pd.DataFrame
@@ -80,15 +105,29 @@ class Setting:
         """Return its name for readers."""
         return f"{self.name}, {rounds_named(self.checkpoint)}"
 
+    @property
+    def extent(self) -> str:
+        """Return its size for readers."""
+        return f"{self.uploads} uploads, {self.seeds} seed{'s' if self.seeds > 1 else ''}"
 
-@dataclass
-class _Found:
-    name: str
-    evaluations: list[Evaluation] = field(default_factory=list)
+
+class _Key(NamedTuple):
+    """The identity of a setting."""
+
+    scenario: str
+    checkpoint: int
+    uploads: int
+    seeds: int
 
 
-def make_settings(packs: Sequence[Pack]) -> list[Setting]:
+def make_settings(
+    packs: Sequence[Pack], statements: Mapping[str, Sequence[Statement]] | None = None
+) -> list[Setting]:
     """Return every setting of some packs, with its standings.
+
+    Args:
+        packs: The packs.
+        statements: The valid statements on each pack, by its name.
 
     Raises:
         UserError: If packs have the same name or different panels.
@@ -101,30 +140,32 @@ def make_settings(packs: Sequence[Pack]) -> list[Setting]:
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two packs are called {name!r}: rename one of the files")
-    found: dict[tuple[str, int], _Found] = {}
+    found: dict[_Key, list[Evaluation]] = {}
     for pack in packs:
-        for key, evaluation in _evaluations(pack):
-            found.setdefault(key, _Found(evaluation.frontier.scenario)).evaluations.append(
-                evaluation
-            )
+        for key, evaluation in _evaluations(pack, (statements or {}).get(pack.name, ())):
+            found.setdefault(key, []).append(evaluation)
     return [
         Setting(
-            one.name,
-            checkpoint,
-            _modality(one.evaluations),
-            tuple(one.evaluations),
-            standings(one.evaluations),
+            own[0].frontier.scenario,
+            key.checkpoint,
+            key.uploads,
+            key.seeds,
+            _modality(own),
+            tuple(own),
+            standings(own),
         )
-        for (_, checkpoint), one in found.items()
+        for key, own in found.items()
     ]
 
 
 def standings(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
     """Return one row per server and defense of a setting, ordered by place.
 
-    A defense with the same measurements in two packs has one row. The columns are:
+    A defense with the same measurements in two packs has one row. Verified defenses come first.
+    Places are among verified defenses, or among the others. The columns are:
 
     - `server`, `pack`, `defense`, `family`, `control` and `epsilon`;
+    - `verified` and `refuted_by`, the numbers of keys whose statements confirm or refute it;
     - `success` of the server from nothing and `accuracy`, each with `_low`, `_high` and `_text`;
     - `candidates_text`, the success given candidates;
     - `gamma_upload` and `gamma_run`, the proven limits, and `evidence`;
@@ -135,9 +176,18 @@ def standings(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
       same pack, and `beside`, the verdict on the pair, for a passive server;
     - `verdict`, and `evaluation`, the verdict of the checks.
     """
-    entries = _ranked(_entries(evaluations))
-    rows = [row for server in THREATS for row in _for_server(entries, server)]
+    entries = _entries(evaluations)
+    ranked = [
+        one
+        for verified in (True, False)
+        for one in _ranked([one for one in entries if _is_verified(one) == verified])
+    ]
+    rows = [row for server in THREATS for row in _for_server(ranked, server)]
     return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _is_verified(entry: Mapping[str, Any]) -> bool:
+    return bool(entry["verified"] and not entry["refuted_by"])
 
 
 def _entries(evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
@@ -152,6 +202,8 @@ def _entries(evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
                 "point": point,
                 "pack": evaluation.pack,
                 **{key: point[key] for key in _DESCRIBED},
+                "verified": evaluation.keys(str(point["defense"]), "confirmed"),
+                "refuted_by": evaluation.keys(str(point["defense"]), "refuted"),
                 "accuracy_text": limit_text(*(point[f"accuracy{end}"] for end in _ENDS)),
                 "evaluation": overall(evaluation.checks),
                 "failed": failed_checks(evaluation.checks),
@@ -168,7 +220,11 @@ def _entries(evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
                 }
             ends = [success_column(server, end) for server in SERVERS for end in ("", "low")]
             measured = (point["defense"], point["accuracy"], *(point[end] for end in ends))
-            kept = found.setdefault(tuple(map(str, measured)), entry)
+            key = tuple(map(str, measured))
+            kept = found.setdefault(key, entry)
+            if _is_verified(entry) and not _is_verified(kept):
+                entry["orders"] |= kept["orders"]
+                kept = found[key] = entry
             kept["orders"][evaluation.pack] = evaluation.frontier.order
     return [*found.values()]
 
@@ -239,32 +295,68 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any], low: str, high: str
 def _order(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     numbers = (entry["place"], entry["success"], -entry["accuracy"])
     first, leak, cost = (float("inf") if pd.isna(number) else number for number in numbers)
-    apart = (pd.isna(entry["place"]), entry["evidence"] != "proven")
+    apart = (not _is_verified(entry), pd.isna(entry["place"]), entry["evidence"] != "proven")
     return *apart, first, bool(entry["control"]), bool(entry["dominated"]), leak, cost
 
 
-def _evaluations(pack: Pack) -> Iterable[tuple[tuple[str, int], Evaluation]]:
+def _evaluations(pack: Pack, statements: Sequence[Statement]) -> Iterable[tuple[_Key, Evaluation]]:
     """Yield the evaluations of a pack, with a key that excludes the scenario's title."""
     results = pack.results
     places = results.attacks[["scenario", "checkpoint"]].drop_duplicates()
     configs = pack.meta["config"].get("scenarios", ())
     names = dict.fromkeys(results.cells["scenario"])
-    digests = dict(zip(names, map(_scenario_digest, configs), strict=False))
+    own = _own_defenses(pack.meta["config"])
+    digests = dict(zip(names, (_scenario_digest(one, own) for one in configs), strict=False))
     for scenario, checkpoint in places.itertuples(index=False):
         part = results.part(scenario, int(checkpoint))
         (frontier,) = part.frontiers()
-        key = (digests.get(scenario, scenario), int(checkpoint))
-        yield key, Evaluation(pack.name, part, frontier, part.checks())
+        key = _Key(
+            digests.get(scenario, scenario),
+            int(checkpoint),
+            uploads=_least(part.attacks, ["seed", "observation"]),
+            seeds=min(_least(rows, ["seed"]) for rows in (part.attacks, part.utility)),
+        )
+        yield key, Evaluation(pack.name, part, frontier, part.checks(), statements)
 
 
-def _scenario_digest(config: Any) -> str:  # noqa: ANN401 - a part of a configuration
-    """Return a digest of a scenario without its title, device and defenses."""
+def _least(rows: pd.DataFrame, unit: list[str]) -> int:
+    """Return the number of units of the defense with fewest; 0 without rows."""
+    counts = rows[["defense", *unit]].drop_duplicates().groupby("defense").size()
+    return 0 if counts.empty else int(counts.min())
+
+
+def _scenario_digest(config: Any, own: Collection[str] = ()) -> str:  # noqa: ANN401 - JSON
+    """Return a digest of a scenario without its title, device and defenses.
+
+    Args:
+        config: The configuration of the scenario.
+        own: The class names of users' own defenses, whose learning rates do not count.
+    """
     if isinstance(config, dict):
-        own = ("title", "device", "defenses")
-        config = {key: value for key, value in config.items() if key not in own}
-        if isinstance(config.get("training"), dict):
-            config["training"] = config["training"] | {"defense_lr": None}
+        ignored = ("title", "device", "defenses")
+        config = {key: value for key, value in config.items() if key not in ignored}
+        training = config.get("training")
+        if isinstance(training, dict) and isinstance(training.get("defense_lr"), dict | None):
+            rates = (training.get("defense_lr") or {}).items()
+            counted = {name: rate for name, rate in rates if not _families(name) & {*own}}
+            config["training"] = training | {"defense_lr": counted}
     return digest(config)
+
+
+def _families(label: str) -> set[str]:
+    return {part.partition("(")[0] for part in label.split(" then ")}
+
+
+def _own_defenses(config: Mapping[str, Any]) -> set[str]:
+    """Return the class names of users' own defenses that are not named like one of ours."""
+    scenarios = [one for one in config.get("scenarios", ()) if isinstance(one, Mapping)]
+    groups = [config.get("defenses"), *(one.get("defenses") for one in scenarios)]
+    methods = [one for group in groups if isinstance(group, list) for one in group]
+    links = [one.get("links") for one in methods if isinstance(one, Mapping)]
+    methods += [one for group in links if isinstance(group, list) for one in group]
+    names = [one.get("name") if isinstance(one, Mapping) else one for one in methods]
+    own = {name.rpartition(":")[2] for name in names if isinstance(name, str) and ":" in name}
+    return own - {*DEFENSES}
 
 
 def _panel(pack: Pack) -> str:
@@ -287,5 +379,6 @@ _COLUMNS += [f"success{end}" for end in (*_ENDS, "_text")]
 _COLUMNS += [f"accuracy{end}" for end in (*_ENDS, "_text")]
 _COLUMNS += ["candidates_text", "gamma_upload", "gamma_run"]
 _COLUMNS += ["epsilon", "dominated", "tied_with", "verdict", "evaluation"]
+_COLUMNS += ["verified", "refuted_by"]
 _BESIDE = ["partner", "partner_success_text", "partner_epsilon", "beside"]
 _COLUMNS += _BESIDE

@@ -51,7 +51,7 @@ from ..run.environment import environment
 from ..run.run import plan
 from ..run.store import received_results
 from ..users.methods import own_code
-from .archive import PackError, sha256, unzipped, zipped
+from .archive import PackError, file_digest, sha256, unzipped, zipped
 from .packed_rows import from_csv, outcomes_of, rows_digest, to_csv
 
 FORMAT = 1
@@ -86,11 +86,13 @@ class Pack:
         name: The name of the pack.
         meta: The content of `pack.json`.
         entries: The content of all files, by name.
+        digest: The checksum of the file; "" if it was not read from a file.
     """
 
     name: str
     meta: Mapping[str, Any]
     entries: Mapping[str, bytes]
+    digest: str = ""
 
     @property
     def panel(self) -> str:
@@ -251,7 +253,7 @@ def read_pack(path: Path) -> Pack:
             f"{path} has format {meta['format']}, but this version of leakfrontier reads {FORMAT}: "
             "open it with the version that made it"
         )
-    pack = Pack(path.stem, meta, entries)
+    pack = Pack(path.stem, meta, entries, file_digest(path))
     try:
         pack.results  # noqa: B018 - raises if any row is wrong
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

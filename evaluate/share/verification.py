@@ -1,11 +1,10 @@
-"""Verifies a pack: some of its cells are run again and their rows are compared.
+"""Verifies a pack: the cells that decide its claims are run again and their rows are compared.
 
 Some checks run no cell, and cover all cells. The cells must be those of the configuration. A
 cascade must have skipped only what it may. Rates, frontier and checks must follow from the rows.
 
 Only a new run can show that rows are genuine, but running all cells takes as long as the run
-itself. So a few cells are chosen at random after the pack was published. If k of n cells were
-altered and m are run again, all alterations escape with probability C(n - k, m) / C(n, m).
+itself. So the cells of `claims` run again, and `judgement` judges each claim by them.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.markup import escape as markup
-from scipy import stats
 
 from leakfrontier.adversaries import PANEL
 
@@ -34,45 +31,20 @@ from ..engines.engine import LOCAL, Engine, Failure
 from ..foundations.errors import OWN_FOLDER
 from ..foundations.rows import TABLES, Outcome
 from ..foundations.seeds import SEED_BITS, narrow_seeds
-from ..foundations.statistics import sign_test
 from ..foundations.terminal import terminal
 from ..run.cascade import ReadyCell, Schedule
-from ..run.cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial
+from ..run.cells import AttackTrial, Trial, run_trial
 from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
 from .archive import PackError
+from .claims import PackClaim, claims_of
+from .judgement import Compared, Decision, Judgement, Stored, compare, judge, overall
+from .leaderboard import make_settings
 from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
-from .packed_rows import frame_of, rows_digest
 
-TOLERANCE = (
-    "the same uploads scored, refused and not applicable; no significant difference in who is "
-    "identified (exact sign test over uploads, p < 0.01; it misses up to 7 altered uploads of a "
-    "cell); test accuracy within 3 points; epsilon within 1 %; the same verdict of audits"
-)
-"""The requirements on rows from another version or another kind of processor."""
-
-_LEAST_P, _POINTS, _EPSILON, _SHARE = 0.01, 0.03, 0.01, 0.1
 _BITS = ("system", "architecture", "processor", "instructions")
-_SAME = ("uploads_differ", "random", "draws", "straight_through", "one_by_one")
 _CHECKS = "tables/checks.csv"
 _WORDS = {"tables/frontier.csv": ["verdict"], _CHECKS: ["text"]}
-
-RerunVerdict = Literal["equal", "within tolerance", "different", "failed"]
-
-
-@dataclass(frozen=True)
-class Rerun:
-    """The comparison of one cell that was run again.
-
-    Attributes:
-        what: A description of the cell.
-        verdict: How its rows compare; `failed` if it could not be run again.
-        reason: The differences.
-    """
-
-    what: str
-    verdict: RerunVerdict
-    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,47 +52,33 @@ class Verification:
     """The findings about a pack.
 
     Attributes:
-        cells: The number of cells with rows. The choice is among these.
-        chosen: The number of cells that were chosen at random.
-        reruns: The comparisons of these cells, and of the trainings that they needed.
+        judgements: The outcomes of the claims whose cells ran again.
+        cells: The number of cells that ran again.
         problems: The problems of the pack as a whole.
         differences: Differences in versions and machine between here and the pack.
-        seed: The seed of the choice.
+        tolerated: Whether cells differ in their digits.
+        seed: The seed of the choice of cells.
     """
 
+    judgements: tuple[Judgement, ...]
     cells: int
-    chosen: int
-    reruns: tuple[Rerun, ...]
     problems: tuple[str, ...]
     differences: tuple[str, ...]
+    tolerated: bool
     seed: int
 
     @property
-    def passed(self) -> bool:
-        """Return whether no problem and no different cell was found."""
-        bad = [one for one in self.reruns if one.verdict in ("different", "failed")]
-        return not bad and not self.problems
-
-
-def escape_probability(cells: int, altered: int, checked: int) -> float:
-    """Return the probability that no altered cell is among the checked ones."""
-    if not 0 <= altered <= cells or not 0 <= checked <= cells:
-        raise ValueError(
-            f"altered and checked must be in [0, cells = {cells}], got {altered} and {checked}"
-        )
-    return float(stats.hypergeom.pmf(0, cells, altered, checked))
-
-
-def choose(cells: Sequence[int], count: int, seed: int) -> list[int]:
-    """Return a uniformly random choice of cells."""
-    rng = np.random.default_rng(seed)
-    return sorted(rng.permutation(np.array(cells, dtype=int))[:count].tolist())
+    def decision(self) -> Decision:
+        """Return the outcome of the pack as a whole."""
+        return "refuted" if self.problems else overall(self.judgements)
 
 
 def verify(
     pack: Pack,
     *,
-    cells: int = 10,
+    defenses: Sequence[str] = (),
+    seeds: int = 3,
+    more: int = 2,
     seed: int,
     trust_code: bool = False,
     data: Path | None = None,
@@ -128,11 +86,13 @@ def verify(
     engine: Engine = LOCAL,
     console: Console | None = None,
 ) -> Verification:
-    """Check a whole pack, run some of its cells again, and return the findings.
+    """Check a whole pack, run the cells that decide its claims again, and return the findings.
 
     Args:
         pack: The pack.
-        cells: How many cells to run again. The trainings that they need are added.
+        defenses: Labels or families of the defenses to check. Default: those with a place.
+        seeds: How many seeds of each claim run again.
+        more: How many attacks of each claim run again in addition, at random.
         seed: The seed of the choice. The author of the pack must not know it.
         trust_code: Whether users' Python files in the pack may be executed.
         data: A folder with the data that the configuration names by path.
@@ -142,6 +102,7 @@ def verify(
 
     Raises:
         PackError: If the pack cannot be verified here.
+        UserError: If the pack has no defense of a name.
     """
     if not pack.comparable.removeprefix("custom (").startswith(PANEL.version):
         raise PackError(
@@ -168,28 +129,40 @@ def verify(
         trials = narrowed(planned, pack.results)
         if not problems:
             problems += _not_a_cascade(pack, planned, trials, config)
-        done = pack.cells["status"] == "ok"
-        pool = [number for number in range(len(trials)) if done[number]] if not problems else []
-        chosen = choose(pool, cells, seed)
-        slots = workers or engine.slots()
+        results, differences = pack.results, _differences(pack, here)
+        claims: list[PackClaim] = []
+        if not problems:
+            claims = claims_of(
+                results, placed(pack), named=defenses, seeds=seeds, more=more, seed=seed
+            )
         reruns = _run(
             pack,
             trials,
-            chosen,
+            claims,
             here,
             folder=Path(place),
-            workers=slots,
+            workers=workers or engine.slots(),
             engine=engine,
             console=console,
         )
         return Verification(
-            cells=len(pool),
-            chosen=len(chosen),
-            reruns=tuple(reruns),
+            judgements=tuple(judge(claims, reruns, same_place=not differences)),
+            cells=len(reruns),
             problems=tuple(problems),
-            differences=_differences(pack, here),
+            differences=differences,
+            tolerated=any(not one.equal for one in reruns.values()),
             seed=seed,
         )
+
+
+def placed(pack: Pack) -> set[tuple[str, int, str]]:
+    """Return the defenses that have a place against any server."""
+    return {
+        (setting.name, setting.checkpoint, str(row.defense))
+        for setting in make_settings([pack])
+        for row in rows(setting.table)
+        if pd.notna(row.place)
+    }
 
 
 def _config(pack: Pack, folder: Path, data: Path | None, trust_code: bool) -> RunConfig:
@@ -320,42 +293,41 @@ def _not_a_cascade(
 def _run(
     pack: Pack,
     trials: Sequence[Trial],
-    chosen: Sequence[int],
+    claims: Sequence[PackClaim],
     here: Mapping[str, Any],
     *,
     folder: Path,
     workers: int,
     engine: Engine,
     console: Console,
-) -> Iterator[Rerun]:
-    """Run cells again, with the trainings that they need, and yield the comparisons."""
-    numbers = {trial.cell.key: number for number, trial in enumerate(trials)}
-    needed = [
-        TrainTrial(trial.scenario, trial.defense, trial.seed).cell.key
-        for trial in (trials[number] for number in chosen)
-        if isinstance(trial, AttackTrial) and trial.checkpoint
-    ]
-    first = sorted({numbers[key] for key in needed if key in numbers})
+) -> dict[int, Compared]:
+    """Run the cells of claims again, trainings first, and return the comparisons."""
+    chosen = sorted({number for claim in claims for number in claim.chosen})
+    numbers = {trials[number].cell.key: number for number in chosen}
     run = run_trial if pack.meta.get("seed_bits") == SEED_BITS else _run_narrowly
-    for stage in (first, [number for number in chosen if number not in first]):
-        tasks = [(trials[number], folder) for number in stage]
+    found: dict[int, Compared] = {}
+    for first in (True, False):  # attacks need the checkpoints of trainings
+        stage = [trials[n] for n in chosen if (trials[n].cell.kind == "train") == first]
+        tasks = [(trial, folder) for trial in stage]
         for done in (
             engine.execute(run, tasks, workers=workers, time_limit=math.inf) if tasks else ()
         ):
-            trial = done.task[0]
-            number = numbers[trial.cell.key]
-            if isinstance(done.result, Failure):
-                rerun = Rerun(_what(trial), "failed", done.result.message)
-            else:
-                rerun = _compare(pack, number, trial, done.result, here)
-            colour = "green" if rerun.verdict in ("equal", "within tolerance") else "red"
-            reason = f" ({rerun.reason})" if rerun.reason else ""
+            number = numbers[done.task[0].cell.key]
+            stored = _stored(pack, number, done.task[0], here)
+            outcome = done.result
+            failed = isinstance(outcome, Failure)
+            one = compare(stored, outcome.message if isinstance(outcome, Failure) else outcome)
+            found[number] = one
+            colour = "red" if failed else "green" if one.equal else "yellow"
+            word = "failed" if failed else "equal" if one.equal else "differs"
+            reason = ", ".join(one.unequal) or one.failure
             console.print(
-                f"[{colour}]{rerun.verdict}[/{colour}] {markup(rerun.what + reason)}",
+                f"[{colour}]{word}[/{colour}] "
+                f"{markup(stored.what + (f' ({reason})' if reason else ''))}",
                 highlight=False,
                 soft_wrap=True,
             )
-            yield rerun
+    return found
 
 
 def _run_narrowly(task: tuple[Trial, Path]) -> Outcome:
@@ -364,95 +336,29 @@ def _run_narrowly(task: tuple[Trial, Path]) -> Outcome:
         return run_trial(task)
 
 
-def _compare(
-    pack: Pack, number: int, trial: Trial, outcome: Outcome, here: Mapping[str, Any]
-) -> Rerun:
-    """Compare the rows of a cell with those of a pack.
-
-    With the same code, versions and machine they must be bit-equal. The versions and the machine
-    that a pack reports cannot be verified. The verdict says if they differ.
-    """
-    cell = pack.cells.iloc[number]
-    same_code = trial.cell.key == cell["cell"] or pack.meta["code"] == here["code"]
-    same_place = not _differences(pack, here)
-    found = {table: _rows(pack, table, str(cell["cell"])) for table in TABLES}
-    own = {table: frame_of(outcome, table) for table in TABLES if table != "renderings"}
-    unequal = [
-        table for table, frame in own.items() if not _equal(found[table], frame)
-    ] + _other_pictures(found["renderings"], outcome)
-    what = _what(trial)
-    if not unequal and rows_digest(outcome) == cell["digest"]:
-        return Rerun(what, "equal")
-    if same_code and same_place:
-        return Rerun(what, "different", ", ".join(unequal) or "digits that the pack omits")
-    beyond = [*_beyond_tolerance(found, own)]
-    if beyond:
-        return Rerun(what, "different", "; ".join(beyond))
-    return Rerun(what, "within tolerance", "" if same_code else "other code")
+def _stored(pack: Pack, number: int, trial: Trial, here: Mapping[str, Any]) -> Stored:
+    """Return a cell of a pack, with the description of the trial that runs it again."""
+    cell, labels = pack.cells.iloc[number], trial.cell.labels
+    key = str(cell["cell"])
+    attack = str(labels.get("adversary", ""))
+    if attack and not labels["knows_defense"]:
+        attack += " without knowledge of the defense"
+    return Stored(
+        what=_what(trial),
+        kind=trial.cell.kind,
+        scenario=str(labels["scenario"]),
+        defense=str(labels["defense"]),
+        attack=attack,
+        seed=int(labels["seed"]),
+        rows={table: _rows(pack, table, key) for table in TABLES},
+        digest=str(cell["digest"]),
+        same_code=trial.cell.key == key or pack.meta["code"] == here["code"],
+    )
 
 
 def _rows(pack: Pack, table: str, key: str) -> pd.DataFrame:
     every = pack.rows(table)
     return every[every["cell"] == key].drop(columns="cell")
-
-
-def _equal(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    lines = (
-        sorted(zip(*(_as_text(frame[name]) for name in frame if name != "seconds"), strict=True))
-        for frame in (a, b[a.columns])
-    )
-    return next(lines) == next(lines)
-
-
-def _as_text(column: pd.Series[Any]) -> pd.Series[str]:
-    """Return values as text. Whole numbers become floats, as in tables with missing values."""
-    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
-    return (column.astype(float) if numeric else column).astype(str)
-
-
-def _other_pictures(shown: pd.DataFrame, outcome: Outcome) -> list[str]:
-    made = {(row.observation, row.victim): (row.truth, row.guess) for row in outcome.renderings}
-    same = all(
-        made.get((row.observation, row.victim)) == (row.truth, row.guess) for row in rows(shown)
-    )
-    return [] if same else ["pictures"]
-
-
-def _beyond_tolerance(
-    given: dict[str, pd.DataFrame], own: dict[str, pd.DataFrame]
-) -> Iterator[str]:
-    """Yield differences that another version or processor does not explain: see `TOLERANCE`."""
-    key = ["observation", "victim"]
-    a, b = (frames["attacks"].set_index(key).sort_index() for frames in (given, own))
-    if not a.index.equals(b.index) or not (a["outcome"] == b["outcome"]).all():
-        yield "other uploads were scored"
-    else:
-        known = a["identified"].notna() & b["identified"].notna()
-        upload = a.index.get_level_values("observation")[known]
-        p_value = sign_test(
-            a.loc[known, "identified"].to_numpy(dtype=bool),
-            b.loc[known, "identified"].to_numpy(dtype=bool),
-            upload.to_numpy(),
-        )
-        if p_value < _LEAST_P:
-            yield f"other victims were identified (p = {p_value:.1g})"
-    a, b = (frames["utility"].set_index("round").sort_index() for frames in (given, own))
-    if not a.index.equals(b.index) or not a["total"].equals(b["total"]):
-        yield "other rounds were evaluated"
-    elif ((a["correct"] - b["correct"]).abs() > _POINTS * a["total"]).any():
-        yield "the accuracy differs"
-    a, b = (frames["guarantees"].reset_index(drop=True) for frames in (given, own))
-    if len(a) != len(b) or not np.allclose(a["epsilon"], b["epsilon"], rtol=_EPSILON):
-        yield "epsilon differs"
-    elif not a["violated"].equals(b["violated"]):
-        yield "the verdict of the audit differs"
-    a, b = (frames["replays"][[*_SAME]].reset_index(drop=True) for frames in (given, own))
-    if not a.equals(b):
-        yield "the replay differs"
-    a, b = (frames["probes"].reset_index(drop=True) for frames in (given, own))
-    measured = ["decoded", "plain", "remaining_noise", "contrast"]
-    if len(a) != len(b) or not np.allclose(a[measured], b[measured], atol=_SHARE):
-        yield "the share of the update that uploads hold differs"
 
 
 def _differences(pack: Pack, here: Mapping[str, Any]) -> tuple[str, ...]:
@@ -465,16 +371,8 @@ def _differences(pack: Pack, here: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _what(trial: Trial) -> str:
     """Return a description of a cell."""
-    labels = trial.cell.labels
+    labels, kind = trial.cell.labels, trial.cell.kind
     place = f"{labels['defense']}, {labels['scenario']}, seed {labels['seed']}"
-    if isinstance(trial, AttackTrial):
-        return f"{labels['adversary']} against {place}, round {trial.checkpoint}"
-    if isinstance(trial, ReplayTrial):
-        return f"replay of {place}"
-    return f"training under {place}"
-
-
-def escapes(cells: int, checked: int) -> Iterator[tuple[int, float]]:
-    """Yield the probabilities that one altered cell, or 5 % or 10 % of all, escape."""
-    for altered in sorted({1, math.ceil(0.05 * cells), math.ceil(0.1 * cells)}):
-        yield altered, escape_probability(cells, altered, checked)
+    if kind == "attack":
+        return f"{labels['adversary']} against {place}, round {labels['checkpoint']}"
+    return f"replay of {place}" if kind == "replay" else f"training under {place}"

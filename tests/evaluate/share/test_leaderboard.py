@@ -1,6 +1,8 @@
 """Places: by leakage at equal utility, ties as ties, and nothing for what fails its own checks."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,8 +13,10 @@ from leakfrontier.adversaries import PANEL
 from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.evaluate.run.store import Store
 from leakfrontier.evaluate.share import leaderboard
+from leakfrontier.evaluate.share.judgement import Decision
 from leakfrontier.evaluate.share.leaderboard import make_settings
 from leakfrontier.evaluate.share.pack import Pack, read_pack
+from leakfrontier.evaluate.share.statement import Stated, Statement
 from leakfrontier.reports.tables import headline_table
 
 NOBODY, HALF, ALL = [False] * 40, [True] * 20 + [False] * 20, [True] * 40
@@ -169,12 +173,92 @@ def test_a_failed_evaluation_takes_no_place_away(tmp_path: Path, first: str) -> 
 def test_packs_meet_in_a_scenario_whoever_takes_part_in_it() -> None:
     scenario = {"dataset": "digits", "title": "mine", "training": {"lr": 0.1, "rounds": 2}}
     joined = {**scenario, "defenses": ["TopK"], "title": "yours"}
-    joined["training"] = {"lr": 0.1, "rounds": 2, "defense_lr": {"TopK": 0.5}}
-    assert leaderboard._scenario_digest(scenario) == leaderboard._scenario_digest(joined)
+    joined["training"] = {"lr": 0.1, "rounds": 2, "defense_lr": {"Mine(level=2)": 0.5}}
+    same = leaderboard._scenario_digest(scenario)
+    assert leaderboard._scenario_digest(joined, {"Mine"}) == same
+    assert leaderboard._scenario_digest(joined) != same
     for name, other in {"dataset": "fashion-mini", "training": {"lr": 0.2, "rounds": 2}}.items():
-        assert leaderboard._scenario_digest(
-            {**scenario, name: other}
-        ) != leaderboard._scenario_digest(scenario)
+        assert leaderboard._scenario_digest({**scenario, name: other}) != same
+
+
+def test_the_rates_of_rivals_are_part_of_a_setting() -> None:
+    """Otherwise a pack could give DP-SGD a bad rate."""
+    scenario = {"dataset": "digits", "training": {"lr": 0.1, "defense_lr": {"DPSGD": 0.005}}}
+    bad = {"dataset": "digits", "training": {"lr": 0.1, "defense_lr": {"DPSGD": 5.0}}}
+    assert leaderboard._scenario_digest(scenario) != leaderboard._scenario_digest(bad)
+    config = {
+        "defenses": ["none", {"name": "sources/0/mine.py:Mine", "level": 2}, {"name": "DPSGD"}],
+        "scenarios": [{"defenses": [{"name": "Chain", "links": [{"name": "a.py:Linked"}]}]}],
+    }
+    assert leaderboard._own_defenses(config) == {"Mine", "Linked"}
+    config["defenses"] = [{"name": "evil.py:DPSGD"}]
+    assert leaderboard._own_defenses(config) == {"Linked"}
+
+
+@pytest.mark.parametrize("few", [{"observations": 4}, {"seeds": (0,)}], ids=str)
+def test_packs_of_fewer_uploads_or_seeds_are_ranked_apart(
+    tmp_path: Path, few: dict[str, Any]
+) -> None:
+    packs = []
+    for name, change in {"many": {}, "few": few}.items():
+        (tmp_path / name).mkdir()
+        options = {"scenarios": SCENARIOS[1:], "observations": 6, **change}
+        packs.append(read_pack(make_pack(tmp_path / name, name, **options)[1]))
+    many, less = make_settings(packs)
+    assert [one.pack for one in many.evaluations] == ["many"]
+    assert (many.uploads, many.seeds) == (12, 2)
+    assert many.extent == "12 uploads, 2 seeds"
+    assert (less.uploads, less.seeds) in ((8, 2), (6, 1))
+    one_seed = [replace(many, uploads=6, seeds=1).extent]
+    assert one_seed == ["6 uploads, 1 seed"]
+
+
+def statement(key: str, **outcomes: Decision) -> Statement:
+    """Return a statement on the defenses of a tiny pack."""
+    claims = [
+        Stated("fashion-mini/mlp", 0, name, decision, (3, 3), (1, 1), 4, "")
+        for name, decision in outcomes.items()
+    ]
+    return Statement(key, "2026-01-01T00:00:00Z", {}, tuple(claims), ())
+
+
+def test_unverified_defenses_are_ranked_apart(tmp_path: Path) -> None:
+    """Not even the best of them takes a place from a verified one."""
+    arms = [("none", 800, ALL), ("Good", 800, HALF), ("Great", 900, NOBODY)]
+    pack = tiny_pack(tmp_path, "one", arms)
+    scenario = pack.results.frontiers()[0].scenario
+    statements = [
+        replace(one, claims=tuple(replace(claim, scenario=scenario) for claim in one.claims))
+        for one in (
+            statement("a", none="confirmed", Good="confirmed"),
+            statement("b", none="confirmed", Good="confirmed", Great="undecided"),
+            statement("b", none="confirmed", Good="confirmed"),  # the same key
+            statement("c", Great="confirmed"),  # without the control
+        )
+    ]
+
+    def table(*chosen: Statement) -> pd.DataFrame:
+        (setting,) = make_settings([pack], {"one": chosen})
+        return setting.table[setting.table["server"] == "passive"].set_index("defense")
+
+    unverified = table()
+    assert unverified["verified"].eq(0).all()
+    assert unverified["place"].dropna().to_dict() == {"Great": 1, "Good": 2}
+    found = table(*statements)
+    assert found["verified"].to_dict() == {"none": 2, "Good": 2, "Great": 0}
+    assert found["place"].dropna().to_dict() == {"Good": 1, "Great": 1}
+    assert found.loc["Good", "verdict"] == "Pareto-optimal"
+    assert [*found.index].index("Good") < [*found.index].index("Great")
+    refuting = replace(
+        statements[0], key="d", claims=(replace(statements[0].claims[1], decision="refuted"),)
+    )
+    disputed = table(*statements, refuting)
+    assert disputed.loc["Good", ["verified", "refuted_by"]].tolist() == [2, 1]
+    assert disputed["place"].dropna().to_dict() == {"Great": 1, "Good": 2}  # together again
+    control = replace(refuting, claims=(replace(refuting.claims[0], defense="none"),))
+    assert table(*statements, control)["refuted_by"].eq(1).all()
+    wrong = replace(statements[0], key="e", problems=("a table does not follow",))
+    assert table(*statements, wrong)["refuted_by"].eq(1).all()
 
 
 def test_a_place_counts_all_servers(tmp_path: Path) -> None:
