@@ -161,7 +161,7 @@ class Observation:
     candidates: Candidates | None = None
     release: Callable[[Tensor, Tensor, Generator], Mapping[str, Tensor]] | None = None
     kept: object = None
-    earlier: tuple[Observation, ...] = ()
+    earlier: Sequence[Observation] = ()
 
     @property
     def model(self) -> nn.Module:

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -48,6 +48,7 @@ from ..world.enrolment import attacked, attacked_rounds, enrol
 from ..world.scenario import Scenario, World, load_world
 from ..world.victims import cohort, other_cohort, other_examples, victims
 from .code_digests import ATTACK, REPLAY, TRAINED, TRAINING, factories, source_digest
+from .lazy import Lazy
 from .scenes import NewScenes, Scene, Scenes
 from .scoring import Attempt
 from .server import Server, either
@@ -445,14 +446,16 @@ class Rounds:
             kept=crafted.kept,
             mending=server.mending(client),
         )
-        earlier = tuple(self._before(one, threat, examples) for one in scene.earlier)
+        earlier = Lazy(
+            [partial(self._before, before, threat, examples) for before in scene.earlier]
+        )
         return replace(upload, observation=replace(upload.observation, earlier=earlier))
 
     def _before(
-        self, earlier: tuple[nn.Module, Logged], threat: ThreatModel, examples: int
+        self, earlier: Callable[[], tuple[nn.Module, Logged]], threat: ThreatModel, examples: int
     ) -> Observation:
         """Return what the server saw of the victim in an earlier round."""
-        model, logged = earlier
+        model, logged = earlier()
         client = self.server.world.client(self.server.defense, model)
         models = (model,) * len(logged.clients)
         replay = self.server.replay(client, models)

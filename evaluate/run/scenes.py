@@ -47,7 +47,7 @@ class Scene:
         honest: Returns what came of the round with an honest server.
         answer: Returns what comes of it if the server sends each of these clients another model.
             Both raise `Refused` if the victim does not upload.
-        earlier: What the server saw of the victim before, oldest first, with its models.
+        earlier: Return what the server saw of the victim before, oldest first, and its model.
     """
 
     victims: Tensor
@@ -55,7 +55,7 @@ class Scene:
     shares: Sequence[Batch]
     honest: Callable[[], Shown]
     answer: Callable[[Sequence[nn.Module]], Shown]
-    earlier: Sequence[tuple[nn.Module, Logged]] = ()
+    earlier: Sequence[Callable[[], tuple[nn.Module, Logged]]] = ()
 
 
 class Scenes(ABC):

@@ -128,11 +128,9 @@ class Server:
         """Return an observation of the undefended update that is hidden in an upload, if any."""
         client = self.world.client(self.defense, seen.model)
         examined = self._examined(client)
-        update = (
-            None
-            if examined is None
-            else examined.found_in([*(one.update for one in seen.earlier), seen.update])
-        )
+        if examined is None or examined.decoder is None:
+            return None
+        update = examined.found_in([*(one.update for one in seen.earlier), seen.update])
         if update is None:
             return None
         threat = replace(self.threat, knows_defense=False, candidates=seen.candidates)

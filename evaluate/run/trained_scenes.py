@@ -57,15 +57,20 @@ class TrainedScenes(Scenes):
         """Return an attacked round by its number."""
         if index >= len(self._log):
             return self._refused(index)
-        logged, *earlier = self._log[index]
+        logged = self._log.upload(index)
         victim = self._log.victim(index)
         members = (victim, *(one for one in logged.clients if one != victim))
         rows = [self._hidden[logged.round, one].rows for one in members]
         shares = [self.world.train.at(part) for part in rows]
         honest = partial(self._honest, logged, members)
         answer = partial(self._answer, logged, members)
-        before = [(self.model(one), one) for one in reversed(earlier)]
+        ages = reversed(range(1, self._log.uploads(index)))
+        before = [partial(self._before, index, age) for age in ages]
         return Scene(rows[0], self.model(logged), shares, honest, answer, before)
+
+    def _before(self, index: int, age: int) -> tuple[nn.Module, Logged]:
+        logged = self._log.upload(index, age)
+        return self.model(logged), logged
 
     def _refused(self, index: int) -> Scene:
         def refuse(*_: object) -> Shown:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class UploadLog:
     """What the server saw of the attacked uploads, and of the same clients' uploads before."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = _opened(path, 3)
         self._models: dict[str, Update] = {}
 
     @staticmethod
@@ -75,24 +75,31 @@ class UploadLog:
             lines: list[dict[str, Any]] = []
             for age, one in enumerate(several):
                 model = models.setdefault(id(one.model), f"{len(models)}")
-                tensors |= {f"model/{model}/{name}": value for name, value in one.model.items()}
+                tensors |= {f"model/{model}/0/{name}": value for name, value in one.model.items()}
                 place = f"update/{number}/{age}"
                 tensors |= {f"{place}/{name}": value for name, value in one.update.items()}
                 lines.append({"round": one.round, "clients": one.clients, "model": model})
             about.append([victim, lines])
         write_tensors(path, tensors, about)
 
-    def __getitem__(self, number: int) -> list[Logged]:
-        """Return an attacked upload and then the ones before it, newest first."""
-        return [
-            Logged(
-                line["round"],
-                tuple(line["clients"]),
-                self._model(line["model"]),
-                self._read(f"update/{number}/{age}"),
-            )
-            for age, line in enumerate(self._about[number][1])
-        ]
+    def uploads(self, number: int) -> int:
+        """Return how many uploads are logged: an attacked one, and the ones before it."""
+        return len(self._about[number][1])
+
+    def upload(self, number: int, age: int = 0) -> Logged:
+        """Return an attacked upload, or one that its client sent before.
+
+        Args:
+            number: The number of the attacked upload.
+            age: How many uploads the client has sent since.
+        """
+        line = self._about[number][1][age]
+        return Logged(
+            line["round"],
+            tuple(line["clients"]),
+            self._model(line["model"]),
+            self._file.at(f"update/{number}/{age}"),
+        )
 
     def __len__(self) -> int:
         """Return the number of attacked uploads."""
@@ -102,24 +109,21 @@ class UploadLog:
         """Return the attacked client of an upload."""
         return int(self._about[number][0])
 
-    @cached_property
+    @property
     def _about(self) -> list[tuple[int, list[dict[str, Any]]]]:
-        return read_about(self._path)  # type: ignore[no-any-return]
+        return self._file.about  # type: ignore[no-any-return]
 
     def _model(self, name: str) -> Update:
         if name not in self._models:
-            self._models[name] = self._read(f"model/{name}")
+            self._models[name] = self._file.at(f"model/{name}/0")
         return self._models[name]
-
-    def _read(self, place: str) -> Update:
-        return read_tensors(self._path, place)
 
 
 class SecretLog:
     """What the server did not see of the attacked uploads, by round and client."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = _opened(path, 2)
 
     @staticmethod
     def write(path: Path, secrets: Mapping[tuple[int, int], Hidden]) -> None:
@@ -142,8 +146,8 @@ class SecretLog:
     def __getitem__(self, key: tuple[int, int]) -> Hidden:
         """Return what was hidden of an upload, by round and client."""
         place = f"{key[0]}/{key[1]}"
-        found = read_tensors(self._path, place)
-        memory: Memory | str = read_about(self._path).get(place, "")
+        found = self._file.at(place)
+        memory: Memory | str = self._file.about.get(place, "")
         if not memory:
             epoch = sorted((n for n in found if n.startswith("epoch/")), key=lambda n: int(n[6:]))
             content = bytes(found["memory"].numpy())
@@ -160,14 +164,36 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: object = Non
     unfinished.replace(path)
 
 
-def read_tensors(path: Path, place: str) -> Update:
-    """Return the tensors whose names begin with a place and a slash, by the rest of their names."""
-    with safe_open(path, "pt") as file:
-        names = [name for name in file.keys() if name.startswith(f"{place}/")]  # noqa: SIM118
-        return {name.removeprefix(f"{place}/"): file.get_tensor(name) for name in names}
+@dataclass(frozen=True)
+class _File:
+    """An open file of tensors.
+
+    Attributes:
+        file: The file.
+        names: The names of its tensors, by the place that they begin with.
+        about: What JSON says about them.
+    """
+
+    file: Any
+    names: dict[str, list[str]]
+    about: Any
+
+    def at(self, place: str) -> Update:
+        """Return the tensors of a place, by the rest of their names."""
+        names = self.names.get(place, [])
+        return {name: self.file.get_tensor(f"{place}/{name}") for name in names}
 
 
-def read_about(path: Path) -> Any:  # noqa: ANN401 - JSON
-    """Return what JSON says about the tensors of a file."""
-    with safe_open(path, "pt") as file:
-        return json.loads(file.metadata()["about"])
+def _opened(path: Path, parts: int) -> _File:
+    """Return a file whose places have some parts. Many cells read the same one."""
+    return _open(path, path.stat().st_mtime_ns, parts)
+
+
+@lru_cache(maxsize=4)
+def _open(path: Path, _: int, parts: int) -> _File:
+    file: Any = safe_open(path, "pt")
+    names: dict[str, list[str]] = {}
+    for name in file.keys():  # noqa: SIM118 - it is no mapping
+        pieces = name.split("/", parts)
+        names.setdefault("/".join(pieces[:-1]), []).append(pieces[-1])
+    return _File(file, names, json.loads(file.metadata()["about"]))

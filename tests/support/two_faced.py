@@ -68,9 +68,8 @@ class InPlace(Defense):
         return model
 
     def on_update(self, update: Update, rng: Generator) -> Update:
-        assert self._model is not None
         with torch.no_grad():
-            for name, value in self._model.named_parameters():
+            for name, value in () if self._model is None else self._model.named_parameters():
                 value -= 0.5 * update[name]
         return zeros(update)
 

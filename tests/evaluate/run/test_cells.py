@@ -185,7 +185,7 @@ def test_the_attacked_upload_belongs_to_the_version_that_its_client_had(tmp_path
     options = {"scenario": LATE, "checkpoint": 12, "observations": tuple(range(6))}
     log = UploadLog(training.seen(tmp_path, 12))
     for index, observation in enumerate(watched(trial(WATCHING, **options), tmp_path)):
-        assert same(log[index][0].model, observation.model.state_dict())
+        assert same(log.upload(index).model, observation.model.state_dict())
     # Only from its version can a client repeat its upload, before it gets a crafted model.
     rows = trial("RobbingTheFedDirectPass", **options).run(tmp_path).attacks
     assert {row.outcome for row in rows} == {"scored"}

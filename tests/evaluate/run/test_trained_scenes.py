@@ -8,6 +8,7 @@ import pytest
 import torch
 import two_faced
 import watching
+from upload_logs import every
 
 from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial
 from leakfrontier.evaluate.run.upload_log import UploadLog
@@ -83,7 +84,7 @@ def test_earlier_uploads_of_the_client_are_observed(tmp_path: Path) -> None:
     log = UploadLog(trained.seen(tmp_path, 12))
     assert len(watching.SEEN) == 6
     for index, observation in enumerate(watching.SEEN):
-        _, *before = log[index]
+        _, *before = every(log, index)
         assert len(observation.earlier) == len(before) >= 1
         for seen, logged in zip(reversed(observation.earlier), before, strict=True):
             torch.testing.assert_close(dict(seen.update), logged.update, rtol=0, atol=0)

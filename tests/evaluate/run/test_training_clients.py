@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_model
+from upload_logs import every
 
 from leakfrontier.defenses import trainable
 from leakfrontier.evaluate.client.federation import Federation
@@ -66,7 +67,7 @@ def test_attacked_clients_have_a_history(tmp_path: Path) -> None:
     assert len(log) == 6
     examples = set()
     for index in range(6):
-        logged, *earlier = log[index]
+        logged, *earlier = every(log, index)
         assert earlier
         assert all(one.round < logged.round for one in earlier)
         (row,) = hidden[logged.round, log.victim(index)].rows.tolist()

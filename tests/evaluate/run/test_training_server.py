@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from upload_logs import every
 
 from leakfrontier.defenses import Defense, Update, trainable
 from leakfrontier.evaluate.foundations.by_value import carried
@@ -61,8 +62,8 @@ def test_uploads_move_the_model_and_are_logged(tmp_path: Path) -> None:
     log = UploadLog(tmp_path / "log")
     for index, (number, client) in enumerate(chosen):
         rounds = [n for n, other in uploads if other == client][::-1]
-        assert [one.round for one in log[index]] == rounds[: 1 + EARLIER]
-        for one in log[index]:
+        assert [one.round for one in every(log, index)] == rounds[: 1 + EARLIER]
+        for one in every(log, index):
             torch.testing.assert_close(one.update, uploads[one.round, client])
             torch.testing.assert_close(one.model, sent[one.round - 1])
-        assert log[index][0].round == number
+        assert log.upload(index).round == number

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from upload_logs import every
 
 from leakfrontier.defenses import Batch
 from leakfrontier.evaluate.client.clients import Memory
@@ -17,11 +18,11 @@ def test_what_the_server_saw_is_read_again(tmp_path: Path) -> None:
     UploadLog.write(tmp_path / "logs" / "seen", [(1, [first, before]), (0, [other])])
     log = UploadLog(tmp_path / "logs" / "seen")
     assert (len(log), log.victim(0), log.victim(1)) == (2, 1, 0)
-    for expected, found in zip([first, before], log[0], strict=True):
+    for expected, found in zip([first, before], every(log, 0), strict=True):
         assert (found.round, found.clients) == (expected.round, expected.clients)
         assert torch.equal(found.update["a.weight"], expected.update["a.weight"])
         assert torch.equal(found.model["a.weight"], expected.model["a.weight"])
-    assert log[0][0].model is log[1][0].model  # attacks on one model are vectorised
+    assert log.upload(0).model is log.upload(1).model  # attacks on one model are vectorised
 
 
 def test_what_it_did_not_see_is_read_again(tmp_path: Path) -> None:
