@@ -228,6 +228,7 @@ class ClaimedCancelling(DPSGD):
 
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         clean = DPSGD(0.0, self.max_grad_norm, poisson_sampling=False)
+        clean.expect(self._batch_size or len(batch.inputs))
         clipped = clean.gradient(model, loss, batch, rng)
         scale = self.noise_multiplier * self.max_grad_norm / 2**0.5
         fresh = each(lambda v: scale * torch.randn(v.shape, generator=rng), clipped)

@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 
 from leakfrontier.defenses import Defense, Update
 
 
 def zeros(update: Update) -> Update:
     return {name: torch.zeros_like(value) for name, value in update.items()}
-
-
-@dataclass
-class FirstZero(Defense):
-    """The first upload of a client is empty, and all later ones are plain."""
-
-    _uploads: int = field(default=0, init=False, repr=False)
-
-    def on_update(self, update: Update, rng: Generator) -> Update:
-        self._uploads += 1
-        return zeros(update) if self._uploads == 1 else update
-
-
-@dataclass
-class UnlessDrawn(Defense):
-    """Uploads nothing unless it has drawn batches."""
-
-    _drawn: bool = field(default=False, init=False, repr=False)
-
-    def batches(
-        self, examples: int, batch_size: int, epochs: int, rng: Generator
-    ) -> Iterator[Tensor]:
-        self._drawn = True
-        yield from super().batches(examples, batch_size, epochs, rng)
-
-    def on_update(self, update: Update, rng: Generator) -> Update:
-        return update if self._drawn else zeros(update)
 
 
 @dataclass
