@@ -59,6 +59,7 @@ def test_sound_is_attacked_and_can_be_played(page: Page, tmp_path: Path) -> None
             "dataset": str(DATA / "audio" / "fsdd"),
             "model": {"name": "mlp", "width": 32},
             "candidates": 10,
+            "checkpoints": [0],
         },
         defenses=["none", {"name": "DPSGD", "noise_multiplier": 10.0}],
         adversaries=["LinearLeakage"],
@@ -82,6 +83,7 @@ def test_wrong_tokens_of_a_text_are_marked(page: Page, tmp_path: Path) -> None:
         {
             "dataset": str(DATA / "text" / "sst2"),
             "model": {"name": "token_mlp", "width": 128},
+            "checkpoints": [0],
         },
         defenses=["none", {"name": "Noise", "scale": 1.0}],
         adversaries=[f"{token_leakage.__file__}:TokenLeakage"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -70,7 +70,8 @@ class TrainedScenes(Scenes):
 
     def _before(self, index: int, age: int) -> tuple[nn.Module, Logged]:
         logged = self._log.upload(index, age)
-        return self.model(logged), logged
+        update = {name: value.to(self.world.device) for name, value in logged.update.items()}
+        return self.model(logged), replace(logged, update=update)
 
     def _refused(self, index: int) -> Scene:
         def refuse(*_: object) -> Shown:
@@ -84,8 +85,13 @@ class TrainedScenes(Scenes):
         """Return what was logged in training."""
         model = self.model(logged)
         received = Checked(fresh(self.defense)).on_receive(model, model)
-        trained_on = tuple(self._hidden[logged.round, index].trained_on for index in members)
-        return Shown(logged.update, (received,) * len(members), trained_on)
+        device = self.world.device
+        trained_on = (self._hidden[logged.round, index].trained_on for index in members)
+        return Shown(
+            {name: value.to(device) for name, value in logged.update.items()},
+            (received,) * len(members),
+            tuple(one.to(device) for one in trained_on),
+        )
 
     def _answer(self, logged: Logged, members: Sequence[int], models: Sequence[nn.Module]) -> Shown:
         """Return what comes of a round if the server sends other models.
@@ -95,7 +101,8 @@ class TrainedScenes(Scenes):
                 honest model, they would not upload what they did upload.
         """
         honest = [self.model(logged)] * len(models)
-        missed = distance(self._again(logged, members, honest).update, logged.update)
+        again = self._again(logged, members, honest).update
+        missed = distance({n: value.cpu() for n, value in again.items()}, logged.update)
         if not missed <= ALIKE:
             raise ValueError(
                 f"{type(self.defense).__name__} cannot be attacked by a malicious server: from "

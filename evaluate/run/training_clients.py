@@ -44,11 +44,11 @@ class TrainingClients:
     refused: int = field(default=0, init=False)
     _hidden: dict[tuple[int, int], Hidden] = field(default_factory=dict, init=False)
     _attackable: dict[int, list[Attackable]] = field(default_factory=dict, init=False)
-    _server: CleanProcess = field(default_factory=clean_process, init=False)
+    _server: CleanProcess = field(init=False)
 
     def run(self, rounds: int) -> None:
         """Train for some rounds."""
-        protocol = self.clients.client.protocol
+        protocol, self._server = self.clients.client.protocol, clean_process()
         self._server.new(TrainingServer, self.order, carried((self.model, protocol)))
         versions: deque[nn.Module] = deque(maxlen=protocol.max_staleness)
         for number in range(1, rounds + 1):

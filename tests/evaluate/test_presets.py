@@ -169,14 +169,21 @@ def test_trains_and_is_attacked(name: str, protocol: str, tmp_path: Path) -> Non
         batch_size=3,
         candidates=10,
         checkpoints=(0, 1),
-        training=Training(rounds=1, clients=300, clients_per_round=4, batch_size=3),
+        training=Training(rounds=1, clients=300, clients_per_round=8, batch_size=3),
     )
-    trained = TrainTrial(scenario, FIRST[name], seed=0).run(tmp_path)
+    trained = TrainTrial(scenario, FIRST[name], seed=0, observations=2).run(tmp_path)
     assert trained.utility[-1].total > 0
     for knows_defense, uploads in ((True, (0, 1)), (False, (0,))):
         trial = AttackTrial(
-            scenario, FIRST[name], SEARCH, knows_defense, seed=0, checkpoint=1, observations=uploads
+            scenario,
+            FIRST[name],
+            SEARCH,
+            knows_defense,
+            seed=0,
+            checkpoint=1,
+            observations=uploads,
+            logged=2,
         )
         rows = trial.run(tmp_path).attacks
-        assert len(rows) == 3 * len(uploads)
+        assert {row.observation for row in rows} == {*uploads}
         assert all(row.identified is not None for row in rows)

@@ -280,13 +280,13 @@ def test_attacks_that_crash_are_counted_and_tried_again(
     effort = replace(SMALL, seeds=2, adversaries=attacks)
     experiment = Experiment(replace(ASKED, rounds=1), DIGITS, tmp_path, effort)
     monkeypatch.setattr(engine_module, "execute", failing)
-    (row,) = experiment.measure([TrainingChoice(1.0, 1.0, 0.01)])
+    (row,) = experiment.measure([TrainingChoice(0.1, 1.0, 0.01)])
     assert row.failed == 2
     assert row.strongest == "PriorAware"
     advice = Advice(ASKED, "digits", (row, row), row, ())
     assert any("2 attacks crashed or ran out of time" in text for text in advice.warnings)
     monkeypatch.setattr(engine_module, "execute", here)
-    (row,) = experiment.measure([TrainingChoice(1.0, 1.0, 0.01)])
+    (row,) = experiment.measure([TrainingChoice(0.1, 1.0, 0.01)])
     assert row.failed == 0
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,17 +18,18 @@ from small_panel import OF_WEIGHTS, SMALL
 
 from leakfrontier.adversaries import PANEL, ImageSpace
 from leakfrontier.adversaries.matching import inverting_gradients
-from leakfrontier.defenses import Batch, base
+from leakfrontier.defenses import Batch, Defense, base
 from leakfrontier.evaluate.data.dataset import Dataset
 from leakfrontier.evaluate.foundations.devices import current_device, on_device, resolved
 from leakfrontier.evaluate.foundations.rows import Outcome
 from leakfrontier.evaluate.modality import metrics
 from leakfrontier.evaluate.papers.table import PaperSetting, Scores, TableTrial
 from leakfrontier.evaluate.papers.tables import TABLES
-from leakfrontier.evaluate.run import cells, scenes
+from leakfrontier.evaluate.run import cells, scenes, training_clients
 from leakfrontier.evaluate.run.cells import AttackTrial, TrainTrial, Trial, run_trial
+from leakfrontier.evaluate.run.training_server import Order
 from leakfrontier.evaluate.users.methods import Method
-from leakfrontier.evaluate.world.scenario import Scenario, Training
+from leakfrontier.evaluate.world.scenario import Scenario, Training, load_world
 
 MLP = Method(name="mlp", options={"width": 16})
 SCENARIO = Scenario(
@@ -79,6 +83,26 @@ DEFENSES = [
 ]
 
 
+class Here:
+    """A server in this process: another one does not know the pretended device."""
+
+    def new(self, make: Callable[..., object], order: Order, _: bytes) -> None:
+        world = load_world(order.scenario)
+        model = world.model(Defense(), order.draws[1])  # type: ignore[arg-type]
+        with patch.object(pickle, "loads", lambda _: (model, world.protocol)):
+            self.made = make(order, b"")
+
+    def call(self, method: str, content: bytes = b"") -> bytes:
+        found: bytes = getattr(self.made, method)(content)
+        return found
+
+
+@contextmanager
+def server_in_this_process() -> Iterator[None]:
+    with patch.object(training_clients, "clean_process", Here):
+        yield
+
+
 def both(trial: Trial) -> tuple[Outcome, Outcome]:
     """Do a cell here, and on a device that mixes with no other."""
     outcomes = []
@@ -88,7 +112,7 @@ def both(trial: Trial) -> tuple[Outcome, Outcome]:
         if device == "cpu":
             outcomes.append(trial.run(Path()))
             continue
-        with pretended_device(), on_device(THERE):
+        with pretended_device(), on_device(THERE), server_in_this_process():
             outcomes.append(trial.run(Path()))
     here, there = (
         replace(
