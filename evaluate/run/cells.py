@@ -69,13 +69,13 @@ class TrainTrial:
         scenario: The scenario.
         defense: The defense.
         seed: Repetition: data split, initial weights, order and noise.
-        observations: Number of attacked uploads that are logged for each checkpoint.
+        logged: Number of attacked uploads that are logged for each checkpoint.
     """
 
     scenario: Scenario
     defense: Method
     seed: int
-    observations: int = 0
+    logged: int = 0
 
     @cached_property
     def cell(self) -> Cell:
@@ -86,7 +86,7 @@ class TrainTrial:
             "seed": self.seed,
         }
         if self._attacked:
-            config["observations"] = self.observations
+            config["logged"] = self.logged
         labels = {
             **labels_of(self.scenario, self.defense),
             "seed": self.seed,
@@ -100,10 +100,10 @@ class TrainTrial:
         """Train, evaluating along the way and logging the uploads that are attacked."""
         world = load_world(self.scenario)
         defense, settings = world.defense(self.defense), self.scenario.training
-        enrolment = enrol(world, self.seed, self.observations)
+        enrolment = enrol(world, self.seed, self.logged)
         curve = {round(settings.rounds * i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
         rounds = {
-            last: attacked_rounds(world, enrolment, self.seed, last, self.observations)
+            last: attacked_rounds(world, enrolment, self.seed, last, self.logged)
             for last in self._attacked
         }
         model = world.model(defense, self.seed)
@@ -119,7 +119,7 @@ class TrainTrial:
                 evaluated=frozenset(curve | {*self.scenario.checkpoints}),
                 saved={c: self.checkpoint(folder, c) for c in self.scenario.checkpoints if c},
                 logged=frozenset(one for several in rounds.values() for one in several),
-                invited=enrolment.invited(world, self.observations, attacked=True),
+                invited=enrolment.invited(world, self.logged, attacked=True),
             ),
         )
         start = time.perf_counter()
@@ -127,11 +127,11 @@ class TrainTrial:
         busy = time.perf_counter() - start
         for last, several in rounds.items():
             found = training.attackable(several)
-            chosen = attacked(found, self.scenario.batch_size, self.observations)
-            if len(chosen) < self.observations and not training.refused:
+            chosen = attacked(found, self.scenario.batch_size, self.logged)
+            if len(chosen) < self.logged and not training.refused:
                 raise ValueError(
                     f"training gives {len(chosen)} uploads to attack, but observations is "
-                    f"{self.observations}: raise training.rounds or training.clients_per_round, or "
+                    f"{self.logged}: raise training.rounds or training.clients_per_round, or "
                     "lower observations"
                 )
             training.write(self.seen(folder, last), self.hidden(folder, last), chosen)
@@ -146,7 +146,7 @@ class TrainTrial:
     @property
     def _attacked(self) -> tuple[int, ...]:
         """Return the last rounds of the attacked parts of training."""
-        return tuple(c for c in self.scenario.checkpoints if c) if self.observations else ()
+        return tuple(c for c in self.scenario.checkpoints if c) if self.logged else ()
 
     @property
     def draws(self) -> tuple[object, ...]:
@@ -324,7 +324,7 @@ class AttackTrial(Traveller):
             **{name: getattr(self, name) for name in _ATTACK_FIELDS},
         }
         if self.checkpoint:
-            config["logged"] = self.training.observations
+            config["logged"] = self.training.logged
         adversary = build_adversary(self.adversary)
         labels = {
             **labels_of(self.scenario, self.defense),
@@ -373,7 +373,7 @@ class AttackTrial(Traveller):
         training = self.training
         seen, hidden = (file(folder, self.checkpoint) for file in (training.seen, training.hidden))
         return TrainedScenes(
-            world, defense, self.seed, training.draws, training.observations, seen, hidden
+            world, defense, self.seed, training.draws, training.logged, seen, hidden
         )
 
     @property

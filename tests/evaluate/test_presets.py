@@ -171,7 +171,7 @@ def test_trains_and_is_attacked(name: str, protocol: str, tmp_path: Path) -> Non
         checkpoints=(0, 1),
         training=Training(rounds=1, clients=300, clients_per_round=8, batch_size=3),
     )
-    trained = TrainTrial(scenario, FIRST[name], seed=0, observations=2).run(tmp_path)
+    trained = TrainTrial(scenario, FIRST[name], seed=0, logged=2).run(tmp_path)
     assert trained.utility[-1].total > 0
     for knows_defense, uploads in ((True, (0, 1)), (False, (0,))):
         trial = AttackTrial(

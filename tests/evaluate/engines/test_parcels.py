@@ -104,7 +104,7 @@ def test_cells_find_their_files_and_checkpoints(
 ) -> None:
     out = home / "out"
     defense = Method(name=f"{home / 'mine.py'}:Rounded")
-    training = TrainTrial(scenario, defense, 0, observations=2)
+    training = TrainTrial(scenario, defense, 0, logged=2)
     here = run_trial((training, out))
     there = elsewhere(training, out, home, tmp_path / "there")
     assert there.utility == here.utility

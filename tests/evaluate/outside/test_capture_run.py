@@ -77,7 +77,7 @@ def captured(
     built, adversary = world.defense(defense), build_adversary(first.adversary)
     threat = world.threat(first.knows_defense)
     server = Server(world, built, adversary, threat, first.seed, first.draws, examined=None)
-    rounds = Rounds(first, server, folder)
+    rounds = Rounds(first, server, first._scenes(world, built, folder))
     about = Description.model_validate(
         {
             "model": MODEL,

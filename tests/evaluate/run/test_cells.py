@@ -180,7 +180,7 @@ def test_observations_of_one_model_share_its_replay() -> None:
 
 
 def test_the_attacked_upload_belongs_to_the_version_that_its_client_had(tmp_path: Path) -> None:
-    training = TrainTrial(LATE, NONE, seed=0, observations=6)
+    training = TrainTrial(LATE, NONE, seed=0, logged=6)
     training.run(tmp_path)
     options = {"scenario": LATE, "checkpoint": 12, "observations": tuple(range(6))}
     log = UploadLog(training.seen(tmp_path, 12))
@@ -210,7 +210,7 @@ def test_tied_weights_survive_a_checkpoint(defense: str, tmp_path: Path) -> None
         update={"model": Method(name="watching:tied"), "checkpoints": (0, 2)}
     )
     method = Method(name=defense, options={"ratio": 0.5} if defense == "TopK" else {})
-    training = TrainTrial(scenario, method, seed=0, observations=1)
+    training = TrainTrial(scenario, method, seed=0, logged=1)
     first, *_, last = training.run(tmp_path).utility
     assert last.loss != first.loss
     attack = trial(WATCHING, scenario=scenario, defense=method, checkpoint=2, observations=(0,))
@@ -237,9 +237,7 @@ def test_identity_defenses_train_and_upload_as_the_undefended(
     scenario: Scenario, defense: Method, tmp_path: Path
 ) -> None:
     scenario = scenario.model_copy(update={"checkpoints": (0, 3), "batch_size": 3})
-    undefended, defended = (
-        TrainTrial(scenario, one, seed=0, observations=3) for one in (NONE, defense)
-    )
+    undefended, defended = (TrainTrial(scenario, one, seed=0, logged=3) for one in (NONE, defense))
     assert undefended.run(tmp_path).utility == defended.run(tmp_path).utility
     for checkpoint in (0, 3):
         plain, seen = (

@@ -43,7 +43,7 @@ def found(defense: Method, adversary: str, folder: Path, checkpoint: int = 12) -
 def test_a_defense_that_is_plain_in_training_is_plain_under_attack(
     name: str, tmp_path: Path
 ) -> None:
-    TrainTrial(SCENARIO, method(name), 0, observations=6).run(tmp_path)
+    TrainTrial(SCENARIO, method(name), 0, logged=6).run(tmp_path)
     assert found(method(name), "LinearLeakage", tmp_path) == 1
     assert found(method(name), "RobbingTheFedDirectPass", tmp_path) == 1
 
@@ -62,7 +62,7 @@ def test_accuracy_is_that_of_the_uploads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Pooling", "Counting"])
 def test_an_upload_that_depends_on_more_than_its_client_is_found(name: str, tmp_path: Path) -> None:
-    TrainTrial(SCENARIO, method(name), 0, observations=6).run(tmp_path)
+    TrainTrial(SCENARIO, method(name), 0, logged=6).run(tmp_path)
     module = type(method(name))  # the class of this process goes on; a new one starts from nothing
     assert module
     _forget()
@@ -78,7 +78,7 @@ def _forget() -> None:
 
 
 def test_earlier_uploads_of_the_client_are_observed(tmp_path: Path) -> None:
-    trained = TrainTrial(SCENARIO, NONE, 0, observations=6)
+    trained = TrainTrial(SCENARIO, NONE, 0, logged=6)
     trained.run(tmp_path)
     watching.SEEN.clear()
     attack = Method(name="watching:Watching")
@@ -96,7 +96,7 @@ def test_earlier_uploads_of_the_client_are_observed(tmp_path: Path) -> None:
 def test_only_crafted_models_make_clients_answer_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TrainTrial(SCENARIO, NONE, 0, observations=6).run(tmp_path)
+    TrainTrial(SCENARIO, NONE, 0, logged=6).run(tmp_path)
     from leakfrontier.evaluate.run import trained_scenes
 
     def refuse(*_: object) -> None:
@@ -117,7 +117,7 @@ def test_clients_of_our_defenses_answer_again(defense: str, tmp_path: Path) -> N
         "ATS": {"policy": "3-1-7"},
     }
     chosen = Method(name=defense, options=options.get(defense, {}))  # type: ignore[arg-type]
-    TrainTrial(SCENARIO, chosen, 0, observations=6).run(tmp_path)
+    TrainTrial(SCENARIO, chosen, 0, logged=6).run(tmp_path)
     attack = AttackTrial(
         SCENARIO, chosen, Method(name="RobbingTheFedDirectPass"), True, 0, 12, tuple(range(6))
     )

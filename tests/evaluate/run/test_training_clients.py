@@ -61,7 +61,7 @@ def test_attacked_clients_have_a_history(tmp_path: Path) -> None:
         model=Method(name="mlp", options={"width": 8}),
         training=Training(rounds=8, clients=6, clients_per_round=4),
     )
-    trial = TrainTrial(scenario, Method(name="none"), 0, observations=6)
+    trial = TrainTrial(scenario, Method(name="none"), 0, logged=6)
     trial.run(tmp_path)
     log, hidden = UploadLog(trial.seen(tmp_path, 8)), SecretLog(trial.hidden(tmp_path, 8))
     assert len(log) == 6
