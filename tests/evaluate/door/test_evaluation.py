@@ -135,7 +135,7 @@ def test_the_default_is_the_preset_with_its_defenses(monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         evaluate(Rounded(0.5), scenario="fashion-mini/lenet", device="auto", quiet=True)
     (scenario,) = seen["config"].scenarios
-    assert (scenario.name, scenario.training.rounds) == ("fashion-mini/lenet", 90)
+    assert (scenario.name, scenario.training.rounds) == ("fashion-mini/lenet", 60)
     assert scenario.device == "auto"
 
 
