@@ -50,6 +50,7 @@ REPLAY = (
 )
 ATTACK = (
     *REPLAY,
+    "evaluate/run/lazy.py",
     "evaluate/run/scenes.py",
     "evaluate/run/server.py",
 )

@@ -89,6 +89,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol)
         self.tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
+        self._kept: list[Tensor] = []  # keeps them alive, so that their ids are not reused
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:  # noqa: ANN401 - any value
         """Return how to find a value again; None for values that the stream holds."""
@@ -109,6 +110,7 @@ class _Pickler(pickle.Pickler):
     def _place(self, value: Tensor) -> int:
         if id(value) not in self._places:
             self._places[id(value)] = len(self.tensors)
+            self._kept.append(value)
             self.tensors.append(value.detach().cpu().contiguous().clone())
         return self._places[id(value)]
 
