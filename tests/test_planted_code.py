@@ -92,7 +92,7 @@ def planted(command: Command, root: Path, originals: Path, monkeypatch: pytest.M
                 code, output, errors = command(*line.split())
             assert not (root.parent / "ran").exists(), (line, output, errors)
             assert "Traceback" not in output + errors
-            assert code in (0, 1, 2)
+            assert code in (0, 1, 2, 3)  # 3: nothing was confirmed or refuted
         assert not trusted()
 
     return run

@@ -185,8 +185,11 @@ def _judged(
             unclear.append(f"no {name} ran again")
     ran = [one for one in own if one.rows is not None]
     certain = (claim.scenario, claim.defense) in trained
-    against = [reason for one in ran for reason in _certain(one, same_place, certain)]
-    if not against:
+    found = [(one, reason) for one in ran for reason in _certain(one, same_place, certain)]
+    against = [reason for one, reason in found if one.stored.same_code]
+    other = [reason for one, reason in found if not one.stored.same_code]
+    unclear += [f"{reason}; the code of the pack is not the code here" for reason in other]
+    if not found:
         for refutes, reason in _pooled(ran):
             (against if refutes else unclear).append(reason)
     decision: Decision = "refuted" if against else "undecided" if unclear else "confirmed"

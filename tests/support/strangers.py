@@ -36,6 +36,7 @@ CONFIG: dict[str, Any] = {
             "protocol": {"name": "FedAvg", "epochs": 1, "batch_size": 4, "lr": 0.1},
             "defenses": [{"name": "Chain", "links": [{"name": "TopK", "ratio": 0.5}, "SignSGD"]}],
             "candidates": 5,
+            "checkpoints": [0],
             "training": {"rounds": 1, "clients": 2, "batch_size": 4},
         }
     ],

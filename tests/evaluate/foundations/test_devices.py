@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +23,7 @@ from leakfrontier.adversaries.matching import inverting_gradients
 from leakfrontier.defenses import Batch, Defense, base
 from leakfrontier.evaluate.data.dataset import Dataset
 from leakfrontier.evaluate.foundations.devices import current_device, on_device, resolved
+from leakfrontier.evaluate.foundations.errors import OWN_FOLDER
 from leakfrontier.evaluate.foundations.rows import Outcome
 from leakfrontier.evaluate.modality import metrics
 from leakfrontier.evaluate.papers.table import PaperSetting, Scores, TableTrial
@@ -105,15 +108,16 @@ def server_in_this_process() -> Iterator[None]:
 
 def both(trial: Trial) -> tuple[Outcome, Outcome]:
     """Do a cell here, and on a device that mixes with no other."""
-    outcomes = []
+    outcomes, folder = [], Path(tempfile.mkdtemp(prefix=OWN_FOLDER))
     for device in ("cpu", "there"):
         scenes._SHOWN.clear()
         cells._EXAMINED.clear()
         if device == "cpu":
-            outcomes.append(trial.run(Path()))
+            outcomes.append(trial.run(folder))
             continue
         with pretended_device(), on_device(THERE), server_in_this_process():
-            outcomes.append(trial.run(Path()))
+            outcomes.append(trial.run(folder))
+    shutil.rmtree(folder)
     here, there = (
         replace(
             one,
