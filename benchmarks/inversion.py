@@ -13,7 +13,7 @@ import argparse
 
 import torch
 
-from leakfrontier.adversaries import FedAvg, FedSGD, Protocol
+from leakfrontier.adversaries import ContinuousSpace, FedAvg, FedSGD, InputSpace, Protocol
 from leakfrontier.defenses import (
     ATS,
     DPSGD,
@@ -100,6 +100,7 @@ def _examined(
     world: World, defense: Defense, protocol: Protocol, size: int, seed: int
 ) -> Examined | None:
     rng = generator("benchmark", seed)
+    defense = _for_space(defense, world.space)
     client = Client(world.model(defense, seed), world.modality.loss, defense, protocol, world.space)
     rows = torch.randperm(len(world.train.targets), generator=rng)
     rounds = [
@@ -118,6 +119,13 @@ def _examined(
     return Examined(replay, probe, inversion.decoder)
 
 
+def _for_space(defense: Defense, space: InputSpace) -> Defense:
+    """Return a defense that knows how the inputs were normalised."""
+    if not isinstance(space, ContinuousSpace):
+        return defense
+    return defense.for_space(space.mean, space.std)
+
+
 def _report(name: str, found: list[Examined | None]) -> bool:
     """Print the worst case of one defense, and return whether it fails."""
     pairs = [(one.replay, one.probe) for one in found if one is not None and one.probe is not None]
@@ -133,7 +141,10 @@ def _report(name: str, found: list[Examined | None]) -> bool:
         key=lambda both: both[0] - both[1],
     )
     verdict = "FAILS" if fails else "passes"
-    print(f"{verdict:6}  excess {excess:+.2f}  contrast {contrast:.2f} of {ideal:.2f}  {name}")
+    print(
+        f"{verdict:6}  excess {excess:+.2f}  contrast {contrast:.2f} of {ideal:.2f}  {name}",
+        flush=True,
+    )
     return fails
 
 
