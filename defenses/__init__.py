@@ -12,6 +12,7 @@ from .base import (
     Refused,
     Update,
     batch_gradient,
+    overrides,
     trainable,
 )
 from .client_dp import ClientDP
@@ -28,6 +29,7 @@ from .randomk import RandomK
 from .secagg.secure_aggregation import SecureAggregation
 from .signsgd import SignSGD
 from .soteria import Soteria
+from .summing import Summing, summing_of
 from .topk import TopK
 from .weight_inspection import WeightInspection
 
@@ -83,9 +85,12 @@ __all__ = [
     "SecureAggregation",
     "SignSGD",
     "Soteria",
+    "Summing",
     "TopK",
     "Update",
     "WeightInspection",
     "batch_gradient",
+    "overrides",
+    "summing_of",
     "trainable",
 ]

@@ -254,12 +254,12 @@ class Chain(Defense):
         if not all(isinstance(link, Defense) for link in self.links):
             raise ValueError(f"links must be Defense objects, got {self.links}")
         self.links = tuple(replace(link) for link in self.links)  # state is never shared
-        computing = [link for link in self.links if _overrides(link, "gradient")]
+        computing = [link for link in self.links if overrides(link, "gradient")]
         if len(computing) > 1:
             names = ", ".join(type(link).__name__ for link in computing)
             raise ValueError(f"at most one link may compute the gradient, got {names}")
         self._computing = computing[0] if computing else Defense()
-        drawing = [link for link in self.links if _overrides(link, "batches")]
+        drawing = [link for link in self.links if overrides(link, "batches")]
         if len(drawing) > 1:
             names = ", ".join(type(link).__name__ for link in drawing)
             raise ValueError(f"at most one link may draw the batches, got {names}")
@@ -360,7 +360,7 @@ class Chain(Defense):
         or changes the model.
         """
         others = [link for link in self.links if link is not self._computing]
-        mixed = any(_overrides(link, "on_batch") or _overrides(link, "on_model") for link in others)
+        mixed = any(overrides(link, "on_batch") or overrides(link, "on_model") for link in others)
         claims = [link.guarantee(plan) for link in others]
         if not mixed:
             claims.insert(0, self._computing.guarantee(plan))
@@ -390,5 +390,9 @@ def batch_gradient(model: nn.Module, loss: Loss, batch: Batch) -> Update:
     return cast(Update, grad(objective)(parameters))
 
 
-def _overrides(defense: Defense, hook: str) -> bool:
-    return getattr(type(defense), hook) is not getattr(Defense, hook)
+def overrides(defense: Defense, hook: str) -> bool:
+    """Return whether a defense, or a link of a chain, has its own version of a hook."""
+    if type(defense) is Chain:
+        return any(overrides(link, hook) for link in defense.links)
+    own = getattr(defense, hook)  # may be an attribute of the object
+    return getattr(own, "__func__", own) is not getattr(Defense, hook)

@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -16,7 +15,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update, trainable
-from .per_example import ClippedGradient, check_alone, check_apart
+from .per_example import ClippedGradient, architecture, check_alone, check_apart
 from .pld import gaussian_epsilon
 
 _SMALL = 2**20  # up to this many entries, computing all per-example gradients is faster than ghost
@@ -161,6 +160,21 @@ class DPSGD(Defense):
             check_alone(_replica(model), loss, batch, self._client.total, self._clipped)
         return gradient
 
+    def from_sum(
+        self, total: Update, model: nn.Module, loss: Loss, batch: Batch, rng: Generator
+    ) -> Update:
+        """Return the gradient for a sum of clipped gradients that was computed elsewhere.
+
+        The model must not draw random numbers.
+
+        Raises:
+            ValueError: If the model or the loss mixes the examples of a batch.
+        """
+        if len(batch.inputs) and _is_due(model, loss, len(batch.inputs)):
+            check_apart(_replica(model), loss, batch)
+            check_alone(_replica(model), loss, batch, total, self._clipped)
+        return _FunctionalClient(self).noised(total, self._batch_size or len(batch.inputs), rng)
+
     def _ghost(self, model: nn.Module, batch_size: int) -> bool:
         if self.per_example != "auto":
             return self.per_example == "ghost"
@@ -221,29 +235,12 @@ def _is_due(model: nn.Module, loss: Loss, size: int) -> bool:
     them. A server may make a known architecture mix through its weights. Only the tests at powers
     of 2 can detect that.
     """
-    looks = _LOOKS.setdefault(_architecture(model), _Looks())
+    looks = _LOOKS.setdefault(architecture(model), _Looks())
     looks.steps += 1
     name = getattr(loss, "__qualname__", type(loss).__qualname__)  # the loss may hold the model
     new = (name, size, model.training) not in looks.circumstances
     looks.circumstances.add((name, size, model.training))
     return new or looks.steps & (looks.steps - 1) == 0
-
-
-def _architecture(model: nn.Module) -> tuple[object, ...]:
-    """Return a model without its tensors: modules, their functions and plain attributes."""
-    return tuple(
-        (name, type(module), *map(_as_key, vars(module).values()))
-        for name, module in model.named_modules()
-    )
-
-
-def _as_key(value: object) -> object:
-    if isinstance(value, bool | int | float | str | tuple):
-        return repr(value)
-    if not isinstance(value, FunctionType):
-        return None
-    cells = [repr(cell) for cell in value.__closure__ or ()]  # identifies the object in each cell
-    return value.__code__, repr(value.__defaults__), *cells
 
 
 def _draws(batch: Batch) -> Tensor:
@@ -322,6 +319,10 @@ class _FunctionalClient:
         if len(batch.inputs):
             self.clipped.expect(1)
             total = self.clipped.gradient(model, loss, batch, rng)
+        return self.noised(total, size, rng)
+
+    def noised(self, total: Update, size: int, rng: Generator) -> Update:
+        """Return a noised sum, divided by the expected batch size."""
         return {name: (value + self._noise(value, rng)) / size for name, value in total.items()}
 
     def _noise(self, like: Tensor, rng: Generator) -> Tensor:

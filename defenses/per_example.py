@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Generator, Tensor, nn
@@ -32,14 +34,14 @@ class ClippedGradient(Defense):
     def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
         """Return the clipped mean gradient."""
         gradients = example_gradients(model, loss, batch)
-        factors = self._factors({name: g.flatten(1).norm(dim=1) for name, g in gradients.items()})
+        factors = self.factors({name: g.flatten(1).norm(dim=1) for name, g in gradients.items()})
         size = self._batch_size or len(batch.inputs)
         return {
             name: torch.einsum("i,i...->...", factors[name], g) / size
             for name, g in gradients.items()
         }
 
-    def _factors(self, norms: Update) -> Update:
+    def factors(self, norms: Update) -> Update:
         """Return the factor of each example's gradient, as Opacus computes it."""
         if self.clipping == "per_layer":
             bound = self.max_grad_norm / math.sqrt(len(norms))
@@ -128,7 +130,7 @@ def check_alone(
         for rows in torch.arange(len(batch.inputs)).split(max(1, _AT_ONCE // max(1, entries))):
             gradients = _gradients_alone(model, loss, batch.at(rows))
             norms = {name: g.flatten(1).norm(dim=1) for name, g in gradients.items()}
-            for name, factors in clipped._factors(norms).items():
+            for name, factors in clipped.factors(norms).items():
                 missing[name] = missing[name] - torch.einsum(
                     "i,i...->...", factors, gradients[name]
                 )
@@ -224,3 +226,30 @@ def _gradients_alone(model: nn.Module, loss: Loss, batch: Batch) -> Update:
 
 def _norm(values: list[Tensor]) -> float:
     return math.sqrt(sum(float(value.square().sum()) for value in values))
+
+
+_ARCHITECTURES: WeakKeyDictionary[nn.Module, tuple[object, ...]] = WeakKeyDictionary()
+
+
+def architecture(model: nn.Module) -> tuple[object, ...]:
+    """Return a model without its tensors: modules, their functions and plain attributes.
+
+    It is computed once for each object and mode.
+    """
+    known = _ARCHITECTURES.get(model)
+    if known is None or known[0] != model.training:
+        parts = [
+            (name, type(module), *map(_as_key, vars(module).values()))
+            for name, module in model.named_modules()
+        ]
+        known = _ARCHITECTURES[model] = (model.training, *parts)
+    return known
+
+
+def _as_key(value: object) -> object:
+    if isinstance(value, bool | int | float | str | tuple):
+        return repr(value)
+    if not isinstance(value, FunctionType):
+        return None
+    cells = [repr(cell) for cell in value.__closure__ or ()]  # identifies the object in each cell
+    return value.__code__, repr(value.__defaults__), *cells

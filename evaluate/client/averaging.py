@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,13 +14,21 @@ from leakfrontier.adversaries import Protocol
 from leakfrontier.defenses import Update, trainable
 
 from ..foundations.seeds import fork
-from .clients import Invited, Seen
+from .clients import Invited, Seen, mean_weight
 
 SERVER_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
 }
-"""How the server applies the mean update: plain averaging, or FedAdam (Reddi et al. 2021)."""
+"""How the server applies the mean update: averaging, with momentum (FedAvgM, Hsu et al. 2019), or
+FedAdam (Reddi et al. 2021)."""
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2.0,
+}
+"""The learning rate relative to the first one, given the share of rounds that are done."""
 
 
 @dataclass
@@ -33,6 +42,10 @@ class Averaging:
         clients_per_round: Clients sampled per round.
         server: `sgd` or `adam`.
         lr: The server's learning rate.
+        momentum: Momentum of `sgd`.
+        schedule: How the learning rate changes over the rounds.
+        rounds: Number of rounds, for the schedule.
+        weights: How much the upload of each client counts. Default: all the same.
     """
 
     model: nn.Module
@@ -41,6 +54,11 @@ class Averaging:
     clients_per_round: int
     server: str = "adam"
     lr: float = 0.01
+    momentum: float = 0.0
+    schedule: str = "constant"
+    rounds: int = 1
+    weights: Sequence[float] | None = None
+    _steps: int = field(default=0, init=False, repr=False)
     _versions: list[nn.Module] = field(default_factory=list, init=False, repr=False)
     _optimizer: torch.optim.Optimizer = field(init=False, repr=False)
 
@@ -52,7 +70,8 @@ class Averaging:
         if self.server not in SERVER_OPTIMIZERS:
             raise ValueError(f"server must be one of {[*SERVER_OPTIMIZERS]}, got {self.server!r}")
         parameters = trainable(self.model).values()
-        self._optimizer = SERVER_OPTIMIZERS[self.server](parameters, lr=self.lr)
+        options = {"momentum": self.momentum} if self.server == "sgd" else {}
+        self._optimizer = SERVER_OPTIMIZERS[self.server](parameters, lr=self.lr, **options)
 
     @property
     def uploads(self) -> int:
@@ -80,26 +99,26 @@ class Averaging:
         """Step along the mean of what the server sees of a round."""
         if oldest := self.protocol.max_staleness:
             self._versions = [*self._versions, copy.deepcopy(self.model)][-oldest:]
+        done, self._steps = self._steps / self.rounds, self._steps + 1
         ages = dict(zip(invited.clients, invited.ages, strict=True))
-        weights = [[self.protocol.weight(ages[index]) for index in one.clients] for one in seen]
-        for one, several in zip(seen, weights, strict=True):
+        parts: list[tuple[float, Update]] = []
+        total_weight = 0.0
+        for one in seen:
+            several = [self.protocol.weight(ages[index]) for index in one.clients]
             if len(one.updates) < len(several) and len({*several}) > 1:
                 raise ValueError(
                     "uploads have different weights by their age, but the server sees only their "
                     "sum: set exponent: 0 in the protocol, or use a defense that does not aggregate"
                 )
-        total = _sum(
-            [
-                (weight, update)
-                for one, several in zip(seen, weights, strict=True)
-                for weight, update in zip(several, one.updates, strict=False)
-            ]
-        )
-        count = sum(len(several) for several in weights)
-        if total is None:
+            own = mean_weight(self.weights, one.clients)
+            parts += [(own * w, update) for w, update in zip(several, one.updates, strict=False)]
+            total_weight += own * len(several)
+        if (total := _sum(parts)) is None:
             return
         for name, parameter in trainable(self.model).items():
-            parameter.grad = self.protocol.descent(total[name] / count)
+            parameter.grad = self.protocol.descent(total[name] / total_weight)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.lr * SCHEDULES[self.schedule](done)
         self._optimizer.step()
 
 

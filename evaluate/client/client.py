@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -31,6 +31,10 @@ from ..users.contract import Checked
 from ..users.copies import CLIENTS, SIMULATED, in_precision_of
 from .math_attention import math_attention
 from .mending import AS_GIVEN, AVERAGED, Expected, Mending, mean, refuse_stack, straight_through
+from .side_by_side import Asked, summed
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -144,12 +148,22 @@ class _Step(nn.Module):
         self.model, self.loss, self.defense = model, loss, defense
 
     def gradient(self, weights: Mapping[str, Tensor], batch: Batch, rng: Generator) -> Update:
+        """Return the defense's gradient, computed together with other clients where possible."""
         placed = {f"model.{name}": value for name, value in weights.items()}
-        return cast(Update, functional_call(self, placed, (batch, rng)))
+        trained_on: Batch = functional_call(self, placed, (self.defense.on_batch, batch, rng))
+        rule = self.defense.summing if isinstance(self.defense, Checked) else None
+        total = None
+        if rule is not None:
+            total = summed(Asked(self.model, self.loss, weights, trained_on, rule.clipped))
+        compute: Callable[..., Update] = self.defense.gradient
+        if total is not None and isinstance(self.defense, Checked):
+            compute = partial(self.defense.from_sum, total)
+        arguments = (compute, self.model, self.loss, trained_on, rng)
+        return cast(Update, functional_call(self, placed, arguments))
 
-    def forward(self, batch: Batch, rng: Generator) -> Update:
-        trained_on = self.defense.on_batch(batch, rng)
-        return self.defense.gradient(self.model, self.loss, trained_on, rng)
+    def forward(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+        """Call a function while the model has the weights of this step."""
+        return function(*args, **options)
 
 
 @dataclass(frozen=True)
@@ -401,5 +415,5 @@ def _another_round(
 
 
 def _shares(inputs: Tensor, targets: Tensor, clients: int) -> list[Batch]:
-    parts = zip(inputs.chunk(clients), targets.chunk(clients), strict=True)
+    parts = zip(inputs.tensor_split(clients), targets.tensor_split(clients), strict=True)
     return [Batch(*part) for part in parts]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import overload
 
 from torch import Generator, Tensor, nn
 
@@ -18,6 +20,7 @@ from ..users.alone import fresh
 from ..users.contract import Checked
 from ..users.state import restored, saved
 from .client import Client, shown
+from .side_by_side import side_by_side
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,31 @@ class Memory:
     epoch: tuple[Tensor, ...]
 
 
+@dataclass(frozen=True)
+class Shares(Sequence[Batch]):
+    """The private examples of each client, made when they are needed.
+
+    Attributes:
+        examples: The examples of all clients.
+        rows: Which of them each client has.
+    """
+
+    examples: Batch
+    rows: Sequence[Tensor]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Batch: ...
+    @overload
+    def __getitem__(self, place: slice) -> Shares: ...
+    def __getitem__(self, place: int | slice) -> Batch | Shares:
+        """Return the examples of a client, or of several."""
+        rows = self.rows[place]
+        return self.examples.at(rows) if isinstance(rows, Tensor) else Shares(self.examples, rows)
+
+
 @dataclass
 class Clients:
     """The clients' side of a federation.
@@ -105,21 +133,26 @@ class Clients:
         client: The template of all clients. Each client gets a copy of its defense.
         shares: The private examples of each client.
         batch_sizes: Examples that each client draws for a FedSGD update.
+        weights: How much the upload of each client counts. Default: all the same. If the server
+            sees uploads only together, clients multiply them by these before.
     """
 
     client: Client
     shares: Sequence[Batch]
     batch_sizes: Sequence[int]
-    _defenses: list[Checked] = field(init=False, repr=False)
+    weights: Sequence[float] | None = None
+    _defenses: dict[int, Checked] = field(default_factory=dict, init=False, repr=False)
     _epochs: dict[int, list[Tensor]] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self._defenses = [Checked(fresh(self.client.defense)) for _ in self.shares]
+    def _defense(self, index: int) -> Checked:
+        if index not in self._defenses:
+            self._defenses[index] = Checked(fresh(self.client.defense))
+        return self._defenses[index]
 
     def memories(self, clients: Sequence[int]) -> dict[int, Memory]:
         """Return what some clients remember."""
         return {
-            index: Memory(saved(self._defenses[index].inner), tuple(self._epochs.get(index, ())))
+            index: Memory(saved(self._defense(index).inner), tuple(self._epochs.get(index, ())))
             for index in clients
         }
 
@@ -145,25 +178,29 @@ class Clients:
         """
         rng = invited.rng
         rngs = [[fork(rng) for _ in invited.clients] for _ in range(3)]
+        present = [one for one in zip(invited.clients, *rngs, strict=True) if one[0] in sent]
+        rows = {index: self._rows(index, drawing) for index, drawing, _, _ in present}
+        answers = side_by_side(
+            [
+                partial(self._upload, index, rows[index], sent[index], agreed, own)
+                for index, _, own, _ in present
+            ]
+        )
         taking_part: list[_Uploaded] = []
         secrets: dict[int, Secrets] = {}
         refused, reason = 0, ""
-        for index, drawing, own, together in zip(invited.clients, *rngs, strict=True):
-            if index not in sent:
+        for (index, _, _, together), answer in zip(present, answers, strict=True):
+            if isinstance(answer, Refused):
+                refused, reason = refused + 1, str(answer)
                 continue
-            rows = self._rows(index, drawing)
-            try:
-                client, update = self._upload(index, rows, sent[index], agreed, own)
-            except Refused as refusal:
-                refused, reason = refused + 1, str(refusal)
-                continue
+            client, update = answer
             taking_part.append(_Uploaded(index, client, update, together))
-            seen_last = self._defenses[index].trained_on or self.shares[index].at(rows)
-            secrets[index] = Secrets(rows, seen_last, client.model)
+            seen_last = self._defense(index).trained_on or self.shares[index].at(rows[index])
+            secrets[index] = Secrets(rows[index], seen_last, client.model)
         seen = []
         for group in self._groups(taking_part):
             try:
-                seen.append(_shown(group))
+                seen.append(self._shown(group))
             except Refused as refusal:
                 refused, reason = refused + len(group), str(refusal)
         return Answer(seen, refused, secrets, reason)
@@ -180,7 +217,7 @@ class Clients:
         """
         if not self._epochs.get(index):
             size = len(self.shares[index].inputs)
-            drawn = self._defenses[index].batches(size, self.batch_sizes[index], 1, rng)
+            drawn = self._defense(index).batches(size, self.batch_sizes[index], 1, rng)
             self._epochs[index] = [*drawn]
         return self._epochs[index].pop(0)
 
@@ -188,11 +225,26 @@ class Clients:
         self, index: int, rows: Tensor, sent: nn.Module, agreed: nn.Module, rng: Generator
     ) -> tuple[Client, Update]:
         """Return a client with its version of the model, and its update."""
-        defense, share = self._defenses[index], self.shares[index].at(rows)
+        defense, share = self._defense(index), self.shares[index].at(rows)
         client = replace(self.client, model=defense.on_receive(sent, agreed), defense=defense)
         defense.begin(share)
         with global_draws(rng):
             return client, client.upload(share, rng)
+
+    def _shown(self, group: Sequence[_Uploaded]) -> Seen:
+        """Return what the server sees of a group.
+
+        Uploads of unequal weights are scaled, so that their sum is the weighted one.
+        """
+        members = tuple(one.index for one in group)
+        mean = mean_weight(self.weights, members)
+        updates = [one.update for one in group]
+        if self.weights is not None and len(members) > 1:
+            updates = [
+                {name: value * (self.weights[index] / mean) for name, value in update.items()}
+                for index, update in zip(members, updates, strict=True)
+            ]
+        return Seen(members, shown([one.client for one in group], updates, group[0].rng))
 
     def _groups(self, taking_part: Sequence[_Uploaded]) -> list[Sequence[_Uploaded]]:
         """Return groups of the size of the defense's cohort. The last one includes the rest."""
@@ -215,6 +267,6 @@ class _Uploaded:
     rng: Generator
 
 
-def _shown(group: Sequence[_Uploaded]) -> Seen:
-    clients, updates = [one.client for one in group], [one.update for one in group]
-    return Seen(tuple(one.index for one in group), shown(clients, updates, group[0].rng))
+def mean_weight(weights: Sequence[float] | None, clients: Sequence[int]) -> float:
+    """Return the mean weight of clients that the server sees together."""
+    return 1.0 if weights is None else sum(weights[index] for index in clients) / len(clients)

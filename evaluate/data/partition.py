@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from leakfrontier.defenses import Batch
 Indices = NDArray[np.int64]
 """Positions of examples in a batch."""
 
+Sizes = Sequence[int] | None
+"""Number of examples of each client; None if they differ by at most one."""
+
 
 def partition(
     batch: Batch, clients: int, scheme: str, rng: Generator, *, alpha: float = 0.5
@@ -25,11 +28,15 @@ def partition(
 
 
 def partition_rows(
-    batch: Batch, clients: int, scheme: str, rng: Generator, *, alpha: float = 0.5
+    batch: Batch,
+    clients: int,
+    scheme: str,
+    rng: Generator,
+    *,
+    alpha: float = 0.5,
+    sizes: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Return the rows of each client's examples; every example goes to exactly one client.
-
-    The numbers of examples of two clients differ by at most one.
 
     Args:
         batch: The examples to distribute.
@@ -37,6 +44,7 @@ def partition_rows(
         scheme: One of `PARTITIONS`.
         rng: Source of all random choices.
         alpha: Similarity of the clients for `label-skew`. Near 0, each has one class.
+        sizes: Number of examples of each client. By default, they differ by at most one.
     """
     if scheme not in PARTITIONS:
         raise ValueError(f"scheme must be one of {', '.join(PARTITIONS)}, got {scheme!r}")
@@ -48,16 +56,23 @@ def partition_rows(
         raise ValueError(f"alpha must be positive and finite, got {alpha}")
     seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
     draws = np.random.default_rng(seed)
-    parts = PARTITIONS[scheme](batch, clients, draws, alpha)
+    if sizes is not None and (len(sizes) != clients or sum(sizes) != len(batch.targets)):
+        raise ValueError(
+            f"sizes must be {clients} numbers that add up to {len(batch.targets)}, got {sizes}"
+        )
+    parts = PARTITIONS[scheme](batch, clients, sizes, draws, alpha)
     return [torch.from_numpy(draws.permutation(part)) for part in parts]
 
 
-def _iid(batch: Batch, clients: int, draws: np.random.Generator, alpha: float) -> list[Indices]:
-    return np.array_split(draws.permutation(len(batch.targets)), clients)
+def _iid(
+    batch: Batch, clients: int, sizes: Sizes, draws: np.random.Generator, alpha: float
+) -> list[Indices]:
+    cuts = clients if sizes is None else np.cumsum(sizes)[:-1]
+    return np.array_split(draws.permutation(len(batch.targets)), cuts)
 
 
 def _label_skew(
-    batch: Batch, clients: int, draws: np.random.Generator, alpha: float
+    batch: Batch, clients: int, sizes: Sizes, draws: np.random.Generator, alpha: float
 ) -> list[Indices]:
     """Give each client classes in proportions from a Dirichlet distribution, while they last.
 
@@ -76,7 +91,8 @@ def _label_skew(
     pools = [draws.permutation(np.flatnonzero(labels == label)) for label in range(len(left))]
     concentration = alpha * left / len(labels)
     parts = []
-    for size in (len(labels) + np.arange(clients)) // clients:
+    each = (len(labels) + np.arange(clients)) // clients if sizes is None else sizes
+    for size in each:
         taken = _draw_labels(draws.dirichlet(concentration), left, int(size), draws)
         chosen = zip(pools, left - taken, left, strict=True)
         parts.append(np.concatenate([pool[start:end] for pool, start, end in chosen]))
@@ -99,7 +115,7 @@ def _draw_labels(
 
 
 def _feature_skew(
-    batch: Batch, clients: int, draws: np.random.Generator, alpha: float
+    batch: Batch, clients: int, sizes: Sizes, draws: np.random.Generator, alpha: float
 ) -> list[Indices]:
     """Give each client a region of the leading principal components, with all classes.
 
@@ -114,22 +130,23 @@ def _feature_skew(
     scores, _, _ = randomized_svd(centred, count, random_state=int(draws.integers(2**32)))
     targets = batch.targets if batch.targets.dim() == 1 else batch.targets.new_zeros(len(features))
     _, labels = np.unique(targets.cpu().numpy(), return_inverse=True)
-    return _halve(np.arange(len(labels)), clients, scores, labels)
+    return _halve(np.arange(len(labels)), clients, sizes, scores, labels)
 
 
 def _halve(
-    indices: Indices, clients: int, scores: NDArray[np.float32], labels: Indices
+    indices: Indices, clients: int, sizes: Sizes, scores: NDArray[np.float32], labels: Indices
 ) -> list[Indices]:
     if clients == 1:
         return [indices]
     quantiles = _class_quantiles(scores[indices, 0], labels[indices])
     ordered = indices[np.argsort(quantiles, kind="stable")]
     first = clients // 2
-    cut = len(indices) * first // clients
+    cut = len(indices) * first // clients if sizes is None else sum(sizes[:first])
+    left, right = (None, None) if sizes is None else (sizes[:first], sizes[first:])
     turned = np.roll(scores, -1, axis=1)
     return [
-        *_halve(ordered[:cut], first, turned, labels),
-        *_halve(ordered[cut:], clients - first, turned, labels),
+        *_halve(ordered[:cut], first, left, turned, labels),
+        *_halve(ordered[cut:], clients - first, right, turned, labels),
     ]
 
 
@@ -146,7 +163,7 @@ def _class_quantiles(values: NDArray[np.float32], labels: Indices) -> NDArray[np
     return quantiles
 
 
-PARTITIONS: dict[str, Callable[[Batch, int, np.random.Generator, float], list[Indices]]] = {
+PARTITIONS: dict[str, Callable[[Batch, int, Sizes, np.random.Generator, float], list[Indices]]] = {
     "iid": _iid,
     "label-skew": _label_skew,
     "feature-skew": _feature_skew,

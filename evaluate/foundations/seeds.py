@@ -121,6 +121,17 @@ def seed_globally(rng: Generator) -> None:
     _set_state(torch.default_generator, digest)
 
 
+def global_states() -> list[torch.Tensor]:
+    """Return the states of torch's global generators."""
+    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+
+
+def set_global_states(states: list[torch.Tensor]) -> None:
+    """Put torch's global generators back to some states."""
+    torch.set_rng_state(states[0])
+    torch.cuda.set_rng_state_all(states[1:])
+
+
 @contextmanager
 def narrow_seeds() -> Iterator[None]:
     """Draw like older versions, which seeded generators with 32 bits, to reproduce their rows."""

@@ -89,11 +89,10 @@ def training_plan(world: World, unit: str, rounds: int) -> Plan:
     The server sees which clients take part, so random choice of clients gives no protection. Which
     records of a client are in a batch is secret.
     """
-    training, protocol = world.scenario.training, world.protocol
-    examples = len(world.train.targets)
-    fewest, most = examples // training.clients, -(-examples // training.clients)
-    drawn = world.scenario.client_batch if protocol.uploads_gradient else most
-    delta = default_delta(examples)
+    protocol, sizes = world.protocol, world.share_sizes
+    fewest, most = min(sizes), max(sizes)
+    drawn = max(world.drawn_sizes)
+    delta = default_delta(len(world.train.targets))
     if unit == "client":
         return Plan(rounds, 1.0, delta)
     size, steps = protocol.step_size(drawn), protocol.local_steps(most)

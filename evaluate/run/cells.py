@@ -114,7 +114,7 @@ class TrainTrial:
             Order(
                 scenario=self.scenario,
                 draws=self.draws,
-                clients=len(enrolment.rows),
+                weights=enrolment.weights,
                 lr=settings.lr_under(self.defense),
                 evaluated=frozenset(curve | {*self.scenario.checkpoints}),
                 saved={c: self.checkpoint(folder, c) for c in self.scenario.checkpoints if c},

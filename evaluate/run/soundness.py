@@ -253,8 +253,9 @@ def _too_slow(model: nn.Module, world: World, work: Work) -> Iterator[str]:
     """Yield a warning if a cell will probably time out, estimated from a few gradients."""
     scenario, loss = world.scenario, world.modality.loss
     training, limit = scenario.training, work.time_limit
-    share = scenario.client_batch if world.protocol.uploads_gradient else _largest_share(world)
-    per_round = training.clients_per_round * _seen(world, share)
+    sizes = world.drawn_sizes
+    each = sum(_seen(world, size) for size in sizes) / len(sizes)
+    per_round = round(training.participants * each)
     kinds: list[tuple[str, int, Callable[[nn.Module, Loss, Batch], object]]] = [
         ("training", training.rounds * per_round, batch_gradient),
         (
@@ -280,10 +281,6 @@ def _seen(world: World, examples: int) -> int:
     """Return how many examples all local steps of a client see in total."""
     protocol = world.protocol
     return protocol.local_steps(examples) * min(examples, protocol.step_size(examples))
-
-
-def _largest_share(world: World) -> int:
-    return -(-len(world.train.targets) // world.scenario.training.clients)
 
 
 def _seconds(step: Callable[[Batch], object], world: World, examples: int) -> float:

@@ -13,7 +13,7 @@ from torch import nn
 from leakfrontier.defenses import Defense, Refused, trainable
 
 from ..client.averaging import invite
-from ..client.clients import Clients, Invited
+from ..client.clients import Clients, Invited, Shares
 from ..client.examination import ALIKE, distance
 from ..foundations.seeds import generator
 from ..users.alone import fresh
@@ -168,5 +168,6 @@ class TrainedScenes(Scenes):
 
 def clients_of(world: World, defense: Defense, model: nn.Module, enrolment: Enrolment) -> Clients:
     """Return the clients of a federation under a defense."""
-    shares = [world.train.at(rows) for rows in enrolment.rows]
-    return Clients(world.client(defense, model), shares, enrolment.batch_sizes)
+    shares = Shares(world.train, enrolment.rows)
+    client = world.client(defense, model)
+    return Clients(client, shares, enrolment.batch_sizes, enrolment.weights)

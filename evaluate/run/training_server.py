@@ -39,7 +39,7 @@ class Order:
     Attributes:
         scenario: The scenario.
         draws: The values that seed the rounds.
-        clients: Number of clients.
+        weights: How much the upload of each client counts.
         lr: The server's learning rate.
         evaluated: The rounds after which to evaluate the model.
         saved: The files of models to save, by round.
@@ -49,7 +49,7 @@ class Order:
 
     scenario: Scenario
     draws: tuple[object, ...]
-    clients: int
+    weights: tuple[float, ...]
     lr: float
     evaluated: frozenset[int]
     saved: Mapping[int, Path]
@@ -73,10 +73,14 @@ class TrainingServer:
         self._averaging = Averaging(
             model.to(self._world.device),
             protocol,
-            order.clients,
-            training.clients_per_round,
+            len(order.weights),
+            training.participants,
             training.server,
             order.lr,
+            training.momentum,
+            training.schedule,
+            training.rounds,
+            order.weights,
         )
         self._rng = generator("training", *order.draws)
         self._round = self._refused = 0

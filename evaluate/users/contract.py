@@ -15,7 +15,18 @@ from numbers import Real
 import torch
 from torch import Generator, Tensor, nn
 
-from leakfrontier.defenses import ADJACENCIES, Batch, Defense, Guarantee, Loss, Update, trainable
+from leakfrontier.defenses import (
+    ADJACENCIES,
+    Batch,
+    Defense,
+    Guarantee,
+    Loss,
+    Summing,
+    Update,
+    overrides,
+    summing_of,
+    trainable,
+)
 
 from .alone import Alone, alone
 from .copies import CLIENTS
@@ -45,7 +56,10 @@ class Checked(Defense):
 
         The client gets copies. Later changes to them have no effect on the server.
         """
-        model, agreed = CLIENTS.of(model), CLIENTS.of(agreed)
+        model = CLIENTS.of(model)
+        if not overrides(self.inner, "on_receive"):
+            return model
+        agreed = CLIENTS.of(agreed)
         before = [value.clone() for value in model.state_dict().values()]
         result = alone(self.inner.on_receive, model, agreed)
         self._check_untouched("on_receive", before, model.state_dict().values())
@@ -77,6 +91,8 @@ class Checked(Defense):
     def on_batch(self, batch: Batch, rng: Generator) -> Batch:
         """Check the private batch and the defense's batch."""
         check_batch(batch, "the private batch")
+        if not overrides(self.inner, "on_batch"):
+            return batch
         before = [tensor.clone() for tensor in batch]
         result = alone(self.inner.on_batch, batch, rng)
         if not isinstance(result, Batch):
@@ -102,8 +118,25 @@ class Checked(Defense):
         self._check_update("gradient", result, trainable(model))
         return result
 
+    @property
+    def summing(self) -> Summing | None:
+        """Return how the gradient follows from sums; None if the defense must compute it."""
+        return summing_of(self.inner)
+
+    def from_sum(
+        self, total: Update, model: nn.Module, loss: Loss, batch: Batch, rng: Generator
+    ) -> Update:
+        """Return the gradient for a sum over examples, which must be finite."""
+        rule = self.summing
+        assert rule is not None
+        result = rule.finished(total, model, loss, batch, rng)
+        self._check_update("gradient", result, total)
+        return result
+
     def on_update(self, update: Update, rng: Generator) -> Update:
         """Check that the upload has the update's names and shapes."""
+        if not overrides(self.inner, "on_update"):
+            return update
         given = dict(update)
         before = [tensor.clone() for tensor in given.values()]
         result = alone(self.inner.on_update, update, rng)
@@ -115,10 +148,13 @@ class Checked(Defense):
 
     def on_cohort(self, models: Sequence[nn.Module]) -> None:
         """Pass the models to the defense."""
-        alone(self.inner.on_cohort, models)
+        if overrides(self.inner, "on_cohort"):
+            alone(self.inner.on_cohort, models)
 
     def on_round(self, updates: Sequence[Update], rng: Generator) -> list[Update]:
         """Check that the server sees one update per client, or one for all of them."""
+        if not overrides(self.inner, "on_round"):
+            return list(updates)
         before = [value.clone() for update in updates for value in update.values()]
         result = alone(self.inner.on_round, updates, rng)
         after = [value for update in updates for value in update.values()]

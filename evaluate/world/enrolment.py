@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..data.partition import partition_rows
 from ..foundations.seeds import fork, generator
@@ -24,10 +24,12 @@ class Enrolment:
     Attributes:
         rows: The training examples of each client.
         batch_sizes: Examples that each client draws for a FedSGD update.
+        weights: How much the upload of each client counts.
     """
 
     rows: tuple[Tensor, ...]
     batch_sizes: tuple[int, ...]
+    weights: tuple[float, ...]
 
     def invited(self, world: World, observations: int, *, attacked: bool) -> int:
         """Return the number of clients that the server invites to a round.
@@ -40,7 +42,7 @@ class Enrolment:
             observations: Number of attacked uploads.
             attacked: Whether uploads of the round may be attacked.
         """
-        usual = world.protocol.uploads(world.scenario.training.clients_per_round)
+        usual = world.protocol.uploads(world.scenario.training.participants)
         if not attacked or world.protocol.max_staleness:
             return usual
         return min(len(self.rows), max(usual, SPARE * observations))
@@ -49,30 +51,59 @@ class Enrolment:
 def enrol(world: World, seed: int, observations: int) -> Enrolment:
     """Return the clients of a repetition.
 
-    If trained uploads have another size than attacked ones, some clients are of the attacked size.
+    If no trained upload has the size of attacked ones, some clients are of the attacked size.
 
     Args:
         world: The scenario and its data.
         seed: Repetition.
         observations: Number of attacked uploads.
     """
+    rng = generator("shares", world.scenario.config(), seed)
+    rows, sizes = _shares(world, rng, observations)
+    used = sizes if world.protocol.uploads_gradient else [len(part) for part in rows]
+    equal = world.scenario.training.weighting == "equal"
+    return Enrolment(tuple(rows), tuple(sizes), tuple(1.0 if equal else float(n) for n in used))
+
+
+def _shares(
+    world: World, rng: Generator, observations: int
+) -> tuple[Sequence[Tensor], Sequence[int]]:
+    """Return the training examples of each client, and how many it draws for a FedSGD update."""
     scenario, training = world.scenario, world.scenario.training
-    attacked, usual = scenario.batch_size, scenario.client_batch
-    rng = generator("shares", scenario.config(), seed)
+    if training.small_clients or training.size_ratio > 1 or training.batch_size == "all":
+        return _unequal(world, rng), world.drawn_sizes
+    attacked, usual = scenario.batch_size, training.batch_size or scenario.batch_size
     clients, scheme = training.clients, training.partition
     if world.protocol.uploads_gradient:
         rows = partition_rows(world.train, clients, scheme, rng, alpha=training.alpha)
-        sizes = [usual if index % 2 else attacked for index in range(clients)]
-        return Enrolment(tuple(rows), tuple(sizes))
+        return rows, [usual if index % 2 else attacked for index in range(clients)]
     each = len(world.train.targets) / clients
     if int(each) <= attacked <= -int(-each // 1):
         rows = partition_rows(world.train, clients, scheme, rng, alpha=training.alpha)
-        return Enrolment(tuple(rows), (usual,) * clients)
+        return rows, [usual] * clients
     order = torch.randperm(len(world.train.targets), generator=fork(rng))
     small, rest = order[: observations * attacked], order[observations * attacked :]
     parts = partition_rows(world.train.at(rest), clients, scheme, rng, alpha=training.alpha)
-    rows = [*small.split(attacked), *(rest[part] for part in parts)]
-    return Enrolment(tuple(rows), (usual,) * len(rows))
+    small_parts = small.split(attacked) if observations else ()
+    rows = [*small_parts, *(rest[part] for part in parts)]
+    return rows, [usual] * len(rows)
+
+
+def _unequal(world: World, rng: Generator) -> list[Tensor]:
+    """Return the training examples of clients of stated sizes."""
+    training, sizes = world.scenario.training, world.share_sizes
+    small = sizes[: len(sizes) - training.clients]
+    order = torch.randperm(len(world.train.targets), generator=fork(rng))
+    few, rest = order[: sum(small)], order[sum(small) :]
+    parts = partition_rows(
+        world.train.at(rest),
+        training.clients,
+        training.partition,
+        rng,
+        alpha=training.alpha,
+        sizes=sizes[len(small) :],
+    )
+    return [*few.split([*small]), *(rest[part] for part in parts)]
 
 
 def attacked_rounds(

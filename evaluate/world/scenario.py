@@ -56,13 +56,28 @@ class Training(Strict):
     """Rounds of federated training."""
     clients: Whole = Field(default=20, ge=1, le=MOST)
     """Clients that share the training data."""
-    clients_per_round: Whole = Field(default=16, ge=1)
-    """Clients sampled in each round. If there are fewer clients than the default, all of them."""
-    batch_size: Whole | None = Field(default=None, ge=1, le=MOST)
-    """Examples per client and round under FedSGD. FedAvg uses all examples of a client. Default:
-    the scenario's batch_size."""
+    small_clients: dict[Annotated[Whole, Field(ge=1, le=MOST)], Annotated[Whole, Field(ge=1)]] = (
+        Field(default={})
+    )
+    """Further clients, by their number of examples. `{1: 17, 8: 5}` adds 17 clients of one example
+    and 5 of eight. `clients` share the rest of the data."""
+    size_ratio: Number = Field(default=1, ge=1, allow_inf_nan=False)
+    """How many times as many examples the largest of `clients` has as the smallest. Sizes grow
+    geometrically."""
+    clients_per_round: Whole | Literal["all"] = Field(default=16)
+    """Clients sampled in each round, or `all`. If there are fewer clients than the default, all of
+    them."""
+    batch_size: Whole | Literal["all"] | None = None
+    """Examples per client and round under FedSGD, or `all` examples of a client. FedAvg uses all.
+    Default: the scenario's batch_size."""
+    weighting: Literal["equal", "examples"] = "equal"
+    """How uploads count: `equal`, or in proportion to the `examples` behind them."""
     server: Literal["sgd", "adam"] = "adam"
-    """The server's optimizer: `sgd` or `adam`."""
+    """The server's optimizer: `sgd` (FedAvg; with momentum, FedAvgM) or `adam` (FedAdam)."""
+    momentum: Number = Field(default=0, ge=0, lt=1)
+    """Momentum of `sgd`."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the server's learning rate changes over the rounds. `linear` and `cosine` end near 0."""
     lr: Number = Field(default=0.005, gt=0, allow_inf_nan=False)
     """The server's learning rate."""
     defense_lr: dict[str, Annotated[Number, Field(gt=0, allow_inf_nan=False)]] = Field(default={})
@@ -79,11 +94,31 @@ class Training(Strict):
         of_family = self.defense_lr.get(family(defense), self.lr)
         return self.defense_lr.get(label(defense), of_family)
 
+    @property
+    def all_clients(self) -> int:
+        """Return the number of all clients, small ones included."""
+        return self.clients + sum(self.small_clients.values())
+
+    @property
+    def participants(self) -> int:
+        """Return the number of clients that are sampled in each round."""
+        several = self.clients_per_round
+        return self.all_clients if several == "all" else several
+
+    @field_validator("clients_per_round", "batch_size")
+    @classmethod
+    def _positive(cls, value: int | str | None, info: ValidationInfo) -> int | str | None:
+        if isinstance(value, int) and not 1 <= value <= MOST:
+            raise ValueError(f"{info.field_name} must be from 1 to {MOST}, or all, got {value}")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _at_most_all(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
         if not isinstance(value, dict) or "clients_per_round" in value:
             return value
+        if value.get("small_clients"):
+            return {**value, "clients_per_round": "all"}
         clients, usual = value.get("clients"), cls.model_fields["clients_per_round"].default
         if isinstance(clients, int) and 1 <= clients < usual:
             return {**value, "clients_per_round": clients}
@@ -91,12 +126,18 @@ class Training(Strict):
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Training:
-        if self.clients_per_round > self.clients:
+        if self.participants > self.all_clients:
             raise ValueError(
-                f"clients_per_round must be at most clients = {self.clients}, "
+                f"clients_per_round must be at most clients = {self.all_clients}, "
                 f"got {self.clients_per_round}"
             )
+        if self.momentum and self.server != "sgd":
+            raise ValueError(f"momentum needs server: sgd, got {self.server}")
         return self
+
+
+_NEWER = ("small_clients", "size_ratio", "weighting", "momentum", "schedule")
+"""Options that are left out of a cell's identity at their defaults. It was made before them."""
 
 
 class Scenario(Strict, Traveller):
@@ -252,11 +293,6 @@ class Scenario(Strict, Traveller):
         """Return the name of the dataset, without its folder."""
         return self.dataset if is_named(self.dataset) else Path(self.dataset).name
 
-    @property
-    def client_batch(self) -> int:
-        """Return the number of examples that a client draws per training round under FedSGD."""
-        return self.training.batch_size or self.batch_size
-
     def files(self) -> Files:
         """Yield the data and the pretrained model that are on this machine."""
         yield from data_files(self.dataset, self.data_folder)
@@ -269,8 +305,9 @@ class Scenario(Strict, Traveller):
         for key in ("threat", "task", "tokenizer", "length", "mode"):
             if getattr(self, key) == type(self).model_fields[key].default:
                 del config[key]  # keeps the keys of cells from before this option existed
-        if not self.training.defense_lr:
-            del config["training"]["defense_lr"]
+        for key in ("defense_lr", *_NEWER):
+            if getattr(self.training, key) == Training.model_fields[key].default:
+                del config["training"][key]
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
             config |= {"dataset": self.data_name, "content": data_digest(self.dataset)}
         return {**config, "model": self.model_identity()}
@@ -343,6 +380,31 @@ class World:
     def protocol(self) -> Protocol:
         """Return the protocol."""
         return build_protocol(self.scenario.protocol)
+
+    @property
+    def share_sizes(self) -> tuple[int, ...]:
+        """Return the number of examples of each client, small clients first."""
+        training, available = self.scenario.training, len(self.train.targets)
+        small = [size for size, count in training.small_clients.items() for _ in range(count)]
+        rest, clients = available - sum(small), training.clients
+        if rest < clients:
+            raise ValueError(
+                f"training.clients and training.small_clients need {sum(small) + clients} "
+                f"examples, but {self.scenario.dataset} has {available} training examples"
+            )
+        growth = torch.linspace(0, 1, clients, dtype=torch.float64)
+        parts = (training.size_ratio**growth).cumsum(0)
+        ends = (1 + (rest - clients) * parts / parts[-1] + torch.arange(clients)).round().long()
+        sizes = ends.diff(prepend=torch.zeros(1, dtype=torch.long))
+        return (*small, *sizes.tolist())
+
+    @cached_property
+    def drawn_sizes(self) -> tuple[int, ...]:
+        """Return how many examples each client uses in a round. It may be one more."""
+        batch = self.scenario.training.batch_size or self.scenario.batch_size
+        if batch == "all" or not self.protocol.uploads_gradient:
+            return self.share_sizes
+        return tuple(min(batch, size) for size in self.share_sizes)
 
     def defense(self, method: Method) -> Defense:
         """Return a defense that knows how the inputs were normalised."""

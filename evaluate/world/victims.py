@@ -138,7 +138,7 @@ def disjoint_count(world: World, sought: Tensor) -> int:
 def other_cohort(scenario: Scenario, defense: Method) -> str:
     """Return a warning if attacks and training see different numbers of clients together."""
     attacked = build_defense(defense).cohort
-    uploads = build_protocol(scenario.protocol).uploads(scenario.training.clients_per_round)
+    uploads = build_protocol(scenario.protocol).uploads(scenario.training.participants)
     if attacked == 1 or uploads % attacked == 0:
         return ""
     return (
@@ -151,8 +151,10 @@ def other_examples(scenario: Scenario) -> str:
     """Return a warning if attacked and trained uploads have different numbers of examples."""
     attacked, training = scenario.batch_size, scenario.training
     protocol = build_protocol(scenario.protocol)
-    if protocol.uploads_gradient:
-        fewest = most = scenario.client_batch
+    if attacked in training.small_clients:
+        return ""
+    if protocol.uploads_gradient and training.batch_size != "all":
+        fewest = most = training.batch_size or attacked
         remedy = "give both the same batch_size"
     else:
         data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
@@ -180,11 +182,16 @@ def check_sizes(world: World, observations: int, defenses: Iterable[Method]) -> 
         raise ValueError(
             f"training.clients must be at most {available}, got {training.clients}: {data}"
         )
-    uploads = world.protocol.uploads(training.clients_per_round)
-    if uploads > training.clients:
+    if observations > training.small_clients.get(size, observations):
+        raise ValueError(
+            f"observations must be at most {training.small_clients[size]}, the number of clients "
+            f"with {size} examples in training.small_clients, got {observations}"
+        )
+    uploads = world.protocol.uploads(training.participants)
+    if uploads > training.all_clients:
         raise ValueError(
             f"training.clients must be at least {uploads}, because a step of the protocol needs "
-            f"that many uploads, got {training.clients}"
+            f"that many uploads, got {training.all_clients}"
         )
     for defense in defenses:
         cohort = build_defense(defense).cohort

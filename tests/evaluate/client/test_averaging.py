@@ -6,7 +6,7 @@ from federated import mlp, rng
 
 from leakfrontier.adversaries import FedAvg, FedBuff, FedSGD
 from leakfrontier.defenses import Update, trainable
-from leakfrontier.evaluate.client.averaging import Averaging, invite
+from leakfrontier.evaluate.client.averaging import SCHEDULES, Averaging, invite
 from leakfrontier.evaluate.client.clients import Seen
 
 
@@ -33,6 +33,28 @@ def test_a_sum_counts_for_all_its_clients() -> None:
     invited = server.invite(rng())
     server.step(invited, [Seen(invited.clients, [constant(model, 8.0)])])
     torch.testing.assert_close(next(model.parameters()), before + 2.0)
+
+
+def test_uploads_count_by_their_weights() -> None:
+    model = mlp()
+    before = next(model.parameters()).detach().clone()
+    server = Averaging(model, FedSGD(), 4, 4, "sgd", 1.0, weights=(1.0, 3.0, 2.0, 2.0))
+    alone = [Seen((0,), [constant(model, 5.0)]), Seen((1,), [constant(model, 1.0)])]
+    together = Seen((2, 3), [constant(model, 6.0)])  # the sum of scaled uploads
+    server.step(server.invite(rng()), [*alone, together])
+    torch.testing.assert_close(next(model.parameters()), before - (5 + 3 + 2 * 6) / 8)
+
+
+def test_momentum_and_schedules() -> None:
+    model = mlp()
+    first = next(model.parameters())
+    server = Averaging(model, FedSGD(), 1, 1, "sgd", 0.5, momentum=0.9, schedule="linear", rounds=2)
+    for velocity, lr in ((1.0, 0.5), (1.9, 0.25)):
+        before = first.detach().clone()
+        server.step(server.invite(rng()), [Seen((0,), [constant(model, 1.0)])])
+        torch.testing.assert_close(first, before - lr * velocity)
+    assert SCHEDULES["cosine"](0.5) == pytest.approx(0.5)
+    assert SCHEDULES["cosine"](1.0) == pytest.approx(0.0)
 
 
 def test_a_round_can_be_invited_again() -> None:

@@ -25,7 +25,14 @@ TINY = Scenario(
 
 def order(folder: Path) -> Order:
     return Order(
-        TINY, ("draws",), 3, 0.5, frozenset([0, 6]), {6: folder / "model"}, frozenset([6]), 3
+        TINY,
+        ("draws",),
+        (1.0,) * 3,
+        0.5,
+        frozenset([0, 6]),
+        {6: folder / "model"},
+        frozenset([6]),
+        3,
     )
 
 

@@ -38,6 +38,27 @@ def test_uploads_of_the_attacked_size_are_among_the_trained_ones() -> None:
     assert len(enrol(world(size, LOCAL), 0, 5).rows) == 6  # they are of that size anyway
 
 
+@pytest.mark.parametrize("partition", ["iid", "label-skew", "feature-skew"])
+@pytest.mark.parametrize("weighting", ["equal", "examples"])
+def test_unequal_clients(partition: str, weighting: str) -> None:
+    training = Training.model_validate(
+        {
+            "clients": 4,
+            "small_clients": {1: 3, 8: 2},
+            "size_ratio": 10,
+            "batch_size": "all",
+            "partition": partition,
+            "weighting": weighting,
+        }
+    )
+    here = load_world(Scenario(dataset="digits", training=training))
+    found = enrol(here, 0, 3)
+    sizes = [len(rows) for rows in found.rows]
+    assert tuple(sizes) == found.batch_sizes == here.share_sizes
+    assert sorted(torch.cat([*found.rows]).tolist()) == [*range(len(here.train.targets))]
+    assert found.weights == ((1.0,) * 9 if weighting == "equal" else tuple(map(float, sizes)))
+
+
 def test_attacked_rounds_come_after_the_first_and_in_random_order() -> None:
     here = world(rounds=50)
     few = enrol(here, 0, 30)

@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -87,8 +86,43 @@ def test_the_learning_rate_of_a_defense_comes_before_that_of_its_family() -> Non
 
 
 def test_by_default_clients_train_on_batches_of_the_attacked_size() -> None:
-    assert Scenario(batch_size=4).client_batch == 4
-    assert Scenario(batch_size=4, training=Training(batch_size=7)).client_batch == 7
+    def drawn(**options: object) -> set[int]:
+        training = Training.model_validate({"clients": 5, **options})
+        return {
+            *load_world(Scenario(dataset="digits", batch_size=4, training=training)).drawn_sizes
+        }
+
+    assert drawn() == {4}
+    assert drawn(batch_size=7) == {7}
+    assert drawn(batch_size="all") == {287, 288}
+    assert drawn(batch_size=20, small_clients={3: 2}) == {3, 20}
+
+
+def test_clients_have_the_stated_sizes() -> None:
+    training = Training(clients=10, small_clients={1: 3, 8: 2}, size_ratio=100)
+    assert training.all_clients == training.participants == 15
+    sizes = load_world(Scenario(dataset="digits", training=training)).share_sizes
+    assert sizes[:5] == (1, 1, 1, 8, 8)
+    assert sum(sizes) == len(load_world(Scenario(dataset="digits")).train.targets)
+    assert [*sizes[5:]] == sorted(sizes[5:])
+    assert 60 < sizes[-1] / sizes[5] < 140
+
+
+def test_wrong_federations_are_refused() -> None:
+    with pytest.raises(ValueError, match="momentum needs server: sgd"):
+        Training(momentum=0.9)
+    with pytest.raises(ValueError, match="clients_per_round must be at most clients = 22"):
+        Training(clients=20, small_clients={1: 2}, clients_per_round=23)
+    with pytest.raises(ValueError, match="batch_size must be from 1"):
+        Training(batch_size=0)
+    many = Training(clients=10, small_clients={200: 8})
+    with pytest.raises(ValueError, match="need 1610 examples, but digits has"):
+        _ = load_world(Scenario(dataset="digits", training=many)).share_sizes
+
+
+def test_newer_options_at_their_defaults_are_no_part_of_the_identity() -> None:
+    assert "weighting" not in Scenario().config()["training"]
+    assert Scenario(training=Training(weighting="examples")).config()["training"]["weighting"]
 
 
 SMALL = Scenario(dataset="digits", model=Method(name="mlp", options={"width": 4}))
