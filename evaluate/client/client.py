@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -149,17 +149,22 @@ class _Step(nn.Module):
 
     def gradient(self, weights: Mapping[str, Tensor], batch: Batch, rng: Generator) -> Update:
         """Return the defense's gradient, computed together with other clients where possible."""
-        placed = {f"model.{name}": value for name, value in weights.items()}
-        trained_on: Batch = functional_call(self, placed, (self.defense.on_batch, batch, rng))
+        trained_on: Batch = self._at(weights, "on_batch", batch, rng)
         rule = self.defense.summing if isinstance(self.defense, Checked) else None
         total = None
         if rule is not None:
             total = summed(Asked(self.model, self.loss, weights, trained_on, rule.clipped))
-        compute: Callable[..., Update] = self.defense.gradient
-        if total is not None and isinstance(self.defense, Checked):
-            compute = partial(self.defense.from_sum, total)
-        arguments = (compute, self.model, self.loss, trained_on, rng)
-        return cast(Update, functional_call(self, placed, arguments))
+        hook, given = ("gradient", ()) if total is None else ("from_sum", (total,))
+        found: Update = self._at(weights, hook, *given, self.model, self.loss, trained_on, rng)
+        return found
+
+    def _at(self, weights: Mapping[str, Tensor], hook: str, *args: object) -> Any:  # noqa: ANN401
+        """Return what a hook returns while the model has the weights of this step."""
+        function = getattr(self.defense, hook)
+        if isinstance(self.defense, Checked) and not self.defense.needs_model(hook):
+            return function(*args)
+        placed = {f"model.{name}": value for name, value in weights.items()}
+        return functional_call(self, placed, (function, *args))
 
     def forward(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         """Call a function while the model has the weights of this step."""

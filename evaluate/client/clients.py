@@ -180,9 +180,10 @@ class Clients:
         rngs = [[fork(rng) for _ in invited.clients] for _ in range(3)]
         present = [one for one in zip(invited.clients, *rngs, strict=True) if one[0] in sent]
         rows = {index: self._rows(index, drawing) for index, drawing, _, _ in present}
+        shares = {index: self.shares[index].at(rows[index]) for index in rows}
         answers = side_by_side(
             [
-                partial(self._upload, index, rows[index], sent[index], agreed, own)
+                partial(self._upload, index, shares[index], sent[index], agreed, own)
                 for index, _, own, _ in present
             ]
         )
@@ -195,7 +196,7 @@ class Clients:
                 continue
             client, update = answer
             taking_part.append(_Uploaded(index, client, update, together))
-            seen_last = self._defense(index).trained_on or self.shares[index].at(rows[index])
+            seen_last = self._defense(index).trained_on or shares[index]
             secrets[index] = Secrets(rows[index], seen_last, client.model)
         seen = []
         for group in self._groups(taking_part):
@@ -207,25 +208,24 @@ class Clients:
 
     def _rows(self, index: int, rng: Generator) -> Tensor:
         """Return which of its examples a client uses in this round."""
-        examples = len(self.shares[index].inputs)
-        return self.client.protocol.drawn(examples, lambda: iter([self._next(index, rng)]))
+        size = _size(self.shares, index)
+        return self.client.protocol.drawn(size, lambda: iter([self._next(index, size, rng)]))
 
-    def _next(self, index: int, rng: Generator) -> Tensor:
+    def _next(self, index: int, size: int, rng: Generator) -> Tensor:
         """Return the next batch of a client's epoch, however many rounds an epoch takes.
 
         With shuffled epochs, each example is then in one batch of an epoch.
         """
         if not self._epochs.get(index):
-            size = len(self.shares[index].inputs)
             drawn = self._defense(index).batches(size, self.batch_sizes[index], 1, rng)
             self._epochs[index] = [*drawn]
         return self._epochs[index].pop(0)
 
     def _upload(
-        self, index: int, rows: Tensor, sent: nn.Module, agreed: nn.Module, rng: Generator
+        self, index: int, share: Batch, sent: nn.Module, agreed: nn.Module, rng: Generator
     ) -> tuple[Client, Update]:
         """Return a client with its version of the model, and its update."""
-        defense, share = self._defense(index), self.shares[index].at(rows)
+        defense = self._defense(index)
         client = replace(self.client, model=defense.on_receive(sent, agreed), defense=defense)
         defense.begin(share)
         with global_draws(rng):
@@ -265,6 +265,10 @@ class _Uploaded:
     client: Client
     update: Update
     rng: Generator
+
+
+def _size(shares: Sequence[Batch], index: int) -> int:
+    return len(shares.rows[index] if isinstance(shares, Shares) else shares[index].inputs)
 
 
 def mean_weight(weights: Sequence[float] | None, clients: Sequence[int]) -> float:

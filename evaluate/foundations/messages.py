@@ -16,8 +16,8 @@ _LENGTH = struct.Struct("<Q")
 def packed(tensors: Mapping[str, Tensor], about: object = None) -> bytes:
     """Return tensors, and what JSON says about them, as bytes."""
     text = json.dumps(about).encode()
-    values = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    return _LENGTH.pack(len(text)) + text + (save(values) if values else b"")
+    values = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return b"".join([_LENGTH.pack(len(text)), text, save(values) if values else b""])
 
 
 def unpacked(content: bytes) -> tuple[dict[str, Tensor], Any]:

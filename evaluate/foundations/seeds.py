@@ -27,6 +27,7 @@ SEED_BITS = 128
 """Minimum number of bits that determine a generator's state."""
 
 _HEADER, _WORDS = 24, 624  # bytes before the Mersenne Twister's words, and number of words
+_SEEDED = Generator().manual_seed(0).get_state().numpy()  # its first 8 bytes are the seed
 _NARROW: ContextVar[bool] = ContextVar("narrow", default=False)
 
 
@@ -144,13 +145,14 @@ def narrow_seeds() -> Iterator[None]:
 
 def _set_state(rng: Generator, digest: bytes) -> None:
     """Set the whole state of a generator. On other devices, only 63 bits are possible."""
-    rng.manual_seed(_seed(digest))
     if rng.device.type != "cpu" or _NARROW.get():
+        rng.manual_seed(_seed(digest))
         return
     words = np.frombuffer(hashlib.shake_256(digest).digest(4 * _WORDS), dtype=np.uint32)
-    state = rng.get_state()
-    state[_HEADER : _HEADER + 8 * _WORDS] = torch.from_numpy(words.astype(np.uint64).view(np.uint8))
-    rng.set_state(state)
+    state = _SEEDED.copy()
+    state[:8] = np.frombuffer(_seed(digest).to_bytes(8, "little"), dtype=np.uint8)
+    state[_HEADER : _HEADER + 8 * _WORDS] = words.astype(np.uint64).view(np.uint8)
+    rng.set_state(torch.from_numpy(state))
 
 
 def _seed(digest: bytes) -> int:

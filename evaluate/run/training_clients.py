@@ -119,11 +119,10 @@ class TrainingClients:
 
 def _message(answer: Answer) -> bytes:
     """Return the uploads of a round as bytes. They hold nothing else of the clients."""
+    updates = [update for one in answer.seen for update in one.updates]
     tensors = {
-        f"{group}/{place}/{name}": value
-        for group, one in enumerate(answer.seen)
-        for place, update in enumerate(one.updates)
-        for name, value in update.items()
+        name: torch.stack([update[name].detach() for update in updates])
+        for name in (updates[0] if updates else ())
     }
     seen = [[one.clients, len(one.updates)] for one in answer.seen]
     return packed(tensors, {"seen": seen, "refused": answer.refused})

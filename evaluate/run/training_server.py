@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,9 +99,10 @@ class TrainingServer:
     def step(self, content: bytes) -> bytes:
         """Step along the mean of the uploads of a round."""
         tensors, about = unpacked(content)
+        updates = self._updates(tensors, sum(count for _, count in about["seen"]))
         seen = [
-            Seen(tuple(clients), [self._update(tensors, f"{group}/{i}/") for i in range(count)])
-            for group, (clients, count) in enumerate(about["seen"])
+            Seen(tuple(clients), [next(updates) for _ in range(count)])
+            for clients, count in about["seen"]
         ]
         self._round += 1
         self._refused += about["refused"]
@@ -121,11 +122,12 @@ class TrainingServer:
         """Return the utility along training."""
         return packed({}, self._utility)
 
-    def _update(self, tensors: Update, place: str) -> Update:
-        return {
-            name: tensors[place + name].to(value.device)
-            for name, value in trainable(self._averaging.model).items()
-        }
+    def _updates(self, tensors: Update, count: int) -> Iterator[Update]:
+        """Yield the uploads of a round, which arrive as one tensor for each parameter."""
+        named = trainable(self._averaging.model)
+        values = {name: tensors[name].to(value.device) for name, value in named.items() if count}
+        for place in range(count):
+            yield {name: value[place] for name, value in values.items()}
 
     def _reach(self) -> None:
         """Save and evaluate the model that some rounds have reached."""

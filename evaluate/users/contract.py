@@ -31,6 +31,9 @@ from leakfrontier.defenses import (
 from .alone import Alone, alone
 from .copies import CLIENTS
 
+_WITH_MODEL = ("on_receive", "gradient", "on_cohort", "on_model")
+"""Hooks that are given a model, which they may alter."""
+
 
 @dataclass
 class Checked(Defense):
@@ -56,6 +59,8 @@ class Checked(Defense):
 
         The client gets copies. Later changes to them have no effect on the server.
         """
+        if not any(overrides(self.inner, hook) for hook in _WITH_MODEL):
+            return CLIENTS.of(model, untouched=True)
         model = CLIENTS.of(model)
         if not overrides(self.inner, "on_receive"):
             return model
@@ -122,6 +127,12 @@ class Checked(Defense):
     def summing(self) -> Summing | None:
         """Return how the gradient follows from sums; None if the defense must compute it."""
         return summing_of(self.inner)
+
+    def needs_model(self, hook: str) -> bool:
+        """Return whether a hook may use the model of a local step, perhaps one that it kept."""
+        if hook == "from_sum":
+            return self.summing is not None and self.summing.clipped is not None
+        return overrides(self.inner, hook) or hook == "gradient"
 
     def from_sum(
         self, total: Update, model: nn.Module, loss: Loss, batch: Batch, rng: Generator

@@ -21,12 +21,17 @@ from torch import Tensor, nn
 class _Copy:
     """A copy, and its state when it was made."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self._parts = model, _parts(model)
+    def __init__(self, original: nn.Module) -> None:
+        self.model = copied(original)
+        self._parts, self._versions = _parts(self.model), _versions(original)
 
     def equals(self, original: nn.Module) -> bool:
         """Return whether the copy is unaltered and has the values of its original."""
         return self._parts == _parts(self.model) and _alike(self.model, original)
+
+    def is_of(self, original: nn.Module) -> bool:
+        """Return whether the original has not changed since it was copied."""
+        return self._versions == _versions(original)
 
 
 class Copies:
@@ -37,13 +42,21 @@ class Copies:
     def __init__(self) -> None:
         self._copies: WeakKeyDictionary[nn.Module, _Copy] = WeakKeyDictionary()
 
-    def of(self, model: nn.Module) -> nn.Module:
-        """Return a copy of a model; the model itself if it was handed out before."""
+    def of(self, model: nn.Module, *, untouched: bool = False) -> nn.Module:
+        """Return a copy of a model; the model itself if it was handed out before.
+
+        Args:
+            model: The model.
+            untouched: Whether nobody can have altered the copy. Then it is compared with the
+                original only if that has changed.
+        """
         if model in self._given:
             return model
         known = self._copies.get(model)
+        if known is not None and untouched and known.is_of(model):
+            return known.model
         if known is None or not known.equals(model):
-            known = _Copy(copied(model))
+            known = _Copy(model)
             self._copies[model] = known
             self._given.add(known.model)
         return known.model
@@ -163,6 +176,12 @@ def _parts(model: nn.Module) -> list[object]:
             else:
                 found += [name, _known(value)]
     return found
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Return how often each value of a model was written to."""
+    values = chain(model.parameters(), model.buffers())
+    return [(id(value), value._version) for value in values]
 
 
 def _known(value: object) -> object:

@@ -70,7 +70,8 @@ def test_error_feedback_is_kept_per_client_between_rounds() -> None:
     client = make_client(mlp(), TopK(0.1))
     federation = Federation(client, [batch(4), batch(4, 1)], 2, batch_size=4)
     federation.round(rng())
-    dropped = [checked.inner._dropped for checked in federation._clients._defenses]  # type: ignore[attr-defined]
+    defenses = federation._clients._defenses.values()
+    dropped = [checked.inner._dropped for checked in defenses]  # type: ignore[attr-defined]
     assert not torch.equal(*dropped)
 
 

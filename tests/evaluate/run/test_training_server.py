@@ -46,12 +46,13 @@ def test_uploads_move_the_model_and_are_logged(tmp_path: Path) -> None:
         weights, about = unpacked(server.invite(b""))
         weights.pop("/rng")
         sent.append(weights)
-        seen, tensors = [], {}
-        for group, client in enumerate(about["clients"]):
+        seen = []
+        for client in about["clients"]:
             update = {n: torch.full_like(v, 10 * number + client) for n, v in weights.items()}
             uploads[number, client] = update
-            tensors |= {f"{group}/0/{name}": value for name, value in update.items()}
             seen.append([[client], 1])
+        round_ = [uploads[number, client] for client in about["clients"]]
+        tensors = {name: torch.stack([one[name] for one in round_]) for name in weights}
         server.step(packed(tensors, {"seen": seen, "refused": 1}))
     for before, after, number in zip(sent, sent[1:], range(1, 6), strict=False):
         steps = [u for (n, _), u in uploads.items() if n == number]
