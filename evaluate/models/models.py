@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -16,6 +16,7 @@ from leakfrontier.adversaries import ImageSpace, InputSpace, TokenSpace, WaveSpa
 from leakfrontier.defenses import torchvision_ops, trainable  # noqa: F401 (or torchvision may fail)
 
 from ..foundations.plugins import load_attribute
+from .features import FeatureModel, build_features
 from .language_models import gpt2, hf, smollm2
 from .rconv_networks import NETWORKS
 
@@ -25,6 +26,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
 }
 """The activations of `lenet` and `mlp`."""
+
+FEATURES = "features"
+"""The option that all our models have for what they see instead of images."""
 
 Mode = Literal["eval", "train"]
 """The mode of training: without or with dropout and other randomness of training."""
@@ -54,26 +58,52 @@ def build_model(
         space: The model's inputs and classes.
         rng: Source of the initial parameters. Torch's global generator does not change.
         replace_batch_norm: Whether to replace BatchNorm by GroupNorm, as Opacus does.
-        **options: Options of that model.
+        **options: Options of that model. For one of `MODELS`, `features` is what it sees instead
+            of images: see `build_features`.
     """
     factory = _find_factory(name)
-    _check_options(name, factory, space, options)
+    features, seen = _features(name, space, options)
+    options = {key: value for key, value in options.items() if features is None or key != FEATURES}
+    _check_options(name, factory, seen, options)
     if name in NETWORKS:
-        _image_shape(name, space)  # raises if the space holds no images
+        _image_shape(name, seen)  # raises if the space holds no images
     if name in MODELS and factory not in (hf, smollm2):  # files determine the sizes of these two
-        _check_size(name, factory, space, options)
+        _check_size(name, factory, seen, options)
     seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[]):
         # Unlike torch.manual_seed, this does not change the generators of other devices.
         torch.default_generator.manual_seed(seed)
-        model = _built(name, factory, space, options)
+        model = _built(name, factory, seen, options)
         if not isinstance(model, nn.Module):
             raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
         if replace_batch_norm:
             model = _with_group_norm(model)
+        if features is not None:
+            model = FeatureModel(features, model)
         model.eval()
         _check_model(name, model, space)
     return model
+
+
+def make_model(name: str, space: InputSpace, options: Mapping[str, Any]) -> nn.Module:
+    """Return one of `MODELS` on its features, without the checks of `build_model`."""
+    features, seen = _features(name, space, options)
+    if features is None:
+        return MODELS[name](space, **options)
+    left = {key: value for key, value in options.items() if key != FEATURES}
+    return FeatureModel(features, MODELS[name](seen, **left))
+
+
+def _features(
+    name: str, space: InputSpace, options: Mapping[str, Any]
+) -> tuple[nn.Module | None, InputSpace]:
+    """Return a model's frozen features, if it has any, and what its head sees."""
+    if name not in MODELS or options.get(FEATURES) is None:
+        return None, space
+    if MODELS[name] in (hf, smollm2):
+        raise ValueError(f"{name} takes no features: use linear, mlp, tanh_cnn or another model")
+    _image_shape(FEATURES, space)  # raises if the space holds no images
+    return build_features(cast(ImageSpace, space), options[FEATURES])
 
 
 def some_inputs(space: InputSpace, count: int) -> Tensor:
@@ -397,6 +427,8 @@ def _check_options(
     except TypeError as error:
         known = list(signature.parameters.values())[1:]  # the first is the input space
         allowed = ", ".join(str(option.replace(annotation=option.empty)) for option in known)
+        if name in MODELS and space.continuous and factory is not hf:
+            allowed += f", {FEATURES}=None"
         raise ValueError(
             f"{name} cannot be called with the input space and the options "
             f"{', '.join(options) or '(none)'}: {error}; its options are {allowed or '(none)'}"
