@@ -68,7 +68,9 @@ class Scattering(nn.Module):
         """Return the features of images."""
         if not len(images):  # an FFT needs an image
             return images.new_zeros((0, *self.shape))
-        count = max(1, _AT_ONCE // images[0].numel())
+        count = max(1, _AT_ONCE // math.prod(images.shape[1:]))
+        if len(images) <= count:
+            return self._features(images)
         return torch.cat([self._features(some) for some in images.split(count)])
 
     def _features(self, images: Tensor) -> Tensor:
@@ -100,7 +102,8 @@ class Scattering(nn.Module):
             for rows, parts in zip(spectrum.chunk(k, -2), psi.chunk(k, -2), strict=True)
             for columns, filters in zip(rows.chunk(k, -1), parts.chunk(k, -1), strict=True)
         ]
-        return torch.fft.ifft2(sum(products[1:], products[0])).abs()
+        moduli: Tensor = torch.fft.ifft2(sum(products[1:], products[0])).abs()
+        return moduli
 
     def _average(self, values: Tensor, scale: int) -> Tensor:
         """Return u * phi, subsampled. phi is separable, so each axis is a small matrix."""
@@ -129,7 +132,8 @@ def _gabor(sizes: list[int], sigma: float, theta: float, frequency: float, slant
     across = x * math.cos(theta) - y * math.sin(theta)
     bell = (-(along.square() + (slant * across).square()) / (2 * sigma**2)).exp()
     wave = torch.polar(bell, frequency * along) / (2 * math.pi * sigma**2 / slant)
-    return wave.unflatten(1, (5, -1)).unflatten(0, (5, -1)).sum((0, 2))
+    periodic: Tensor = wave.unflatten(1, (5, -1)).unflatten(0, (5, -1)).sum((0, 2))
+    return periodic
 
 
 def _averages(size: int, scale: int, scales: int) -> Tensor:
@@ -141,7 +145,8 @@ def _averages(size: int, scale: int, scales: int) -> Tensor:
     kernel = torch.fft.ifft(_cropped(spectrum, scale, 0)).real
     step, length = 2 ** (scales - scale), len(kernel)
     kept = step * torch.arange(1, length // step - 1)
-    return kernel[(kept.unsqueeze(1) - torch.arange(length)) % length]
+    matrix: Tensor = kernel[(kept.unsqueeze(1) - torch.arange(length)) % length]
+    return matrix
 
 
 def _cropped(spectrum: Tensor, level: int, axis: int) -> Tensor:

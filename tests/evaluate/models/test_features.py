@@ -10,13 +10,14 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from leakfrontier.adversaries import ADVERSARIES, ImageSpace, TokenSpace, WaveSpace
+from leakfrontier.adversaries import ImageSpace, TokenSpace, WaveSpace
 from leakfrontier.defenses import DPSGD, Batch, trainable
 from leakfrontier.evaluate.engines.parcels import open_parcel, pack
 from leakfrontier.evaluate.models.architecture import analyse, build
 from leakfrontier.evaluate.models.features import Backbone, FeatureModel, build_features
 from leakfrontier.evaluate.models.models import build_model
 from leakfrontier.evaluate.models.scattering import Scattering
+from leakfrontier.evaluate.run.cells import AttackTrial
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario, load_world
 
@@ -235,6 +236,63 @@ def test_an_analysis_of_the_architecture() -> None:
     assert not found["LinearLeakage"].possible
     assert not found["RGAP"].possible
     assert not found["imprint family"].possible
+
+
+ATTACKS = {
+    "LinearLeakage": "needs a bias and 64 inputs",
+    "SPEARPlusPlus": "no linear layer sees the inputs",
+    "RGAP": "the attack cannot invert this function",
+    "RCONV": "the attack cannot invert this function",
+    "ARES": "sees features, not the pixels",
+    "TrapWeights": "does not see the inputs",
+    "InvertingGradients": "",
+    "RobbingTheFed": "",
+    "PriorAware": "",
+}
+
+
+@pytest.mark.parametrize(("adversary", "reason"), ATTACKS.items())
+def test_attacks_on_features(adversary: str, reason: str, tmp_path: Path) -> None:
+    """Searches go through features. Attacks that would take features for pixels do not apply."""
+    options = {"features": "scattering", "width": 16}
+    scenario = Scenario(dataset="digits", model=Method(name="mlp", options=options), candidates=20)
+    short = {"iterations": 20} if adversary == "InvertingGradients" else {}
+    trial = AttackTrial(
+        scenario,
+        Method(name="none"),
+        Method(name=adversary, options=short),
+        knows_defense=True,
+        seed=0,
+        checkpoint=0,
+        observations=(0,),
+    )
+    (row,) = trial.run(tmp_path).attacks
+    assert row.outcome == ("not applicable" if reason else "scored")
+    assert reason in (row.reason or "")
+
+
+def test_searches_differentiate_through_scattering() -> None:
+    space = ImageSpace((1, 8, 8), 10)
+    model = built(space=space, zero_head=False)
+    inputs, target = torch.rand(1, 1, 8, 8, generator=rng(3)), torch.tensor([4])
+
+    def gradient(images: torch.Tensor) -> torch.Tensor:
+        loss = cross_entropy(model(images), target)
+        found, _ = torch.autograd.grad(loss, [*model.head.parameters()], create_graph=True)
+        return found.flatten()
+
+    truth = gradient(inputs).detach()
+    guess = torch.rand(1, 1, 8, 8, generator=rng(4)).requires_grad_()
+    optimizer = torch.optim.Adam([guess], lr=0.02)
+    distances = []
+    for step in range(200):
+        optimizer.zero_grad()
+        distance = 1 - torch.cosine_similarity(gradient(guess), truth, dim=0)
+        distance.backward()
+        assert step or (guess.grad is not None and guess.grad.abs().min() > 0)
+        optimizer.step()
+        distances.append(distance.item())
+    assert distances[-1] < 0.2 * distances[0]
 
 
 def test_a_world_trains_only_the_head() -> None:
