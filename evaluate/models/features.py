@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, cast
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -142,20 +142,6 @@ MOST_PIXELS = 1024
 """The maximum height to which a backbone's images are resized."""
 
 _FEATURES: dict[str, Callable[..., nn.Module]] = {"scattering": scattering, "backbone": backbone}
-
-
-def placed_features(options: Mapping[str, Any], placed: Callable[[str], str]) -> dict[str, Any]:
-    """Return the options of features with every path placed.
-
-    Args:
-        options: The options.
-        placed: Function that returns an id on the hub, or a path from another folder.
-    """
-    key = "weights" if options.get("weights") is not None else "backbone"
-    place = options.get(key)
-    if not isinstance(place, str) or place == DEFAULT:
-        return dict(options)
-    return {**options, key: placed(place)}
 
 
 class Backbone(nn.Module):

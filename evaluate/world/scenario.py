@@ -30,7 +30,7 @@ from ..engines.parcels import Files, Traveller
 from ..foundations.devices import Device, current_device, on_device
 from ..foundations.seeds import generator
 from ..modality.modality import Modality
-from ..models.features import placed_features
+from ..models.features import DEFAULT
 from ..models.language_models import pretrained_of, tokenizer_of
 from ..models.models import MODELS, Mode, build_model
 from ..models.pretrained import Task, is_path, missing, model_digest, model_files, model_places
@@ -187,7 +187,7 @@ class Scenario(Strict, Traveller):
             options["id"] = _placed_source(str(options["id"]), folder)
         features = options.get("features")
         if value.name in MODELS and isinstance(features, dict):
-            options["features"] = placed_features(features, lambda at: _placed_source(at, folder))
+            options["features"] = _placed_features(features, folder)
         return value.model_copy(update={"options": options})
 
     @field_validator("tokenizer")
@@ -323,6 +323,16 @@ def _placed_source(name: str, folder: Path) -> str:
     if not Path(found).exists():
         raise missing(found)
     return found
+
+
+def _placed_features(features: dict[str, JsonValue], folder: Path) -> dict[str, JsonValue]:
+    """Return the options of features, with the path of weights or of a backbone placed."""
+    weights, backbone = features.get("weights"), features.get("backbone")
+    if isinstance(weights, str) and weights != DEFAULT:
+        return {**features, "weights": placed(weights, folder)}
+    if weights is None and isinstance(backbone, str):
+        return {**features, "backbone": _placed_source(backbone, folder)}
+    return features
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from leakfrontier.adversaries import ImageSpace, TokenSpace, WaveSpace
 from leakfrontier.defenses import DPSGD, Batch, trainable
 from leakfrontier.evaluate.engines.parcels import open_parcel, pack
+from leakfrontier.evaluate.foundations.rows import AttackRow
 from leakfrontier.evaluate.models.architecture import analyse, build
 from leakfrontier.evaluate.models.features import Backbone, FeatureModel, build_features
 from leakfrontier.evaluate.models.models import build_model
@@ -238,7 +239,7 @@ def test_an_analysis_of_the_architecture() -> None:
     assert not found["imprint family"].possible
 
 
-ATTACKS = {
+ATTACKS: dict[str, str] = {
     "LinearLeakage": "needs a bias and 64 inputs",
     "SPEARPlusPlus": "no linear layer sees the inputs",
     "RGAP": "the attack cannot invert this function",
@@ -251,23 +252,42 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize(("adversary", "reason"), ATTACKS.items())
-def test_attacks_on_features(adversary: str, reason: str, tmp_path: Path) -> None:
-    """Searches go through features. Attacks that would take features for pixels do not apply."""
-    options = {"features": "scattering", "width": 16}
-    scenario = Scenario(dataset="digits", model=Method(name="mlp", options=options), candidates=20)
-    short = {"iterations": 20} if adversary == "InvertingGradients" else {}
+def attacked(model: Method, adversary: Method, folder: Path) -> AttackRow:
     trial = AttackTrial(
-        scenario,
+        Scenario(dataset="digits", model=model, candidates=20),
         Method(name="none"),
-        Method(name=adversary, options=short),
+        adversary,
         knows_defense=True,
         seed=0,
         checkpoint=0,
         observations=(0,),
     )
-    (row,) = trial.run(tmp_path).attacks
+    (row,) = trial.run(folder).attacks
+    return row
+
+
+@pytest.mark.parametrize(("adversary", "reason"), ATTACKS.items())
+def test_attacks_on_features(adversary: str, reason: str, tmp_path: Path) -> None:
+    """Searches go through features. Attacks that would take features for pixels do not apply."""
+    model = Method(name="mlp", options={"features": "scattering", "width": 16})
+    short = {"iterations": 20} if adversary == "InvertingGradients" else {}
+    row = attacked(model, Method(name=adversary, options=short), tmp_path)
     assert row.outcome == ("not applicable" if reason else "scored")
+    assert reason in (row.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "on_backbone", "reason"),
+    [("cnn", False, "see features, not the pixels"), ("mlp", True, "see features, not the pixels")],
+)
+def test_an_autoencoder_needs_convolutions_of_the_image(
+    name: str, on_backbone: bool, reason: str, weights: Path, tmp_path: Path
+) -> None:
+    file = str(weights / "resnet18.pth")
+    features = {"backbone": "resnet18", "weights": file} if on_backbone else "scattering"
+    model = Method(name=name, options={"features": features})
+    row = attacked(model, Method(name="ScaleMIA"), tmp_path)
+    assert row.outcome == "not applicable"
     assert reason in (row.reason or "")
 
 
