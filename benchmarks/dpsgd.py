@@ -4,7 +4,8 @@ python benchmarks/dpsgd.py speed
 python benchmarks/dpsgd.py accuracy --data FOLDER   # where torchvision keeps or downloads the data
 
 Accuracy is that of central training at epsilon 3: the noise is on the sum of a batch's clipped
-gradients. Batches, rates and clipping norms are those of Tramer and Boneh. Published numbers:
+gradients, and PLD gives the least noise. Settings are close to those of Tramer and Boneh. Published
+numbers:
 
 [1] Papernot, Thakurta, Song, Chien, Erlingsson. "Tempered Sigmoid Activations for Deep Learning
     with Differential Privacy." AAAI 2021 (epsilon 2.93 and 2.7). https://arxiv.org/abs/2007.14191
@@ -13,6 +14,7 @@ gradients. Batches, rates and clipping norms are those of Tramer and Boneh. Publ
 """
 
 import argparse
+import copy
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +22,9 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from torch import Generator, Tensor
-from torch.nn.functional import cross_entropy
+from opacus import GradSampleModule
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
 
 from leakfrontier.adversaries import ImageSpace
 from leakfrontier.defenses import DPSGD, Batch, Plan
@@ -30,7 +33,7 @@ from leakfrontier.evaluate.data.data import load_dataset
 from leakfrontier.evaluate.models.features import build_features
 from leakfrontier.evaluate.models.models import build_model
 
-DELTA, EPSILON, NORM, EPOCHS, MOMENTUM = 1e-5, 3.0, 0.1, 40, 0.9
+DELTA, EPSILON, NORM, MOMENTUM = 1e-5, 3.0, 0.1, 0.9
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Setting:
     dataset: str
     model: str
     scattering: bool
+    epochs: int
     batch: int
     lr: float
     published: str
@@ -51,11 +55,11 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("mnist", "tanh_cnn", False, 512, 0.5, "98.1 [1], 98.1 [2]"),
-    Setting("mnist", "linear", True, 4096, 8, "98.7 [2]"),
-    Setting("fashion-mnist", "tanh_cnn", False, 2048, 4, "86.1 [1], 86.0 [2]"),
-    Setting("fashion-mnist", "linear", True, 8192, 16, "89.7 [2]"),
-    Setting("fashion-mnist", "tanh_cnn", True, 2048, 4, "89.0 [2]"),
+    Setting("mnist", "tanh_cnn", False, 20, 1024, 1, "98.1 [1], 98.1 [2]"),
+    Setting("mnist", "linear", True, 40, 4096, 8, "98.7 [2]"),
+    Setting("fashion-mnist", "tanh_cnn", False, 20, 2048, 4, "86.1 [1], 86.0 [2]"),
+    Setting("fashion-mnist", "linear", True, 40, 8192, 16, "89.7 [2]"),
+    Setting("fashion-mnist", "tanh_cnn", True, 20, 2048, 4, "89.0 [2]"),
 )
 
 
@@ -86,19 +90,41 @@ def accuracy(setting: Setting, folder: Path, seed: int) -> float:
     rng = Generator().manual_seed(seed)
     model = build_model(setting.model, space, rng)
     rate = setting.batch / len(train.targets)
-    steps = round(EPOCHS / rate)
-    defense = DPSGD(_calibrated(steps, rate), NORM)
-    defense.expect(setting.batch)
+    steps = round(setting.epochs / rate)
+    std = _calibrated(steps, rate) * NORM
     optimizer = torch.optim.SGD(model.parameters(), setting.lr, momentum=MOMENTUM)
     for _ in range(steps):
         rows = torch.rand(len(train.targets), generator=rng).lt(rate).nonzero().flatten()
-        update = defense.gradient(model, cross_entropy, train.at(rows), rng)
-        for name, parameter in model.named_parameters():
-            parameter.grad = update[name]
+        for parameter, total in zip(
+            model.parameters(), clipped_sum(model, train.at(rows), NORM), strict=True
+        ):
+            noise = std * torch.randn(total.shape, generator=rng)
+            parameter.grad = (total + noise) / setting.batch
         optimizer.step()
     with torch.no_grad():
         found = torch.cat([model(inputs).argmax(1) for inputs in test.inputs.split(1000)])
     return (found == test.targets).double().mean().item()
+
+
+def clipped_sum(model: nn.Module, batch: Batch, norm: float) -> list[Tensor]:
+    """Return the sum of clipped gradients, as DPSGD does, without its checks of the model."""
+    layers = [*model.children()]
+    if len(layers) == 2 and isinstance(layers[1], nn.Linear):  # a flattened input and one layer
+        inputs = batch.inputs.flatten(1)
+        slopes = layers[1](inputs).detach().softmax(1) - one_hot(batch.targets, len(layers[1].bias))
+        norms = slopes.norm(dim=1) * (inputs.square().sum(1) + 1).sqrt()
+        slopes *= (norm / norms).clamp(max=1).unsqueeze(1)
+        return [slopes.T @ inputs, slopes.sum(0)]
+    totals = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    module = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
+    for rows in torch.arange(len(batch.targets)).split(512):
+        cross_entropy(module(batch.inputs[rows]), batch.targets[rows], reduction="sum").backward()
+        samples = [parameter.grad_sample.flatten(1) for parameter in module.parameters()]
+        factors = norm / torch.stack([one.norm(dim=1) for one in samples]).norm(dim=0)
+        for total, one in zip(totals, samples, strict=True):
+            total += (factors.clamp(max=1) @ one).view_as(total)
+        module.zero_grad()
+    return totals
 
 
 @cache
