@@ -116,7 +116,7 @@ def clipped_sum(model: nn.Module, batch: Batch, norm: float) -> list[Tensor]:
         slopes *= (norm / norms).clamp(max=1).unsqueeze(1)
         return [slopes.T @ inputs, slopes.sum(0)]
     totals = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    module = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
+    module = GradSampleModule(copy.deepcopy(model).train(), loss_reduction="sum")
     for rows in torch.arange(len(batch.targets)).split(512):
         cross_entropy(module(batch.inputs[rows]), batch.targets[rows], reduction="sum").backward()
         samples = [parameter.grad_sample.flatten(1) for parameter in module.parameters()]
