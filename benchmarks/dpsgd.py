@@ -16,6 +16,7 @@ numbers:
 import argparse
 import copy
 import time
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -117,7 +118,7 @@ def clipped_sum(model: nn.Module, batch: Batch, norm: float) -> list[Tensor]:
         return [slopes.T @ inputs, slopes.sum(0)]
     totals = [torch.zeros_like(parameter) for parameter in model.parameters()]
     module = GradSampleModule(copy.deepcopy(model).train(), loss_reduction="sum")
-    for rows in torch.arange(len(batch.targets)).split(512):
+    for rows in torch.arange(len(batch.targets)).split(128):
         cross_entropy(module(batch.inputs[rows]), batch.targets[rows], reduction="sum").backward()
         samples = [parameter.grad_sample.flatten(1) for parameter in module.parameters()]
         factors = norm / torch.stack([one.norm(dim=1) for one in samples]).norm(dim=0)
@@ -191,4 +192,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     main()
