@@ -63,7 +63,7 @@ def build_model(
     """
     factory = _find_factory(name)
     features, seen = _features(name, space, options)
-    options = {key: value for key, value in options.items() if features is None or key != FEATURES}
+    options = _of_head(name, options)
     _check_options(name, factory, seen, options)
     if name in NETWORKS:
         _image_shape(name, seen)  # raises if the space holds no images
@@ -88,10 +88,13 @@ def build_model(
 def make_model(name: str, space: InputSpace, options: Mapping[str, Any]) -> nn.Module:
     """Return one of `MODELS` on its features, without the checks of `build_model`."""
     features, seen = _features(name, space, options)
-    if features is None:
-        return MODELS[name](space, **options)
-    left = {key: value for key, value in options.items() if key != FEATURES}
-    return FeatureModel(features, MODELS[name](seen, **left))
+    head = MODELS[name](seen, **_of_head(name, options))
+    return head if features is None else FeatureModel(features, head)
+
+
+def _of_head(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without the features of our own models."""
+    return {key: value for key, value in options.items() if name not in MODELS or key != FEATURES}
 
 
 def _features(

@@ -189,6 +189,13 @@ def test_the_options_of_a_model_name_features() -> None:
         build_model("linear", SPACE, rng(), depth=3)
 
 
+def test_no_features_is_the_plain_model() -> None:
+    model = build_model("mlp", SPACE, rng(), features=None)
+    plain = build_model("mlp", SPACE, rng())
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    assert not isinstance(model, FeatureModel)
+
+
 def test_the_space_of_features() -> None:
     features, space = build_features(COLOURED, "scattering")
     assert space == ImageSpace((243, 8, 8), 5)
