@@ -46,7 +46,7 @@ class Scattering(nn.Module):
         channels, *pixels = shape
         if not (1 <= angles <= MOST_ANGLES and 1 <= scales < math.log2(min(pixels))):
             raise ValueError(
-                f"scattering needs angles in [1, {MOST_ANGLES}], at least 1 of scales, and images "
+                f"scattering needs angles in [1, {MOST_ANGLES}], scales of at least 1, and images "
                 f"larger than 2^scales pixels, got {angles=}, {scales=} and images of {pixels}"
             )
         self.scales, self.angles = scales, angles
