@@ -294,7 +294,7 @@ CASES: list[tuple[str, Config, str]] = [
         {"adversaries": [{"name": "InvertingGradients", "iterations": 0}]},
         "iterations must be at least 1, got 0",
     ),
-    (RUN, scenario(model="nope"), "model must be one of mlp, cnn"),
+    (RUN, scenario(model="nope"), "model must be one of mlp, linear"),
     (RUN, scenario(model={"name": "mlp", "width": -3}), "mlp(width=-3)"),
     (RUN, scenario(model="models.py:number"), "models.py:number"),
     (RUN, scenario(model="models.py:crashes"), "no luck"),

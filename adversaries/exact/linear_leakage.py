@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
-from ..base import Adversary, Observation, Reconstruction
+from ..base import Adversary, Observation, Reconstruction, in_evaluation
 from ..spaces import NotApplicable
 
 
@@ -61,5 +61,30 @@ def _first_linear_layer(observation: Observation) -> str:
             prefix = f"{name}." if name else ""
             if not {f"{prefix}weight", f"{prefix}bias"} <= {*observation.update}:
                 raise NotApplicable(f"layer {name!r} is frozen, so the update does not contain it")
+            if not _sees_pixels(module, observation):
+                raise NotApplicable(f"layer {name!r} sees features, not the pixels of an input")
             return prefix
     raise NotApplicable("the model has no linear layer")
+
+
+def _sees_pixels(layer: nn.Module, observation: Observation) -> bool:
+    """Return whether the layer's inputs are the pixels, on any scale.
+
+    Some pixels are changed, one in each of several copies of an example. Each must be what changes
+    most among the inputs of the layer. The result is True if the layer's inputs are not seen.
+    """
+    shape, size = observation.space.shape, math.prod(observation.space.shape)
+    changed = torch.tensor([size // 5, size // 2, size - 1])
+    examples = torch.linspace(0.2, 0.3, size).repeat(1 + len(changed), 1)
+    examples[range(1, len(examples)), changed] += 0.4
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
+    try:
+        with in_evaluation(observation.model), torch.no_grad():
+            observation.model(examples.view(-1, *shape).to(next(observation.model.parameters())))
+    finally:
+        handle.remove()
+    if not seen:
+        return True
+    moved = (seen[0][1:] - seen[0][0]).abs().argmax(1).cpu()
+    return torch.equal(moved, changed)

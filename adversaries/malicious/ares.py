@@ -456,6 +456,9 @@ def _named(model: nn.Module, space: InputSpace) -> _Names:
             f"{'the convolutions' if convolutions else 'each other'}, got {len(linear)}"
         )
     first, first_name = called[0]
+    example = torch.zeros(1, *space.shape).to(some_weight(model))
+    if seen_by(first, model, example).numel() != example.numel():
+        raise NotApplicable(f"layer {first_name!r} sees features, not the pixels of an input")
     imprinted, name = linear[0 if convolutions else 1]
     for layer, of in [(imprinted, name), *([] if convolutions else [(first, first_name)])]:
         if layer.bias is None:

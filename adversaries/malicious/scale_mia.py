@@ -234,7 +234,8 @@ def mirrored(model: nn.Module, anatomy: Anatomy, space: InputSpace) -> nn.Module
     """Return an untrained decoder: one convolution for each of the model's, last to first.
 
     Raises:
-        NotApplicable: If the model has no convolutions of images, or its codes are not on a grid.
+        NotApplicable: If the model has no chain of convolutions that begins with the images, or
+            its codes are not on a grid.
     """
     shapes: list[torch.Size] = []
     handles = [
@@ -248,6 +249,11 @@ def mirrored(model: nn.Module, anatomy: Anatomy, space: InputSpace) -> nn.Module
             handle.remove()
     if not (isinstance(space, ImageSpace) and anatomy.convolutions):
         raise NotApplicable("the model has no convolutions of images to hold an encoder")
+    if shapes[0][1:] != space.shape:
+        raise NotApplicable("the convolutions see features, not the pixels of an input")
+    for convolution, (_, after, *_) in zip(anatomy.convolutions, shapes[1:], strict=False):
+        if convolution.out_channels != after:
+            raise NotApplicable("the convolutions are not a chain: branches are joined")
     channels = anatomy.convolutions[-1].out_channels
     grid = _grid(anatomy.layer.in_features, channels, shapes[-1])
     parts: list[nn.Module] = [nn.Unflatten(1, (channels, *grid))]

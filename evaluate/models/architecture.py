@@ -33,7 +33,7 @@ from leakfrontier.defenses import torchvision_ops  # noqa: F401 (or torchvision 
 
 from ..foundations.errors import UserError
 from ..foundations.plugins import load_attribute
-from .models import MODELS
+from .models import MODELS, make_model
 
 _RANKED = 800
 """The rank of a layer is computed only up to this many unknowns."""
@@ -139,7 +139,7 @@ def build(name: str, space: InputSpace, options: Mapping[str, Any] | None = None
     options = dict(options or {})
     factory: Callable[[], Any]
     if name in MODELS:
-        factory = lambda: MODELS[name](space, **options)  # noqa: E731
+        factory = lambda: make_model(name, space, options)  # noqa: E731
     elif ":" in name:
         own = load_attribute(name)
         if not callable(own):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, Literal, cast
 
 import torch
@@ -15,6 +16,7 @@ from leakfrontier.adversaries import ImageSpace, InputSpace, TokenSpace, WaveSpa
 from leakfrontier.defenses import torchvision_ops, trainable  # noqa: F401 (or torchvision may fail)
 
 from ..foundations.plugins import load_attribute
+from .features import FeatureModel, build_features
 from .language_models import gpt2, hf, smollm2
 from .rconv_networks import NETWORKS
 
@@ -23,7 +25,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
 }
-"""The activations of `lenet`."""
+"""The activations of `lenet` and `mlp`."""
+
+FEATURES = "features"
+"""The option that all our models have for what they see instead of images."""
 
 Mode = Literal["eval", "train"]
 """The mode of training: without or with dropout and other randomness of training."""
@@ -32,6 +37,9 @@ LARGE = 4096
 """If an option is at least this large, the model's size is checked before it is made."""
 
 MOST_PARAMETERS = 2**30
+
+MOST_LAYERS = 100
+"""The maximum number of hidden layers of `mlp`."""
 
 
 def build_model(
@@ -50,26 +58,55 @@ def build_model(
         space: The model's inputs and classes.
         rng: Source of the initial parameters. Torch's global generator does not change.
         replace_batch_norm: Whether to replace BatchNorm by GroupNorm, as Opacus does.
-        **options: Options of that model.
+        **options: Options of that model. For one of `MODELS`, `features` is what it sees instead
+            of images: see `build_features`.
     """
     factory = _find_factory(name)
-    _check_options(name, factory, space, options)
+    features, seen = _features(name, space, options)
+    options = _of_head(name, options)
+    _check_options(name, factory, seen, options)
     if name in NETWORKS:
-        _image_shape(name, space)  # raises if the space holds no images
+        _image_shape(name, seen)  # raises if the space holds no images
     if name in MODELS and factory not in (hf, smollm2):  # files determine the sizes of these two
-        _check_size(name, factory, space, options)
+        _check_size(name, factory, seen, options)
     seed = int(torch.randint(2**63 - 1, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[]):
         # Unlike torch.manual_seed, this does not change the generators of other devices.
         torch.default_generator.manual_seed(seed)
-        model = _built(name, factory, space, options)
+        model = _built(name, factory, seen, options)
         if not isinstance(model, nn.Module):
             raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
         if replace_batch_norm:
             model = _with_group_norm(model)
+        if features is not None:
+            model = FeatureModel(features, model)
         model.eval()
         _check_model(name, model, space)
     return model
+
+
+def make_model(name: str, space: InputSpace, options: Mapping[str, Any]) -> nn.Module:
+    """Return one of `MODELS` on its features, without the checks of `build_model`."""
+    features, seen = _features(name, space, options)
+    head = MODELS[name](seen, **_of_head(name, options))
+    return head if features is None else FeatureModel(features, head)
+
+
+def _of_head(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without the features of our own models."""
+    return {key: value for key, value in options.items() if name not in MODELS or key != FEATURES}
+
+
+def _features(
+    name: str, space: InputSpace, options: Mapping[str, Any]
+) -> tuple[nn.Module | None, InputSpace]:
+    """Return a model's frozen features, if it has any, and what its head sees."""
+    if name not in MODELS or options.get(FEATURES) is None:
+        return None, space
+    if MODELS[name] in (hf, smollm2):
+        raise ValueError(f"{name} takes no features: use linear, mlp, tanh_cnn or another model")
+    _image_shape(FEATURES, space)  # raises if the space holds no images
+    return build_features(cast(ImageSpace, space), options[FEATURES])
 
 
 def some_inputs(space: InputSpace, count: int) -> Tensor:
@@ -113,22 +150,43 @@ def dropping(model: nn.Module) -> list[str]:
     return [*kinds]
 
 
-def mlp(space: InputSpace, width: int = 200) -> nn.Module:
-    """Return a perceptron with three hidden ReLU layers."""
+def linear(space: InputSpace, zero_head: bool = True) -> nn.Module:
+    """Return one linear layer: logistic regression.
+
+    Args:
+        space: Real-valued inputs, which are flattened.
+        zero_head: Whether all weights start at zero. The loss is convex, so training needs no
+            random start.
+    """
+    _check_continuous("linear", space)
+    return nn.Sequential(nn.Flatten(), _head(math.prod(space.shape), space.classes, zero_head))
+
+
+def mlp(
+    space: InputSpace,
+    width: int = 200,
+    hidden: int = 3,
+    activation: str = "relu",
+    zero_head: bool = False,
+) -> nn.Module:
+    """Return a perceptron.
+
+    Args:
+        space: Real-valued inputs, which are flattened.
+        width: Width of a hidden layer.
+        hidden: Number of hidden layers.
+        activation: One of `ACTIVATIONS`.
+        zero_head: Whether the last layer starts at zero. The first step then changes no other.
+    """
     if not width >= 1:
         raise ValueError(f"width must be at least 1, got {width}")
-    if not space.continuous:
-        raise ValueError(f"mlp needs real-valued inputs, got {_kind(space)}")
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(math.prod(space.shape), width),
-        nn.ReLU(),
-        nn.Linear(width, width),
-        nn.ReLU(),
-        nn.Linear(width, width),
-        nn.ReLU(),
-        nn.Linear(width, space.classes),
-    )
+    if not 1 <= hidden <= MOST_LAYERS:
+        raise ValueError(f"hidden must be in [1, {MOST_LAYERS}], got {hidden}")
+    _check_continuous("mlp", space)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise((math.prod(space.shape), *[width] * hidden)):
+        layers += [nn.Linear(inputs, outputs), _activation(activation)]
+    return nn.Sequential(*layers, _head(width, space.classes, zero_head))
 
 
 def cnn(space: InputSpace, hidden: int = 1024, filters: int = 12) -> nn.Module:
@@ -165,19 +223,57 @@ def lenet(space: InputSpace, activation: str = "sigmoid") -> nn.Module:
         Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019.
         https://arxiv.org/abs/1906.08935
     """
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     channels, height, width = _image_shape("lenet", space)
     layers: list[nn.Module] = []
     for stride in (2, 2, 1):
         layers += [nn.Conv2d(channels, 12, kernel_size=5, padding=2, stride=stride)]
-        layers += [ACTIVATIONS[activation]()]
+        layers += [_activation(activation)]
         channels, height, width = 12, math.ceil(height / stride), math.ceil(width / stride)
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(12 * height * width, space.classes))
     if activation == "sigmoid":
         for parameter in model.parameters():
             nn.init.uniform_(parameter, -0.5, 0.5)
     return model
+
+
+def tanh_cnn(space: InputSpace, deep: bool = False, zero_head: bool = False) -> nn.Module:
+    """Return the small CNN with tanh whose accuracy under DP-SGD is published.
+
+    Images below 16 x 16, such as features of `scattering`, get kernels of 3 x 3 without pooling,
+    as in [2].
+
+    Args:
+        space: Images.
+        deep: Whether to return the network for CIFAR-10: six convolutions, pooled after every two.
+        zero_head: Whether the last layer starts at zero. The first step then changes no other.
+
+    References:
+        [1] Papernot, Thakurta, Song, Chien, Erlingsson. "Tempered Sigmoid Activations for Deep
+            Learning with Differential Privacy." AAAI 2021. https://arxiv.org/abs/2007.14191
+        [2] Tramer, Boneh. "Differentially Private Learning Needs Better Features (or Much More
+            Data)." ICLR 2021, appendix C. https://arxiv.org/abs/2011.11660
+    """
+    channels, height, width = shape = _image_shape("tanh_cnn", space)
+    smallest = min(height, width)
+    if deep and smallest < 8:
+        raise ValueError(f"tanh_cnn with deep needs images of at least 8 x 8, got {shape}")
+    layers: list[nn.Module] = []
+    stages = _DEEP if deep else _FEW_PIXELS if smallest < 16 else _USUAL
+    for filters, kernel, stride, padding, pool in stages:
+        layers += [nn.Conv2d(channels, filters, kernel, stride, padding), nn.Tanh()]
+        layers += [nn.MaxPool2d(*pool)] if pool else []
+        height, width = ((n + 2 * padding - kernel) // stride + 1 for n in (height, width))
+        height, width = ((n - pool[0]) // pool[1] + 1 if pool else n for n in (height, width))
+        channels = filters
+    hidden = 128 if deep else 32
+    layers += [nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.Tanh()]
+    return nn.Sequential(*layers, _head(hidden, space.classes, zero_head))
+
+
+_USUAL = ((16, 8, 2, 3, (2, 1)), (32, 4, 2, 0, (2, 1)))
+_FEW_PIXELS = ((16, 3, 2, 1, ()), (32, 3, 1, 1, ()))
+_DEEP = tuple((n, 3, 1, 1, pool) for n in (32, 64, 128) for pool in ((), (2, 2)))
+"""Convolutions of `tanh_cnn`: filters, kernel, stride, padding, and kernel and stride of a pool."""
 
 
 def resnet18(space: InputSpace, groups: int = 32, width: int = 64) -> nn.Module:
@@ -280,7 +376,9 @@ def token_mlp(space: InputSpace, width: int = 64, hidden: int = 64) -> nn.Module
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
+    "linear": linear,
     "cnn": cnn,
+    "tanh_cnn": tanh_cnn,
     "lenet": lenet,
     "resnet18": resnet18,
     "conv1d": conv1d,
@@ -332,6 +430,8 @@ def _check_options(
     except TypeError as error:
         known = list(signature.parameters.values())[1:]  # the first is the input space
         allowed = ", ".join(str(option.replace(annotation=option.empty)) for option in known)
+        if name in MODELS and space.continuous and factory is not hf:
+            allowed += f", {FEATURES}=None"
         raise ValueError(
             f"{name} cannot be called with the input space and the options "
             f"{', '.join(options) or '(none)'}: {error}; its options are {allowed or '(none)'}"
@@ -414,6 +514,26 @@ def _check_output(name: str, model: nn.Module, space: InputSpace) -> None:
         raise ValueError(f"{name} must map 2 examples to shape {expected}, got {found}")
     if not output.is_floating_point():
         raise ValueError(f"{name} must return floating-point logits, got {output.dtype}")
+
+
+def _head(inputs: int, classes: int, zero: bool) -> nn.Linear:
+    """Return the layer of the logits."""
+    head = nn.Linear(inputs, classes)
+    if zero:
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+    return head
+
+
+def _activation(name: str) -> nn.Module:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    return ACTIVATIONS[name]()
+
+
+def _check_continuous(name: str, space: InputSpace) -> None:
+    if not space.continuous:
+        raise ValueError(f"{name} needs real-valued inputs, got {_kind(space)}")
 
 
 def _image_shape(name: str, space: InputSpace) -> tuple[int, int, int]:

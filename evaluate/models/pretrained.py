@@ -124,6 +124,8 @@ def _need(module: str, extra: str, purpose: str) -> None:
 @cache
 def model_digest(name: str) -> str:
     """Return a hash of the files of a model on this machine; "" for an id on the hub."""
+    if (file := Path(name).expanduser()).is_file():
+        return file_digest(file)
     source = find_source(name)
     folder = Path(source.place)
     if source.gguf is not None:
@@ -242,17 +244,29 @@ def _reader(kind: Callable[[str], T], path: str, changed: int) -> T:
     return kind(path)
 
 
-def model_files(name: str, options: Mapping[str, Any]) -> Files:
-    """Yield the files of a transformers model on this machine, in a folder or a file.
+def model_places(name: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files and folders on this machine that a model is read from.
 
     Args:
         name: The model's name in a configuration.
         options: Its options.
     """
-    place = str(options.get("id", ""))
-    path = Path(place).expanduser()
-    if name != "hf" or not path.exists():
-        return
-    files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
-    bundle = Bundle(f"model-{model_digest(place)}", {f"{path.name}/{f.name}": f for f in files})
-    yield place, (bundle, f"{path.name}/{path.name}" if path.is_file() else path.name)
+    features = options.get("features")
+    places = [options.get("id")] if name == "hf" else []
+    if isinstance(features, Mapping) and ":" not in name:  # of our models only
+        places += [features.get("weights") or features.get("backbone")]
+    yield from (one for one in places if isinstance(one, str) and Path(one).expanduser().exists())
+
+
+def model_files(name: str, options: Mapping[str, Any]) -> Files:
+    """Yield the files of a model on this machine, in a folder or a file.
+
+    Args:
+        name: The model's name in a configuration.
+        options: Its options.
+    """
+    for place in model_places(name, options):
+        path = Path(place).expanduser()
+        files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
+        bundle = Bundle(f"model-{model_digest(place)}", {f"{path.name}/{f.name}": f for f in files})
+        yield place, (bundle, f"{path.name}/{path.name}" if path.is_file() else path.name)

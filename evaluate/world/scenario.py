@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 from torch import nn
 
 from leakfrontier.adversaries import (
@@ -29,9 +30,10 @@ from ..engines.parcels import Files, Traveller
 from ..foundations.devices import Device, current_device, on_device
 from ..foundations.seeds import generator
 from ..modality.modality import Modality
+from ..models.features import DEFAULT
 from ..models.language_models import pretrained_of, tokenizer_of
-from ..models.models import Mode, build_model
-from ..models.pretrained import Task, is_path, missing, model_digest, model_files
+from ..models.models import MODELS, Mode, build_model
+from ..models.pretrained import Task, is_path, missing, model_digest, model_files, model_places
 from ..users.copies import copied
 from ..users.methods import (
     MOST,
@@ -221,10 +223,12 @@ class Scenario(Strict, Traveller):
     @field_validator("model")
     @classmethod
     def _placed_model(cls, value: Method, info: ValidationInfo) -> Method:
-        place = value.options.get("id")
-        if value.name != "hf" or not isinstance(place, str):
-            return value
-        options = {**value.options, "id": _placed_source(place, folder_of(info))}
+        options, folder = dict(value.options), folder_of(info)
+        if value.name == "hf" and isinstance(options.get("id"), str):
+            options["id"] = _placed_source(str(options["id"]), folder)
+        features = options.get("features")
+        if value.name in MODELS and isinstance(features, dict):
+            options["features"] = _placed_features(features, folder)
         return value.model_copy(update={"options": options})
 
     @field_validator("tokenizer")
@@ -314,20 +318,33 @@ class Scenario(Strict, Traveller):
 
     def model_identity(self) -> dict[str, Any]:
         """Return the model. If it is read from files, their content replaces the folder."""
-        config, source = self.model.config(), pretrained_of(self.model)
+        source = pretrained_of(self.model) or next(self._places, None)
         content = model_digest(source) if source else ""
-        if content and "id" in self.model.options:
-            config["options"] = {**self.model.options, "id": Path(str(source)).name}
+        config = self.model.config()
+        if content and config["options"]:
+            config["options"] = self._named_options
         return {**config, "content": content} if content else config
 
     @property
     def model_label(self) -> str:
         """Return the model's name in reports. A model from a folder has the folder's name."""
-        place = self.model.options.get("id")
-        if not (isinstance(place, str) and Path(place).exists()):
-            return label(self.model)
-        options = {**self.model.options, "id": Path(place).name}
-        return label(self.model.model_copy(update={"options": options}))
+        return label(self.model.model_copy(update={"options": self._named_options}))
+
+    @property
+    def _places(self) -> Iterator[str]:
+        return model_places(self.model.name, self.model.options)
+
+    @property
+    def _named_options(self) -> dict[str, JsonValue]:
+        """Return the model's options, with names instead of the paths of files and folders."""
+        names: dict[JsonValue, str] = {place: Path(place).name for place in self._places}
+
+        def named(value: JsonValue) -> JsonValue:
+            if isinstance(value, dict):
+                return {key: named(one) for key, one in value.items()}
+            return names.get(value, value) if isinstance(value, str) else value
+
+        return {key: named(value) for key, value in self.model.options.items()}
 
     @property
     def reading(self) -> Reading:
@@ -343,6 +360,16 @@ def _placed_source(name: str, folder: Path) -> str:
     if not Path(found).exists():
         raise missing(found)
     return found
+
+
+def _placed_features(features: dict[str, JsonValue], folder: Path) -> dict[str, JsonValue]:
+    """Return the options of features, with the path of weights or of a backbone placed."""
+    weights, backbone = features.get("weights"), features.get("backbone")
+    if isinstance(weights, str) and weights != DEFAULT:
+        return {**features, "weights": placed(weights, folder)}
+    if weights is None and isinstance(backbone, str):
+        return {**features, "backbone": _placed_source(backbone, folder)}
+    return features
 
 
 @dataclass(frozen=True)

@@ -70,3 +70,30 @@ def test_refuses_tokens() -> None:
     tokens = replace(observation, space=TOKENS)
     with pytest.raises(NotApplicable, match="token"):
         ATTACK.reconstruct(tokens, rng())
+
+
+class Mixed(nn.Module):
+    """Frozen features of an image: as many as it has pixels."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft2(images).abs()
+
+
+class Scaled(nn.Module):
+    """Pixels on another scale."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return (images - 0.3) / 0.4
+
+
+def test_features_of_the_size_of_an_image_are_not_taken_for_one() -> None:
+    observation = observed(nn.Sequential(Mixed(), mlp()), batch(1))
+    with pytest.raises(NotApplicable, match=r"layer '1\.1' sees features, not the pixels"):
+        ATTACK.reconstruct(observation, rng())
+
+
+def test_pixels_on_another_scale_are_recovered() -> None:
+    truth = batch(1)
+    guess = ATTACK.reconstruct(observed(nn.Sequential(Scaled(), mlp()), truth), rng())
+    wanted = SPACE.clamp(Scaled()(truth.inputs))
+    torch.testing.assert_close(guess.inputs, wanted, rtol=1e-3, atol=1e-4)

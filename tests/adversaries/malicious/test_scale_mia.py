@@ -140,11 +140,26 @@ def test_the_decoder_mirrors_the_convolutions(pool: int) -> None:
     assert images.max() <= 1
 
 
+class Residual(nn.Module):
+    """Two convolutions with a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3, padding=1))
+        self.shortcut = nn.Conv2d(1, 6, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(images) + self.shortcut(images))
+
+
 def test_what_cannot_hold_an_encoder_is_not_applicable() -> None:
     known = Round(SPACE, FedSGD(), 1, SIZE, PUBLIC)
     merged = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.AvgPool1d(2), nn.Linear(1014, 9))
     merged.extend([nn.ReLU(), nn.Linear(9, 10)])
+    residual = nn.Sequential(Residual(), nn.Flatten(), nn.Linear(6 * 28 * 28, 9))
+    residual.extend([nn.ReLU(), nn.Linear(9, 10)])
     cases = {
+        "branches are joined": (residual, known),
         "token": (network(), replace(known, space=TOKENS)),
         "no public data": (network(), replace(known, public=None)),
         "no convolutions": (build_model("mlp", SPACE, rng()), known),

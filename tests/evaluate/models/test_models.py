@@ -18,7 +18,7 @@ SOUND = WaveSpace((1, 1000), 10, rate=8000)
 TEXT = TokenSpace((6,), 2, vocabulary=40, padding=0)
 VECTORS = ContinuousSpace((20,), 2)
 IMAGES = {"digits": DIGITS, "fashion": FASHION, "cifar": CIFAR}
-ON_IMAGES = ("mlp", "cnn", "lenet", "resnet18")
+ON_IMAGES = ("mlp", "linear", "cnn", "tanh_cnn", "lenet", "resnet18")
 CASES = {
     **{f"{name}-{on}": (name, space) for name in ON_IMAGES for on, space in IMAGES.items()},
     **{f"{name}-cifar": (name, CIFAR) for name in NETWORKS},
@@ -29,6 +29,7 @@ CASES = {
     "gpt2-text": ("gpt2", TEXT),
 }
 BUILT = {name: (name, space) for name, space in reversed(CASES.values())}  # the smallest of each
+RANDOM = {"linear": {"zero_head": False}}  # options of models that otherwise draw nothing
 PRETRAINED = {"hf", "smollm2"}  # in test_language_models.py
 
 
@@ -67,10 +68,11 @@ def test_scores_every_class_and_all_parameters_matter(name: str, space: InputSpa
 def test_initialised_from_the_generator_alone(name: str, space: InputSpace) -> None:
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    models = [build_model(name, space, rng(seed)) for seed in (3, 3, 4)]
+    options = RANDOM.get(name, {})
+    models = [build_model(name, space, rng(seed), **options) for seed in (3, 3, 4)]
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(6)
-    models.append(build_model(name, space, rng(3)))
+    models.append(build_model(name, space, rng(3), **options))
     first, same, other, again = (nn.utils.parameters_to_vector(m.parameters()) for m in models)
     assert torch.equal(first, same)
     assert torch.equal(first, again)
@@ -93,6 +95,15 @@ def test_parameter_counts_are_those_of_the_papers() -> None:
     assert count("cnn", CIFAR) == cnn
     lenet = 3 * 25 * 12 + 12 + 2 * (12 * 25 * 12 + 12) + 768 * 100 + 100  # 768 features: DLG
     assert count("lenet", CIFAR) == lenet
+    tanh_cnn = (
+        64 * 16 + 16 + 256 * 32 + 32 + 512 * 32 + 32 + 32 * 10 + 10
+    )  # 26,010: Papernot et al.
+    assert count("tanh_cnn", FASHION) == tanh_cnn
+    deep = count("tanh_cnn", ImageSpace((3, 32, 32), 10), deep=True)
+    assert deep == 550_570  # Tramer, Boneh: 551k
+    assert count("tanh_cnn", ImageSpace((81, 7, 7), 10)) == 33_066  # on scattering: 33k
+    assert count("mlp", FASHION, width=64, hidden=1) == 784 * 64 + 64 + 64 * 10 + 10
+    assert count("linear", FASHION) == 7850
     assert count("resnet18", ImageSpace((3, 32, 32), 1000)) == 11_689_512  # torchvision's
 
 
@@ -106,6 +117,36 @@ def test_lenet_initialisation_of_deep_leakage() -> None:
     assert "Tanh" in layers(build_model("lenet", FASHION, rng(), activation="tanh"))
 
 
+def test_options_of_perceptrons() -> None:
+    small = build_model("mlp", FASHION, rng(), width=64, hidden=1, activation="tanh")
+    assert layers(small) == ["Flatten", "Linear", "Tanh", "Linear"]
+    assert layers(build_model("mlp", FASHION, rng())) == [
+        "Flatten",
+        *["Linear", "ReLU"] * 3,
+        "Linear",
+    ]
+
+
+def test_the_weights_of_the_default_mlp_stay_the_same() -> None:
+    drawn = nn.utils.parameters_to_vector(build_model("mlp", DIGITS, rng()).parameters())
+    with torch.random.fork_rng():
+        torch.manual_seed(int(torch.randint(2**63 - 1, (), generator=rng())))
+        sizes = ((64, 200), (200, 200), (200, 200), (200, 10))
+        plain = nn.ModuleList([nn.Linear(inputs, outputs) for inputs, outputs in sizes])
+    assert torch.equal(drawn, nn.utils.parameters_to_vector(plain.parameters()))
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "tanh_cnn"])
+def test_a_zero_head(name: str) -> None:
+    model = build_model(name, FASHION, rng(), zero_head=True)
+    assert not model(examples(FASHION, 2)).any()
+    assert build_model(name, FASHION, rng(), zero_head=False)(examples(FASHION, 2)).all()
+
+
+def test_linear_is_zero_by_default() -> None:
+    assert not any(p.any() for p in build_model("linear", FASHION, rng()).parameters())
+
+
 def test_resnet_has_group_norm() -> None:
     model = build_model("resnet18", CIFAR, rng(), groups=2)
     groups = [module.num_groups for module in model.modules() if isinstance(module, nn.GroupNorm)]
@@ -115,12 +156,15 @@ def test_resnet_has_group_norm() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("vgg", {}, "one of mlp, cnn, lenet, resnet18, .*file.py:factory"),
+        ("vgg", {}, "one of mlp, linear, cnn, tanh_cnn, lenet, resnet18, .*file.py:factory"),
         ("mlp", {"depth": 3}, "depth.*its options are width=200"),
         ("cnn", {"width": 3}, "its options are hidden=1024"),
         ("cnn", {"hidden": 0}, "hidden must be at least 1, got 0"),
         ("cnn", {"filters": 0}, "filters must be at least 1, got 0"),
         ("mlp", {"width": 0}, "width must be at least 1, got 0"),
+        ("mlp", {"hidden": 0}, r"hidden must be in \[1, 100\], got 0"),
+        ("mlp", {"hidden": 10**9}, r"hidden must be in \[1, 100\]"),
+        ("mlp", {"activation": "gelu"}, "one of sigmoid, relu, tanh, got 'gelu'"),
         ("lenet", {"activation": "gelu"}, "one of sigmoid, relu, tanh, got 'gelu'"),
         ("resnet18", {"groups": 3}, "groups must divide 64"),
         ("resnet18", {"groups": 32, "width": 8}, "groups must divide 8"),
@@ -132,7 +176,7 @@ def test_says_what_is_allowed(name: str, options: dict[str, object], message: st
         build_model(name, DIGITS, rng(), **options)
 
 
-@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18", *NETWORKS])
+@pytest.mark.parametrize("name", ["cnn", "tanh_cnn", "lenet", "resnet18", *NETWORKS])
 @pytest.mark.parametrize(
     ("space", "advice"),
     [
@@ -151,6 +195,7 @@ def test_convolutions_need_images(name: str, space: InputSpace, advice: str) -> 
     [
         ("conv1d", DIGITS, "conv1d needs sound.*use mlp"),
         ("conv1d", TEXT, "conv1d needs sound.*use token_mlp"),
+        ("linear", TEXT, "linear needs real-valued inputs.*use token_mlp"),
         ("mlp", TEXT, "mlp needs real-valued inputs.*use token_mlp"),
         ("token_mlp", SOUND, "token_mlp needs tokens.*use conv1d"),
     ],
@@ -160,8 +205,14 @@ def test_models_need_their_kind_of_data(name: str, space: InputSpace, message: s
         build_model(name, space, rng())
 
 
-def test_mlp_takes_vectors() -> None:
-    assert build_model("mlp", VECTORS, rng())(torch.zeros(4, 20)).shape == (4, 2)
+@pytest.mark.parametrize("name", ["mlp", "linear"])
+def test_perceptrons_take_vectors(name: str) -> None:
+    assert build_model(name, VECTORS, rng())(torch.zeros(4, 20)).shape == (4, 2)
+
+
+def test_a_deep_tanh_cnn_needs_some_pixels() -> None:
+    with pytest.raises(ValueError, match=r"at least 8 x 8, got \(81, 7, 7\)"):
+        build_model("tanh_cnn", ImageSpace((81, 7, 7), 10), rng(), deep=True)
 
 
 def test_token_mlp_tells_places_apart() -> None:

@@ -69,7 +69,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "no JSON": (lambda f: (f / "capture.json").write_text("{"), "cannot be read as JSON"),
     "a list": (lambda f: (f / "capture.json").write_text("[]"), "must hold an object"),
     "an unknown key": (described(colour="red"), "unknown key 'colour'; the keys are model"),
-    "an unknown model": (described(model="vit"), "model must be one of mlp, cnn"),
+    "an unknown model": (described(model="vit"), "model must be one of mlp, linear"),
     "an unknown option": (described(model={"name": "mlp", "depth": 2}), "its options are width"),
     "another model": (
         described(model="mlp"),

@@ -365,7 +365,10 @@ def test_a_private_batch_must_be_finite(value: float) -> None:
     [
         ({"dataset": "nope"}, "dataset must be one of fashion-mini, digits, mnist, .*'nope'"),
         ({"dataset": "no/such/folder"}, "there is no folder or file no/such/folder"),
-        ({"model": "nope"}, "model must be one of mlp, cnn, lenet, resnet18, .*'nope'"),
+        (
+            {"model": "nope"},
+            "model must be one of mlp, linear, cnn, tanh_cnn, lenet, resnet18, .*'nope'",
+        ),
         ({"model": {"name": "mlp", "widht": 3}}, "'widht'; its options are width=200"),
         ({"model": {"name": "mlp", "width": "a"}}, "mlp cannot be built with width=a"),
         ({"model": "math:sqrt"}, "scenario digits/sqrt: "),
