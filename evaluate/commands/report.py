@@ -9,8 +9,6 @@ import typer
 
 from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
-from ..run.store import received_results
-from ..share.pack import read_pack
 from .options import conclude, print_path
 
 
@@ -28,6 +26,9 @@ def report(
 ) -> None:
     """Write DIR/report.html, tables and figures from the stored rows of a run."""
     from leakfrontier.reports import write_picture, write_report
+
+    from ..run.store import received_results
+    from ..share.pack import read_pack
 
     console = terminal()
     if picture is None:
