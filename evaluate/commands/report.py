@@ -28,7 +28,6 @@ def report(
     from leakfrontier.reports import write_picture, write_report
 
     from ..run.store import received_results
-    from ..share.pack import read_pack
 
     console = terminal()
     if picture is None:
@@ -37,6 +36,8 @@ def report(
         results = received_results(folder)
         print_path(console, "Report:", write_report(folder, results))
     else:
+        from ..share.pack import read_pack
+
         results = read_pack(folder).results if folder.is_file() else received_results(folder)
         print_path(console, "Picture:", write_picture(results, picture, scenario))
     conclude(console, results)
