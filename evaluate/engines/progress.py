@@ -35,6 +35,7 @@ class Progress:
         self._over = threading.Event()
         self._started = time.monotonic()
         self._workers = workers
+        self._notes_due = self._started
         self._failures = 0
         self._console = terminal() if console is None else console
         self._live = self._console.is_terminal or self._console.is_jupyter
@@ -88,7 +89,16 @@ class Progress:
             self._done += 1
             self._failures += status not in ("ok", "not needed")
             self._durations.learn(cell, ended.planned, seconds)
-            self._bar.update(self._task, advance=1, left=", ".join(self._notes()))
+            if self._live:
+                self._show()
+
+    def _show(self) -> None:
+        """Advance the bar. The notes change at most once a second, as they take time to make."""
+        now = time.monotonic()
+        if now >= self._notes_due:
+            self._notes_due = now + 1
+            self._bar.update(self._task, left=", ".join(self._notes()))
+        self._bar.update(self._task, advance=1)
 
     def seconds_left(self) -> float | None:
         """Return the expected seconds until all cells are done; None if no cell has ended."""

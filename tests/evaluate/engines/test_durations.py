@@ -73,9 +73,9 @@ def test_arms_show_what_a_cascade_spares() -> None:
         durations.admit(left, planned["b", one])
         durations.learn(left, planned["b", one], 10 if uploads else None)
     assert durations.of_waiting(planned["a", "new"]) == pytest.approx(10, rel=0.01)
-    assert durations.of_waiting(planned["b", "new"]) == pytest.approx(6.5)  # needed in one of two
+    assert durations.of_waiting(planned["b", "new"]) == pytest.approx(6.5, rel=0.01)  # one of two
     durations.admit(planned["a", "new"], planned["a", "new"])
-    assert durations.of_waiting(planned["b", "new"]) == pytest.approx(6.5)
+    assert durations.of_waiting(planned["b", "new"]) == pytest.approx(6.5, rel=0.01)
 
 
 class Recorded:
