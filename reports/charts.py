@@ -25,6 +25,8 @@ from altair.utils import schemapi
 from altair.utils.data import to_values
 from markupsafe import escape
 
+from .cache import cached
+
 Layers = alt.LayerChart | alt.FacetChart  # the declared return type of altair.layer
 Chart = Layers | alt.ConcatChart
 
@@ -89,7 +91,12 @@ class Figure:
     @cached_property
     def svg(self) -> str:
         """The chart as an SVG document."""
-        return str(vl_convert.vegalite_to_svg(self.spec, vl_version=VEGA_LITE))
+        return cached(
+            lambda: str(vl_convert.vegalite_to_svg(self.spec, vl_version=VEGA_LITE)).encode(),
+            "svg",
+            json.dumps(self.spec),
+            VEGA_LITE,
+        ).decode()
 
     def _repr_html_(self) -> str:
         """Return the figure that a notebook shows."""
@@ -98,7 +105,7 @@ class Figure:
     @cached_property
     def png(self) -> bytes:
         """The chart as a PNG file."""
-        return bytes(vl_convert.svg_to_png(self.svg, scale=2))
+        return cached(lambda: bytes(vl_convert.svg_to_png(self.svg, scale=2)), "png 2", self.svg)
 
 
 def unvalidated() -> AbstractContextManager[None]:

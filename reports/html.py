@@ -10,6 +10,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from .cache import cached
 from .charts import DARK, VEGA_LITE, variable_name
 
 
@@ -45,7 +46,11 @@ def _unbroken(text: str) -> str:
 @cache
 def javascript() -> Markup:
     """Return the scripts that draw figures. Bundling takes seconds, so they are cached."""
-    bundle: str = vl_convert.javascript_bundle(
-        "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
+    code = "window.vegaEmbed = vegaEmbed;"
+    bundle = cached(
+        lambda: str(vl_convert.javascript_bundle(code, vl_version=VEGA_LITE)).encode(),
+        "bundle",
+        code,
+        VEGA_LITE,
     )
-    return Markup(bundle.replace("</script", "<\\/script"))
+    return Markup(bundle.decode().replace("</script", "<\\/script"))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from leakfrontier.evaluate.data.data import Dataset
 
 torch.set_num_threads(1)
+os.environ.setdefault("LEAKFRONTIER_CACHE", str(Path(gettempdir()) / "leakfrontier-tests"))
 
 HEADER = """
 from __future__ import annotations

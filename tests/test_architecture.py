@@ -16,9 +16,13 @@ import pytest
 from leakfrontier.adversaries import ADVERSARIES, PANEL, Adversary
 from leakfrontier.adversaries.base import THREATS
 from leakfrontier.defenses import DEFENSES, Defense
-from leakfrontier.evaluate.commands.list import TIMES
+from leakfrontier.evaluate.commands.audit import AuditName
+from leakfrontier.evaluate.commands.list import Listing
+from leakfrontier.evaluate.commands.listings import LISTINGS, TIMES
+from leakfrontier.evaluate.commands.run import PresetName
 from leakfrontier.evaluate.conclude.analysis import SERVERS
 from leakfrontier.evaluate.foundations.rows import MEDIA, Media
+from leakfrontier.evaluate.privacy.audit import AUDITS
 from leakfrontier.evaluate.run.config import PRESETS
 from leakfrontier.reports import gallery
 
@@ -30,6 +34,8 @@ MOST_MODULES = 20
 TESTED_ELSEWHERE = {  # where tests of one subject would otherwise be torn apart
     "evaluate/advise/advice.py": "reports/test_advice.py",
     "evaluate/commands/leaderboard.py": "evaluate/share/test_leaderboard.py",
+    "evaluate/commands/listings.py": "evaluate/commands/test_list.py",
+    "evaluate/commands/membership_report.py": "evaluate/commands/test_membership.py",
     "evaluate/commands/pack.py": "evaluate/share/test_pack.py",
     "evaluate/commands/reproduce.py": "evaluate/papers/test_reproduce.py",
     "evaluate/commands/run.py": "evaluate/commands/test_main.py",
@@ -240,10 +246,13 @@ def test_one_name_stands_for_one_class(tmp_path: Path) -> None:
     assert classes_of_one_name(root) == {"Scenario": places}
 
 
-def test_what_has_one_entry_per_threat_medium_or_preset_has_them_all() -> None:
+def test_what_has_one_entry_per_threat_medium_audit_list_or_preset_has_them_all() -> None:
     assert tuple(SERVERS)[: len(THREATS)] == THREATS
+    assert [one.replace("-", " ") for one in AuditName] == [*AUDITS]
+    assert {*Listing} == {*LISTINGS}
     assert {*MEDIA} == {*gallery._VICTIMS} == {*get_args(Media)}
     files = (ROOT / "evaluate/run/presets").glob("*.yaml")
+    assert tuple(PresetName) == PRESETS
     assert {*TIMES} == {*PRESETS} == {file.stem for file in files}
 
 

@@ -6,17 +6,13 @@ import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..advise.advice import Advice
-from ..advise.tables import bounded, sigma
-from ..conclude.labels import number
-from ..door.advising import advise as answer
 from ..foundations.terminal import terminal
 from .options import (
     Address,
@@ -30,6 +26,9 @@ from .options import (
     method_from,
     print_path,
 )
+
+if TYPE_CHECKING:
+    from ..advise.advice import Advice
 
 
 class ProtectedUnit(StrEnum):
@@ -132,6 +131,8 @@ def advise(
     --model, the command also trains and attacks settings, in minutes. You can stop it at any
     time; the same command continues.
     """
+    from ..door.advising import advise as answer
+
     measured = dataset is not None or model is not None
     folder = out or (Path("runs") / "advise" if measured else None)
     progress = terminal(stderr=True)
@@ -187,6 +188,9 @@ def _show(advice: Advice, folder: Path | None, *, as_json: bool, progress: Conso
 
 def _print_advice(console: Console, advice: Advice) -> None:
     """Print the run, the table, the recommendation, who sees what, and the warnings."""
+    from ..advise.tables import bounded, sigma
+    from ..conclude.labels import number
+
     console.print(escape(advice.question.summary) + ".", highlight=False, soft_wrap=True)
     if advice.rows:
         _print_rows(console, advice)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from leakfrontier.reports.architecture import save_drawing
-
 from ..foundations.errors import UserError, given_by_user
 from ..foundations.terminal import terminal
-from ..models.architecture import Analysis, LayerCounts, build, space_of
-from ..models.architecture import analyse as analyse_model
-from ..users.methods import Method
-from ..users.objects import users_own
 from .options import AsJson, method_from, print_path
+
+if TYPE_CHECKING:
+    from ..models.architecture import Analysis, LayerCounts
 
 
 def analyse(
@@ -40,6 +37,8 @@ def analyse(
     as_json: AsJson = False,
 ) -> None:
     """Count the constraints that each layer leaks, and name the analytic attacks they permit."""
+    from leakfrontier.reports.architecture import save_drawing
+
     analysis = _analysis(model, shape, classes)
     if drawing is not None:
         save_drawing(analysis.document(), drawing)
@@ -53,6 +52,11 @@ def analyse(
 
 @given_by_user()
 def _analysis(model: str, shape: str, classes: int) -> Analysis:
+    from ..models.architecture import analyse as analyse_model
+    from ..models.architecture import build, space_of
+    from ..users.methods import Method
+    from ..users.objects import users_own
+
     try:
         sizes = [int(part) for part in shape.split(",")]
     except ValueError as error:

@@ -9,9 +9,6 @@ import typer
 
 from ..foundations.errors import given_by_user
 from ..foundations.terminal import terminal
-from ..outside.capture_run import attack_captures
-from ..users.methods import Method
-from ..users.objects import users_own
 from .options import (
     Address,
     Data,
@@ -67,6 +64,10 @@ def attack(
     """Attack captured updates. Write scores if the truth is known, else a gallery of guesses."""
     from leakfrontier.reports import write_report
     from leakfrontier.reports.captured import write_gallery
+
+    from ..outside.capture_run import attack_captures
+    from ..users.methods import Method
+    from ..users.objects import users_own
 
     folder_out = out or Path("runs") / "attack" / folder.resolve().name
     console = terminal()

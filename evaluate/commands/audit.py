@@ -5,21 +5,31 @@ from __future__ import annotations
 import json
 import math
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..conclude.labels import number
-from ..door.auditing import AuditReport
-from ..door.auditing import audit as run_audit
 from ..foundations.terminal import terminal
-from ..privacy.audit import AUDITS
 from .options import AsJson, Data, DefenseText, method_from
 
-AuditName = StrEnum("AuditName", [(name, name.replace(" ", "-")) for name in AUDITS])  # type: ignore[misc]
+if TYPE_CHECKING:
+    from ..door.auditing import AuditReport
+
+
+class AuditName(StrEnum):
+    """Names of audits."""
+
+    residual_noise = "residual-noise"
+    sampling = "sampling"
+    neighbours = "neighbours"
+    clipping = "clipping"
+    local_steps = "local-steps"
+    rare_steps = "rare-steps"
+    step_canaries = "step-canaries"
+    one_run = "one-run"
 
 
 def audit(
@@ -48,12 +58,14 @@ def audit(
 
     An audit can refute a claim. It never proves one.
     """
+    from ..door.auditing import audit as run_audit
+
     report = run_audit(
         method_from(defense, "the defense"),
         steps=steps,
         sample_rate=sample_rate,
         delta=delta,
-        methods=[one.replace("-", " ") for one in method or AUDITS],
+        methods=[one.replace("-", " ") for one in method or AuditName],
         runs=runs,
         dataset=dataset,
         model=method_from(model, "--model"),
@@ -70,6 +82,8 @@ def audit(
 
 
 def _figure(value: float) -> str:
+    from ..conclude.labels import number
+
     return "n/a" if math.isnan(value) else number(value)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
-from ..share.pack import read_pack
-from ..share.statement import Statement, is_hexadecimal, statements_beside
 from .options import AsJson, print_path
+
+if TYPE_CHECKING:
+    from ..share.statement import Statement
 
 
 def leaderboard(
@@ -36,6 +37,9 @@ def leaderboard(
     that nobody verified are ranked apart.
     """
     from leakfrontier.reports.leaderboard import json_of, write_leaderboard
+
+    from ..share.pack import read_pack
+    from ..share.statement import is_hexadecimal, statements_beside
 
     for one in key or ():
         if not is_hexadecimal(one, 32):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import NoReturn, ParamSpec
 
@@ -68,7 +70,8 @@ app.command("list")(list_)
 def main() -> None:
     """Run the command line. Explain mistakes of the user without a traceback."""
     try:
-        _command_line()()
+        with _rare_collections():
+            _command_line()()
     except UserError as error:
         _explain(str(error))
     except Exception as error:
@@ -79,6 +82,17 @@ def main() -> None:
             _explain(str(error))
         error.add_note(f"This looks like a bug in leakfrontier. Please report it at {ISSUES}")
         raise
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Collect cycles less often: commands are short, and imports make many objects that stay."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @cache

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..conclude.checks import conclusion, overall
-from ..conclude.results import Conclusions
-from ..door.auditing import measured_scenario, one_configuration
-from ..engines.engine import LOCAL, Engine
-from ..engines.ray_engine import RayEngine
-from ..foundations.devices import Device, resolved
 from ..foundations.errors import UserError, given_by_user
-from ..users.methods import Method
-from ..users.strict_yaml import load_yaml
-from ..world.scenario import Scenario
+
+if TYPE_CHECKING:
+    from ..conclude.results import Conclusions
+    from ..engines.engine import Engine
+    from ..foundations.devices import Device
+    from ..users.methods import Method
+    from ..world.scenario import Scenario
 
 Data = Annotated[
     Path | None,
@@ -75,6 +73,9 @@ DefenseText = Annotated[
 
 def engine_from(name: EngineName, address: str | None) -> Engine:
     """Return the engine that runs the cells."""
+    from ..engines.engine import LOCAL
+    from ..engines.ray_engine import RayEngine
+
     if name is EngineName.ray:
         return RayEngine(address)
     if address is not None:
@@ -85,6 +86,8 @@ def engine_from(name: EngineName, address: str | None) -> Engine:
 @given_by_user()
 def device_from(name: DeviceName | None, engine: EngineName) -> Device:
     """Return the device. Check that this machine has it if cells run here."""
+    from ..foundations.devices import resolved
+
     device: Device = "cpu" if name is None else name.device
     if engine is EngineName.local:
         resolved(device)
@@ -94,11 +97,15 @@ def device_from(name: DeviceName | None, engine: EngineName) -> Device:
 @given_by_user()
 def scenario_from(dataset: str | None, model: str | None, data: Path | None) -> Scenario:
     """Return the scenario that the options of a command describe."""
+    from ..door.auditing import measured_scenario
+
     return measured_scenario(dataset, model and method_from(model, "--model"), data)
 
 
 def method_from(text: str, option: str) -> object:
     """Return a method as in a configuration file: a name or a mapping."""
+    from ..users.strict_yaml import load_yaml
+
     try:
         return load_yaml(text) if text.lstrip().startswith("{") else text
     except ValueError as error:
@@ -107,11 +114,15 @@ def method_from(text: str, option: str) -> object:
 
 def defense_from(text: str) -> Method:
     """Return the defense of a command. Raise if its lists give several configurations."""
+    from ..door.auditing import one_configuration
+
     return one_configuration(method_from(text, "the defense"))
 
 
 def conclude(console: Console, results: Conclusions) -> None:
     """Print whether the evaluation can be trusted. Exit with code 1 if it cannot."""
+    from ..conclude.checks import conclusion, overall
+
     checks = results.checks()
     console.print(conclusion(checks), soft_wrap=True, highlight=False, markup=False)
     if overall(checks) == "fail":

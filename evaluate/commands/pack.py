@@ -9,7 +9,6 @@ import typer
 
 from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
-from ..share.pack import pack_run
 from .options import print_path
 
 
@@ -29,6 +28,8 @@ def pack(
     ] = False,
 ) -> None:
     """Write a reproducibility pack: configuration, rows, sources, versions, checksums."""
+    from ..share.pack import pack_run
+
     path = out or folder / f"{folder.resolve().name}.zip"
     content = pack_run(folder, trust_code=trust_code)
     try:

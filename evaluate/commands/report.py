@@ -9,8 +9,6 @@ import typer
 
 from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
-from ..run.store import received_results
-from ..share.pack import read_pack
 from .options import conclude, print_path
 
 
@@ -29,6 +27,8 @@ def report(
     """Write DIR/report.html, tables and figures from the stored rows of a run."""
     from leakfrontier.reports import write_picture, write_report
 
+    from ..run.store import received_results
+
     console = terminal()
     if picture is None:
         if scenario is not None:
@@ -36,6 +36,8 @@ def report(
         results = received_results(folder)
         print_path(console, "Report:", write_report(folder, results))
     else:
+        from ..share.pack import read_pack
+
         results = read_pack(folder).results if folder.is_file() else received_results(folder)
         print_path(console, "Picture:", write_picture(results, picture, scenario))
     conclude(console, results)

@@ -6,22 +6,15 @@ import json
 from collections.abc import Callable, Sequence
 from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
-from pandas import DataFrame
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..foundations.errors import UserError, writable
-from ..foundations.statistics import Interval
 from ..foundations.terminal import terminal
-from ..papers.reproduce import QUICK_TRIALS, Result, default_folder, document, trial_rows
-from ..papers.reproduce import reproduce as reproduce_table
-from ..papers.table import Metric, PaperSetting
-from ..papers.table import Table as PaperTable
-from ..papers.tables import TABLES
 from .options import (
     Address,
     AsJson,
@@ -34,7 +27,16 @@ from .options import (
     print_path,
 )
 
-_Column = tuple[str, Callable[[PaperSetting], str]]
+if TYPE_CHECKING:
+    from ..foundations.statistics import Interval
+    from ..papers.reproduce import Result
+    from ..papers.table import Metric, PaperSetting
+    from ..papers.table import Table as PaperTable
+
+QUICK_TRIALS = 2
+"""Batches per row in a smoke test."""
+
+_Column: TypeAlias = "tuple[str, Callable[[PaperSetting], str]]"
 """A column's header, and the function that makes its cell from a row's setting."""
 
 
@@ -85,6 +87,12 @@ def reproduce(
     ] = None,
 ) -> None:
     """Reproduce a paper's table: print our numbers beside the paper's. Continues if interrupted."""
+    from pandas import DataFrame
+
+    from ..papers.reproduce import default_folder, document, trial_rows
+    from ..papers.reproduce import reproduce as reproduce_table
+    from ..papers.tables import TABLES
+
     if table not in TABLES:
         raise UserError(f"unknown table {table!r}: choose one of {', '.join(TABLES)}")
     paper = TABLES[table]

@@ -5,20 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pandas import isna
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..conclude.labels import final_round, rounds_named, rows
-from ..conclude.results import Conclusions
 from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
-from ..run.config import PRESETS, load_config
-from ..run.run import run as run_config
 from .options import (
     Address,
     DeviceOption,
@@ -31,11 +26,20 @@ from .options import (
     print_path,
 )
 
+if TYPE_CHECKING:
+    from ..conclude.results import Conclusions
+
 TEXT_COLUMNS = 50
 """Width of two columns of rates and all separators. Names of defenses get the rest."""
 
 
-PresetName = StrEnum("PresetName", [(name, name) for name in PRESETS])  # type: ignore[misc]
+class PresetName(StrEnum):
+    """Names of presets. The first is the default."""
+
+    quick = "quick"
+    quick_text = "quick-text"
+    standard = "standard"
+    full = "full"
 
 
 def run(
@@ -78,9 +82,12 @@ def run(
     """Evaluate defenses and write DIR/report.html. The same command continues a stopped run."""
     from leakfrontier.reports import write_report
 
+    from ..run.config import load_config
+    from ..run.run import run as run_config
+
     if config is not None and preset is not None:
         raise UserError("give a configuration file or --preset, not both")
-    source = config or preset or PRESETS[0]
+    source = config or preset or PresetName.quick
     loaded = load_config(
         source, extra_defenses=[method_from(text, "--defense") for text in defense or ()]
     )
@@ -112,6 +119,10 @@ def run(
 
 def _print_summary(console: Console, results: Conclusions) -> None:
     """Print the failed cells, then accuracy and success from nothing of every arm."""
+    from pandas import isna
+
+    from ..conclude.labels import final_round, rounds_named, rows
+
     failed = results.cells[~results.cells["status"].isin(["ok", "not needed"])]
     for _, cell in failed.iterrows():
         reason = cell["error"].partition("\n")[0]

@@ -5,23 +5,21 @@ from __future__ import annotations
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 from rich.markup import escape
 
 from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
-from ..run.environment import environment
-from ..share.archive import AlteredError
-from ..share.judgement import TOLERANCE, Judgement
-from ..share.pack import read_pack
-from ..share.statement import path_beside, public_key, signed, signing_key
-from ..share.verification import Verification
-from ..share.verification import verify as verify_pack
 from .options import Address, EngineName, EngineOption, Workers, engine_from, print_path
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from ..share.judgement import Judgement
+    from ..share.verification import Verification
 
 _COLOURS = {"confirmed": "green", "undecided": "yellow", "refuted": "red"}
 _EXIT_CODES = {"confirmed": 0, "refuted": 1, "undecided": 3}
@@ -74,6 +72,10 @@ def verify(
     For each defense, the trainings and the attacks that decide its worst case run again. The exit
     code is 0 if all claims are confirmed, 1 if the pack is refuted, and 3 if it is undecided.
     """
+    from ..share.archive import AlteredError
+    from ..share.pack import read_pack
+    from ..share.verification import verify as verify_pack
+
     console = terminal(highlight=False, soft_wrap=True)
     try:
         pack = read_pack(path)
@@ -103,6 +105,8 @@ def verify(
 
 def _key(console: Console, path: Path) -> Ed25519PrivateKey:
     """Return the key in a file, and print where a new one is."""
+    from ..share.statement import public_key, signing_key
+
     key, new = signing_key(path)
     if new:
         print_path(console, "New private key, which only you should have:", path)
@@ -114,6 +118,9 @@ def _sign(
     console: Console, found: Verification, path: Path, digest: str, key: Ed25519PrivateKey
 ) -> None:
     """Write a signed statement beside the pack."""
+    from ..run.environment import environment
+    from ..share.statement import path_beside, public_key, signed
+
     if not found.judgements and not found.problems:
         raise UserError("nothing ran again, so there is nothing to sign: name a --defense")
     statement = signed(
@@ -134,6 +141,8 @@ def _sign(
 
 def _print(console: Console, found: Verification) -> None:
     """Print the findings, and the chance that alterations were missed."""
+    from ..share.judgement import TOLERANCE
+
     for problem in found.problems:
         console.print(f"[red]wrong[/red] {escape(problem)}")
     if found.differences:

@@ -199,12 +199,14 @@ def worst_case(results: Analysed) -> pd.DataFrame:
     victims = victims.assign(unit=victims.groupby(level=["seed", "observation"]).ngroup())
     others = _worst_victims(results, "counterfactual")
     victims = victims.join(others.rename(columns=_OTHERS))
-    of_arm = dict(iter(victims.groupby(level=ARM, sort=False)))
+    places = victims.groupby(level=ARM, sort=False).indices
+    victims = victims.reset_index(drop=True)  # to choose rows of a long index is slow
     chances = {server: _chances(results.rates(), server) for server in SERVERS}
     lines = []
     for line in results.attacks[[*ARM, *DEFENSE]].drop_duplicates(ARM).to_dict("records"):
         arm = tuple(line[name] for name in ARM)
-        own = (_worst(of_arm[arm], server, chances[server].get(arm)) for server in SERVERS)
+        victims_of_arm = victims.iloc[places[arm]]
+        own = (_worst(victims_of_arm, server, chances[server].get(arm)) for server in SERVERS)
         lines.append(reduce(or_, own, line))
     columns = [*ARM, *DEFENSE, "observations"]
     columns += [column(server, name) for server in SERVERS for name in (*_LIMITS, *_OTHER_LIMITS)]

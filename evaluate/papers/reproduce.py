@@ -22,9 +22,6 @@ from ..run.run import run_trials
 from ..run.store import Store
 from .table import Row, Scores, Table, TableTrial, find_data
 
-QUICK_TRIALS = 2
-"""Batches per row in a smoke test."""
-
 
 @dataclass(frozen=True)
 class Result:

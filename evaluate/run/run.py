@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from rich.console import Console
@@ -20,12 +21,16 @@ from ..foundations.errors import given_by_user
 from ..foundations.rows import Outcome
 from ..foundations.terminal import terminal
 from ..users.methods import Method, build_adversary
+from ..users.names import label
 from ..world.scenario import Scenario
 from .cascade import ReadyCell, Schedule, Victim
 from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial, undefended
 from .config import ConfigError, RunConfig, load_config
 from .probe import probe
 from .store import Store, other_configuration
+
+_Arm = tuple[str, str, int]
+"""The names of a scenario and of a defense, and a seed."""
 
 __all__ = ["ConfigError", "RunConfig", "load_config", "plan", "run", "run_trials"]
 
@@ -150,8 +155,27 @@ def run_trials(
     return store.results()
 
 
+class _Queue(deque[tuple[Trial, Path]]):
+    """Cells that can run now. It reports the start of each cell."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def popleft(self) -> tuple[Trial, Path]:
+        """Return the next cell, which starts."""
+        task = super().popleft()
+        self._progress.start(task[0].cell)
+        return task
+
+
 class _Agenda:
-    """The queue of cells that can run now. Each finished cell may add others."""
+    """The queue of cells that can run now. Each finished cell may add others.
+
+    Some arms (scenario, defense, seed) run first, each to its end, so that the time left is known
+    early: undefended ones, which show what each attack costs, and a random third of the others,
+    which show what a cascade spares. The order changes no result.
+    """
 
     def __init__(
         self,
@@ -162,8 +186,9 @@ class _Agenda:
         cascade: bool,
         retry_failed: bool,
     ) -> None:
-        self.tasks: deque[tuple[Trial, Path]] = deque()
+        self.tasks = _Queue(progress)
         self._store, self._progress = store, progress
+        self._early = _early_arms(trials)
         self._finished = store.finished(failed=not retry_failed)
         self._victims = store.victims() if cascade else {}
         self._schedule = Schedule(trials, cascade=cascade)
@@ -179,6 +204,7 @@ class _Agenda:
     def _admit(self, steps: Iterable[ReadyCell]) -> None:
         """Queue cells. Cells that are already stored may allow others at once."""
         possible, narrowed = deque(steps), []
+        ready: list[tuple[Trial, Path]] = []
         while possible:
             trial, planned = possible.popleft()
             key = trial.cell.key
@@ -188,13 +214,38 @@ class _Agenda:
             if not_needed:
                 self._store.write(key, Outcome(status="not needed"), 0.0)
                 self._finished.add(key)
+            self._progress.admit(trial.cell, planned)
             if key in self._finished:
-                self._progress.advance(trial.cell, seconds=0.0 if not_needed else None)
+                self._progress.advance(trial.cell)
                 possible += self._schedule.after(trial, self._victims.get(key, ()))
             else:
-                self.tasks.append((trial, self._store.folder))
+                ready.append((trial, self._store.folder))
+        early = [task for task in ready if _arm(task[0]) in self._early]
+        early.sort(key=lambda task: self._early[_arm(task[0])])
+        others = [task for task in ready if _arm(task[0]) not in self._early]
+        self.tasks.extendleft(reversed(early))
+        self.tasks.extendleft(task for task in others if isinstance(task[0], ReplayTrial))
+        self.tasks.extend(task for task in others if not isinstance(task[0], ReplayTrial))
         if narrowed:
             self._store.replace(narrowed)
+
+
+def _arm(trial: Trial) -> _Arm | None:
+    if not isinstance(trial, TrainTrial | AttackTrial):
+        return None
+    return trial.scenario.name, label(trial.defense), trial.seed
+
+
+def _early_arms(trials: Iterable[Trial]) -> dict[_Arm | None, int]:
+    """Return the places of the arms that run first."""
+    controls, others = dict[_Arm, None](), dict[_Arm, None]()
+    for trial in trials:
+        if isinstance(trial, AttackTrial) and (arm := _arm(trial)) is not None:
+            (controls if undefended(trial.defense) else others)[arm] = None
+    first = min((seed for *_, seed in controls), default=0)
+    early = [arm for arm in controls if arm[-1] == first]
+    early += Random(0).sample([*others], len(others) // 3)
+    return {arm: place for place, arm in enumerate(early)}
 
 
 def _attacks(

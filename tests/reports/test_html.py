@@ -75,7 +75,8 @@ def test_a_file_appears_whole_or_not_at_all(
     assert path.read_bytes() == b"first"
 
 
-def test_scripts_cannot_end_their_element(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scripts_cannot_end_their_element(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
+    monkeypatch.setenv("LEAKFRONTIER_CACHE", str(tmp_path))
     monkeypatch.setattr(html.vl_convert, "javascript_bundle", lambda *_, **__: "'</script>'")
     assert html.javascript.__wrapped__() == "'<\\/script>'"

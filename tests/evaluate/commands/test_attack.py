@@ -27,7 +27,7 @@ def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             asked.append((*folders, options))
             return results, scored
 
-        monkeypatch.setattr(f"{HERE}.attack_captures", attack)
+        monkeypatch.setattr("leakfrontier.evaluate.outside.capture_run.attack_captures", attack)
         monkeypatch.setattr(f"{HERE}.conclude", lambda *_: None)
         monkeypatch.setattr(
             "leakfrontier.reports.captured.write_gallery", lambda out: out / "gallery.html"
@@ -87,7 +87,7 @@ def test_ctrl_c_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"{HERE}.attack_captures", interrupted)
+    monkeypatch.setattr("leakfrontier.evaluate.outside.capture_run.attack_captures", interrupted)
     code, output, _ = command("attack", tmp_path, "--out", tmp_path)
     assert code == 130
     assert "The same command continues where it stopped." in output

@@ -7,7 +7,7 @@ import pytest
 
 from leakfrontier.adversaries import ADVERSARIES
 from leakfrontier.defenses import DEFENSES
-from leakfrontier.evaluate.commands.list import TIMES
+from leakfrontier.evaluate.commands.listings import TIMES
 from leakfrontier.evaluate.data.data import DATASETS
 from leakfrontier.evaluate.models.models import MODELS
 from leakfrontier.evaluate.papers.tables import TABLES

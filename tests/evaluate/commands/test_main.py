@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from synthetic import ARMS, shared_results
 from synthetic import SCENARIOS as SCENARIOS_MADE_UP
 
 from leakfrontier.evaluate.commands import main as cli
-from leakfrontier.evaluate.commands import run as run_command
 from leakfrontier.evaluate.engines import engine as engine_module
 from leakfrontier.evaluate.foundations.rows import Cell, Outcome
+from leakfrontier.evaluate.run import run as run_module
 from leakfrontier.evaluate.run.store import FILE_NAME, Store
 
 Config = dict[str, Any]
@@ -267,7 +268,7 @@ def test_names_are_not_broken_within_words(
     columns: int,
 ) -> None:
     results = shared_results(seeds=(0,), observations=4, batch_size=2)
-    monkeypatch.setattr(run_command, "run_config", lambda *_, **__: results)
+    monkeypatch.setattr(run_module, "run", lambda *_, **__: results)
     monkeypatch.setattr("leakfrontier.reports.write_report", lambda *_: Path("report.html"))
     _, output, _ = command("run", config_file(), "--out", tmp_path / "out", columns=columns)
     for scenario in SCENARIOS_MADE_UP:
@@ -319,6 +320,55 @@ def test_ctrl_c_has_the_same_exit_code_everywhere(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("leakfrontier.evaluate.commands.report.received_results", interrupted)
+    monkeypatch.setattr("leakfrontier.evaluate.run.store.received_results", interrupted)
     code, output, errors = command("report", tmp_path)
     assert (code, output, errors) == (130, "", "Interrupted.\n")
+
+
+HEAVY = ("torch", "numpy", "pandas", "scipy", "altair", "transformers", "opacus", "pydantic")
+COMMANDS = sorted(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+
+
+def start(*arguments: str, **environment: str) -> tuple[str, list[str], float]:
+    """Return what a new process prints, its heavy imports, and the CPU-seconds it took."""
+    script = (
+        "import sys\n"
+        f"sys.argv = ['leakfrontier', *{arguments!r}]\n"
+        "from leakfrontier.evaluate.commands.main import main\n"
+        "try:\n    main()\n"
+        "finally:\n"
+        "    import time\n"
+        f"    heavy = [one for one in {HEAVY!r} if one in sys.modules]\n"
+        "    print('heavy', time.process_time(), *heavy, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    _, seconds, *heavy = done.stderr.splitlines()[-1].split()
+    return done.stdout, heavy, float(seconds)
+
+
+@pytest.mark.parametrize("name", [(), *((name,) for name in COMMANDS)], ids=str)
+def test_help_is_quick_as_it_imports_nothing_heavy(name: tuple[str, ...]) -> None:
+    output, heavy, seconds = start(*name, "--help", COLUMNS="200")
+    assert "Usage: leakfrontier" in output
+    assert heavy == []
+    assert seconds < 1
+    if not name:
+        assert all(f" {one} " in output for one in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("leakfrontier ", COMMANDS), ("leakfrontier run --preset ", ["quick", "quick-text"])],
+)
+def test_completion_in_a_shell_is_quick(typed: str, offered: list[str]) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()))}
+    output, heavy, seconds = start(_LEAKFRONTIER_COMPLETE="complete_bash", **words)
+    assert {*offered} <= {*output.split()}
+    assert heavy == []
+    assert seconds < 1

@@ -9,7 +9,6 @@ import pytest
 import typer
 from rich.console import Console
 
-from leakfrontier.evaluate.commands import options
 from leakfrontier.evaluate.commands.options import (
     DeviceName,
     EngineName,
@@ -21,8 +20,10 @@ from leakfrontier.evaluate.commands.options import (
     print_path,
     scenario_from,
 )
+from leakfrontier.evaluate.conclude import checks
 from leakfrontier.evaluate.engines.engine import LOCAL
 from leakfrontier.evaluate.engines.ray_engine import RayEngine
+from leakfrontier.evaluate.foundations import devices
 from leakfrontier.evaluate.foundations.errors import UserError
 from leakfrontier.evaluate.users.methods import Method
 from leakfrontier.evaluate.world.scenario import Scenario
@@ -42,7 +43,7 @@ def test_a_device_must_be_here_unless_others_compute(monkeypatch: pytest.MonkeyP
         raise ValueError(f"there is no {device} here")
 
     assert device_from(None, EngineName.local) == "cpu"
-    monkeypatch.setattr(options, "resolved", missing)
+    monkeypatch.setattr(devices, "resolved", missing)
     with pytest.raises(UserError, match="there is no cuda here"):
         device_from(DeviceName.cuda, EngineName.local)
     assert device_from(DeviceName.cuda, EngineName.ray) == "cuda"
@@ -74,8 +75,8 @@ def test_an_evaluation_that_cannot_be_trusted_ends_with_an_error(
     verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results: Any = SimpleNamespace(checks=lambda: ["checks"])
-    monkeypatch.setattr(options, "overall", lambda checks: verdict)
-    monkeypatch.setattr(options, "conclusion", lambda checks: f"Evaluation of [{checks[0]}]")
+    monkeypatch.setattr(checks, "overall", lambda checks: verdict)
+    monkeypatch.setattr(checks, "conclusion", lambda found: f"Evaluation of [{found[0]}]")
     shown = io.StringIO()
     if verdict == "fail":
         with pytest.raises(typer.Exit) as caught:

@@ -55,10 +55,13 @@ def test_a_picture_is_of_a_run_or_of_its_pack(
             self.results = kind
 
     monkeypatch.setattr("leakfrontier.reports.write_picture", drawn)
-    here = "leakfrontier.evaluate.commands.report"
-    monkeypatch.setattr(f"{here}.conclude", lambda *_: None)
-    monkeypatch.setattr(f"{here}.received_results", lambda path: Opened("run", path).results)
-    monkeypatch.setattr(f"{here}.read_pack", lambda path: Opened("pack", path))
+    monkeypatch.setattr("leakfrontier.evaluate.commands.report.conclude", lambda *_: None)
+    monkeypatch.setattr(
+        "leakfrontier.evaluate.run.store.received_results", lambda path: Opened("run", path).results
+    )
+    monkeypatch.setattr(
+        "leakfrontier.evaluate.share.pack.read_pack", lambda path: Opened("pack", path)
+    )
     pack = tmp_path / "pack.zip"
     pack.touch()
     picture = tmp_path / "all.svg"

@@ -14,7 +14,6 @@ from leakfrontier.evaluate.share.verification import Verification
 
 Command = Callable[..., tuple[int, str, str]]
 Found = Callable[..., list[Any]]
-HERE = "leakfrontier.evaluate.commands.verify"
 
 
 @pytest.fixture
@@ -27,9 +26,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]
             asked.append(options)
             return result
 
-        monkeypatch.setattr(f"{HERE}.verify_pack", verified)
+        monkeypatch.setattr("leakfrontier.evaluate.share.verification.verify", verified)
         monkeypatch.setattr(
-            f"{HERE}.read_pack",
+            "leakfrontier.evaluate.share.pack.read_pack",
             lambda _: SimpleNamespace(entries=range(7), panel="2026.1", digest="ab" * 32),
         )
         return asked
@@ -124,8 +123,8 @@ def test_an_altered_pack_is_refuted_before_anything_runs(
     def altered(_: Path) -> None:
         raise AlteredError("rows/attacks.csv is not what [SHA256SUMS] says")
 
-    monkeypatch.setattr(f"{HERE}.read_pack", altered)
-    monkeypatch.setattr(f"{HERE}.verify_pack", None)
+    monkeypatch.setattr("leakfrontier.evaluate.share.pack.read_pack", altered)
+    monkeypatch.setattr("leakfrontier.evaluate.share.verification.verify", None)
     code, output, _ = command("verify", tmp_path / "pack.zip")
     assert code == 1
     assert output == "Refuted: rows/attacks.csv is not what [SHA256SUMS] says\n"

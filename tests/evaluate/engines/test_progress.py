@@ -11,7 +11,10 @@ from leakfrontier.evaluate.engines.engine import cores
 from leakfrontier.evaluate.engines.progress import Progress
 from leakfrontier.evaluate.foundations.rows import Cell
 
-CHEAP = [Cell("attack", {"n": n}, {"scenario": "s", "adversary": "cheap"}) for n in range(3)]
+CHEAP = [
+    Cell("attack", {"n": n, "cheap": True}, {"scenario": "s", "adversary": "cheap"})
+    for n in range(3)
+]
 COSTLY = [Cell("attack", {"n": n}, {"scenario": "s", "adversary": "costly"}) for n in range(3)]
 
 
@@ -41,7 +44,7 @@ def test_a_log_says_how_it_begins_and_how_it_ends(clock: Clock) -> None:
         progress.advance(COSTLY[1])
     assert console.file.getvalue().splitlines() == [
         "6 cells, 2 at a time",
-        "5/6 cells after 4 min, 1 failed, about 50 s left",
+        "5/6 cells after 4 min, 1 failed, about 1.7 min left",  # one cell has one worker
     ]
 
 
@@ -71,6 +74,19 @@ def test_cells_that_were_not_needed_let_others_be_expected_not_to_be(clock: Cloc
         progress.advance(COSTLY[0], seconds=60)
         progress.advance(COSTLY[1], seconds=0.0)
     assert "about 30 s left" in console.file.getvalue()
+
+
+def test_a_cell_that_runs_is_counted_by_its_rest(clock: Clock) -> None:
+    with Progress(COSTLY, workers=1, console=Console(file=io.StringIO())) as progress:
+        progress.admit(COSTLY[0], COSTLY[0])
+        progress.advance(COSTLY[0], seconds=100)
+        progress.admit(COSTLY[1], COSTLY[1])
+        assert progress.seconds_left() == pytest.approx(200)
+        progress.start(COSTLY[1])
+        clock.now += 60
+        assert progress.seconds_left() == pytest.approx(140)
+        clock.now += 340
+        assert progress.seconds_left() == pytest.approx(200)  # it takes long, so it may go on
 
 
 def test_what_was_done_before_is_counted_and_takes_no_time() -> None:

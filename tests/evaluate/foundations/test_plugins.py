@@ -199,7 +199,7 @@ def test_who_may_speak_for_the_user() -> None:
         if loading.search(path.read_text()) and path.name != "config.py"
     }
     assert calling == {
-        "evaluate/commands/list.py": {"load_config"},  # our presets, which name no code
+        "evaluate/commands/listings.py": {"load_config"},  # our presets, which name no code
         "evaluate/commands/run.py": {"load_config"},
         "evaluate/door/evaluation.py": {"load_config"},  # Python
         "evaluate/share/pack.py": {"received_config"},
