@@ -18,6 +18,9 @@ from .base import Batch, Defense, Guarantee, Loss, Plan, Refused, Update, traina
 from .per_example import ClippedGradient, architecture, check_alone, check_apart
 from .pld import gaussian_epsilon
 
+_MOST_SIZES = 32
+"""Batch sizes at which a model is tested. Poisson samples have many more."""
+
 _SMALL = 2**20  # up to this many entries, computing all per-example gradients is faster than ghost
 
 
@@ -39,7 +42,7 @@ class DPSGD(Defense):
 
     The defense raises an error if a model or loss mixes the examples of a batch. Clipping one
     example's gradient does not bound its effect on the gradients of others. The defense tests a
-    model whenever it sees a new batch size, and at its 1st, 2nd, 4th, 8th ... step. `check_apart`
+    model at its first 32 batch sizes, and at its 1st, 2nd, 4th, 8th ... step. `check_apart`
     tests the model and the loss. `check_alone` tests the sum of the step itself, unless the model
     draws random numbers. A model that mixes only at other steps, or only beside certain examples,
     may remain undetected.
@@ -229,7 +232,7 @@ _LOOKS: dict[tuple[object, ...], _Looks] = {}
 
 
 def _is_due(model: nn.Module, loss: Loss, size: int) -> bool:
-    """Return whether to test a model: at a new batch size, or at a step that is a power of 2.
+    """Return whether to test a model: at the first batch sizes, or at a step that is a power of 2.
 
     Clients and rounds that train the same architecture share the counts. No result depends on
     them. A server may make a known architecture mix through its weights. Only the tests at powers
@@ -239,7 +242,8 @@ def _is_due(model: nn.Module, loss: Loss, size: int) -> bool:
     looks.steps += 1
     name = getattr(loss, "__qualname__", type(loss).__qualname__)  # the loss may hold the model
     new = (name, size, model.training) not in looks.circumstances
-    looks.circumstances.add((name, size, model.training))
+    if new := new and len(looks.circumstances) < _MOST_SIZES:
+        looks.circumstances.add((name, size, model.training))
     return new or looks.steps & (looks.steps - 1) == 0
 
 
