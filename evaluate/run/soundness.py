@@ -29,11 +29,11 @@ from ..world.scenario import World
 EXAMPLES = 2
 """Number of private examples on which a model is tested."""
 
-MORE_EXAMPLES = 16
-"""The number of examples if a first estimate of the time is above the limit."""
+MORE_EXAMPLES = (16, 256)
+"""Numbers of examples if estimates of the time are above the limit. Larger batches are faster."""
 
-LONG = 0.5
-"""Seconds per example above which the estimate is not repeated."""
+LONG = 8.0
+"""Seconds above which an estimate is not repeated with more examples."""
 
 
 @dataclass(frozen=True)
@@ -266,8 +266,9 @@ def _too_slow(model: nn.Module, world: World, work: Work) -> Iterator[str]:
     ]
     for what, count, step in kinds:
         each = _seconds(partial(step, model, loss), world, EXAMPLES)
-        if count * each > limit and each < LONG:  # larger batches take less time per example
-            each = _seconds(partial(step, model, loss), world, MORE_EXAMPLES)
+        for examples in MORE_EXAMPLES:
+            if count * each > limit and examples * each < LONG:
+                each = _seconds(partial(step, model, loss), world, examples)
         if count * each > limit:
             shape = " x ".join(map(str, world.space.shape))
             yield (
