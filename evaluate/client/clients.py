@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from leakfrontier.defenses import Batch, Refused, Update
 
+from ..foundations.examples import Data
 from ..foundations.seeds import fork, global_draws
 from ..users.alone import fresh
 from ..users.contract import Checked
@@ -108,7 +109,7 @@ class Clients:
     """
 
     client: Client
-    shares: Sequence[Batch]
+    shares: Sequence[Data]
     batch_sizes: Sequence[int]
     _defenses: list[Checked] = field(init=False, repr=False)
     _epochs: dict[int, list[Tensor]] = field(default_factory=dict, init=False, repr=False)
@@ -170,7 +171,7 @@ class Clients:
 
     def _rows(self, index: int, rng: Generator) -> Tensor:
         """Return which of its examples a client uses in this round."""
-        examples = len(self.shares[index].inputs)
+        examples = len(self.shares[index].targets)
         return self.client.protocol.drawn(examples, lambda: iter([self._next(index, rng)]))
 
     def _next(self, index: int, rng: Generator) -> Tensor:
@@ -179,7 +180,7 @@ class Clients:
         With shuffled epochs, each example is then in one batch of an epoch.
         """
         if not self._epochs.get(index):
-            size = len(self.shares[index].inputs)
+            size = len(self.shares[index].targets)
             drawn = self._defenses[index].batches(size, self.batch_sizes[index], 1, rng)
             self._epochs[index] = [*drawn]
         return self._epochs[index].pop(0)

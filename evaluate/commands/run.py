@@ -21,6 +21,7 @@ from ..run.config import PRESETS, load_config
 from ..run.run import run as run_config
 from .options import (
     Address,
+    Data,
     DeviceOption,
     EngineName,
     EngineOption,
@@ -67,6 +68,7 @@ def run(
             help="Run every attack on every upload, even if another attack succeeded.",
         ),
     ] = False,
+    data: Data = None,
     device: DeviceOption = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
@@ -88,6 +90,8 @@ def run(
         loaded = loaded.of_scenarios(scenario)
     if individual:
         loaded = loaded.model_copy(update={"individual": True})
+    if data is not None:
+        loaded = loaded.with_data(data)
     if device is not None:
         loaded = loaded.on_device(device.device)
     folder = out or Path("runs") / Path(source).stem

@@ -12,6 +12,8 @@ from torch import Generator, Tensor
 
 from leakfrontier.defenses import Batch
 
+from ..foundations.examples import Data
+
 Indices = NDArray[np.int64]
 """Positions of examples in a batch."""
 
@@ -25,7 +27,7 @@ def partition(
 
 
 def partition_rows(
-    batch: Batch, clients: int, scheme: str, rng: Generator, *, alpha: float = 0.5
+    batch: Data, clients: int, scheme: str, rng: Generator, *, alpha: float = 0.5
 ) -> list[Tensor]:
     """Return the rows of each client's examples; every example goes to exactly one client.
 
@@ -52,12 +54,12 @@ def partition_rows(
     return [torch.from_numpy(draws.permutation(part)) for part in parts]
 
 
-def _iid(batch: Batch, clients: int, draws: np.random.Generator, alpha: float) -> list[Indices]:
+def _iid(batch: Data, clients: int, draws: np.random.Generator, alpha: float) -> list[Indices]:
     return np.array_split(draws.permutation(len(batch.targets)), clients)
 
 
 def _label_skew(
-    batch: Batch, clients: int, draws: np.random.Generator, alpha: float
+    batch: Data, clients: int, draws: np.random.Generator, alpha: float
 ) -> list[Indices]:
     """Give each client classes in proportions from a Dirichlet distribution, while they last.
 
@@ -99,7 +101,7 @@ def _draw_labels(
 
 
 def _feature_skew(
-    batch: Batch, clients: int, draws: np.random.Generator, alpha: float
+    batch: Data, clients: int, draws: np.random.Generator, alpha: float
 ) -> list[Indices]:
     """Give each client a region of the leading principal components, with all classes.
 
@@ -146,7 +148,7 @@ def _class_quantiles(values: NDArray[np.float32], labels: Indices) -> NDArray[np
     return quantiles
 
 
-PARTITIONS: dict[str, Callable[[Batch, int, np.random.Generator, float], list[Indices]]] = {
+PARTITIONS: dict[str, Callable[[Data, int, np.random.Generator, float], list[Indices]]] = {
     "iid": _iid,
     "label-skew": _label_skew,
     "feature-skew": _feature_skew,

@@ -158,6 +158,14 @@ class RunConfig(Strict):
         moved = (one.model_copy(update={"device": device}) for one in self.scenarios)
         return self.model_copy(update={"scenarios": tuple(moved)})
 
+    def with_data(self, folder: Path) -> RunConfig:
+        """Return the same configuration, with a folder of data for scenarios that name none."""
+        placed = (
+            one if one.data_folder else one.model_copy(update={"data_folder": folder.resolve()})
+            for one in self.scenarios
+        )
+        return self.model_copy(update={"scenarios": tuple(placed)})
+
     def members(self) -> list[Method]:
         """Return the adversaries, with all their hyper-parameters."""
         if self.adversaries != "panel":

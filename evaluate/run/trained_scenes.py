@@ -168,5 +168,5 @@ class TrainedScenes(Scenes):
 
 def clients_of(world: World, defense: Defense, model: nn.Module, enrolment: Enrolment) -> Clients:
     """Return the clients of a federation under a defense."""
-    shares = [world.train.at(rows) for rows in enrolment.rows]
+    shares = [world.train.part(rows) for rows in enrolment.rows]
     return Clients(world.client(defense, model), shares, enrolment.batch_sizes)

@@ -183,7 +183,7 @@ def _config(pack: Pack, folder: Path, data: Path | None, trust_code: bool) -> Ru
                 f"{pack.name} needs data that it does not contain: give --data with a folder that "
                 f"has {place.removeprefix('data/')!r}"
             )
-    return config
+    return config if data is None else config.with_data(data)
 
 
 def _check_extent(pack: Pack, config: RunConfig) -> None:

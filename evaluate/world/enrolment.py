@@ -70,7 +70,7 @@ def enrol(world: World, seed: int, observations: int) -> Enrolment:
         return Enrolment(tuple(rows), (usual,) * clients)
     order = torch.randperm(len(world.train.targets), generator=fork(rng))
     small, rest = order[: observations * attacked], order[observations * attacked :]
-    parts = partition_rows(world.train.at(rest), clients, scheme, rng, alpha=training.alpha)
+    parts = partition_rows(world.train.part(rest), clients, scheme, rng, alpha=training.alpha)
     rows = [*small.split(attacked), *(rest[part] for part in parts)]
     return Enrolment(tuple(rows), (usual,) * len(rows))
 

@@ -27,6 +27,7 @@ from ..data.text import HUB, Reading
 from ..data.tokenizers import TOKENIZERS
 from ..engines.parcels import Files, Traveller
 from ..foundations.devices import Device, current_device, on_device
+from ..foundations.examples import Examples
 from ..foundations.seeds import generator
 from ..modality.modality import Modality
 from ..models.language_models import pretrained_of, tokenizer_of
@@ -110,7 +111,8 @@ class Scenario(Strict, Traveller):
     """A dataset by name, a path (a folder of images or sounds, or a JSONL file), or `hub:` and the
     id of texts on the Hugging Face hub."""
     data_folder: Path | None = None
-    """Folder of downloads. Default: ~/.cache/leakfrontier."""
+    """Folder of full datasets in torchvision's layout, also for downloads. Default:
+    ~/.cache/leakfrontier."""
     model: Method = Method(name="mlp")
     """A model by name, or your own file.py:factory, and its options."""
     task: Task = "classification"
@@ -321,13 +323,13 @@ class World:
 
     scenario: Scenario
     modality: Modality
-    train: Batch
+    train: Examples
     test: Batch
 
     @property
     def device(self) -> torch.device:
         """Return the device of the data."""
-        return self.train.inputs.device
+        return self.train.targets.device
 
     @property
     def space(self) -> InputSpace:
@@ -335,9 +337,9 @@ class World:
         return self.modality.space
 
     @cached_property
-    def train_values(self) -> Batch:
+    def train_values(self) -> Examples:
         """Return the clients' examples on the scale of the data."""
-        return Batch(self.modality.values(self.train.inputs), self.train.targets)
+        return self.train.then(self.modality.values)
 
     @property
     def protocol(self) -> Protocol:
@@ -388,8 +390,9 @@ def load_world(scenario: Scenario) -> World:
     data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
     if scenario.task == "next-token" and not isinstance(data.space, TokenSpace):
         raise ValueError(f"task: next-token needs texts, but {scenario.dataset} holds none")
-    train, test = (part.to(current_device()) for part in data.normalised)
-    return World(scenario, data.modality, train, test)
+    train, test = data.normalised
+    here = current_device()
+    return World(scenario, data.modality, train.to(here), test.to(here))
 
 
 SCENARIOS: dict[str, Scenario] = {
