@@ -58,7 +58,7 @@ from .training_server import Order
 from .upload_log import Logged
 
 EXAMINED_SEED = 0  # seed of the model and clients that examine replays
-CURVE_POINTS = 5  # evaluations of accuracy along training, besides those at checkpoints
+CURVE_POINTS = 10  # evaluations of accuracy along training, besides those at checkpoints
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,6 +23,7 @@ from leakfrontier.defenses import Batch, Defense
 
 from ..client.client import Client, ThreatModel
 from ..data.data import data_digest, data_files, is_named, load_dataset
+from ..data.dataset import Dataset
 from ..data.text import HUB, Reading
 from ..data.tokenizers import TOKENIZERS
 from ..engines.parcels import Files, Traveller
@@ -113,6 +114,9 @@ class Scenario(Strict, Traveller):
     data_folder: Path | None = None
     """Folder of full datasets in torchvision's layout, also for downloads. Default:
     ~/.cache/leakfrontier."""
+    validation: Number = Field(default=0, ge=0, le=0.5)
+    """Share of the training data that clients do not hold. Settings are tuned on it. Default: none,
+    or a tenth if settings are tuned."""
     model: Method = Method(name="mlp")
     """A model by name, or your own file.py:factory, and its options."""
     task: Task = "classification"
@@ -254,6 +258,10 @@ class Scenario(Strict, Traveller):
         """Return the name of the dataset, without its folder."""
         return self.dataset if is_named(self.dataset) else Path(self.dataset).name
 
+    def clients_examples(self, training: int) -> int:
+        """Return the number of training examples that clients hold, given that of the dataset."""
+        return _clients_examples(training, self.validation)
+
     @property
     def client_batch(self) -> int:
         """Return the number of examples that a client draws per training round under FedSGD."""
@@ -268,7 +276,7 @@ class Scenario(Strict, Traveller):
         """Return everything that a result depends on, as plain JSON values."""
         shown = {"title", "device", "defenses"}
         config = self.model_dump(mode="json", exclude=shown) | {"data_folder": None}
-        for key in ("threat", "task", "tokenizer", "length", "mode"):
+        for key in ("threat", "task", "tokenizer", "length", "mode", "validation"):
             if getattr(self, key) == type(self).model_fields[key].default:
                 del config[key]  # keeps the keys of cells from before this option existed
         if not self.training.defense_lr:
@@ -319,12 +327,14 @@ class World:
         modality: The kind of data.
         train: The clients' examples.
         test: Held-out examples, for accuracy and as the adversary's public data.
+        validation: Training examples that no client holds, for tuning; None without them.
     """
 
     scenario: Scenario
     modality: Modality
     train: Examples
     test: Batch
+    validation: Batch | None = None
 
     @property
     def device(self) -> torch.device:
@@ -391,8 +401,27 @@ def load_world(scenario: Scenario) -> World:
     if scenario.task == "next-token" and not isinstance(data.space, TokenSpace):
         raise ValueError(f"task: next-token needs texts, but {scenario.dataset} holds none")
     train, test = data.normalised
-    here = current_device()
-    return World(scenario, data.modality, train.to(here), test.to(here))
+    here, validation = current_device(), None
+    if scenario.validation:
+        train, held_out = _held_out(data, scenario.data_name, scenario.validation)
+        validation = held_out.to(here)
+    return World(scenario, data.modality, train.to(here), test.to(here), validation)
+
+
+@lru_cache(maxsize=2)
+def _held_out(data: Dataset, name: str, share: float) -> tuple[Examples, Batch]:
+    """Return the examples that clients hold, and those for validation.
+
+    The choice depends only on the name of the dataset, its size and the share.
+    """
+    train, _ = data.normalised
+    order = torch.randperm(len(train.targets), generator=generator("validation", name))
+    count = _clients_examples(len(order), share)
+    return train.part(order[:count].sort().values), train.at(order[count:].sort().values)
+
+
+def _clients_examples(total: int, share: float) -> int:
+    return total - (max(1, round(total * share)) if share else 0)
 
 
 SCENARIOS: dict[str, Scenario] = {
