@@ -119,7 +119,9 @@ def _print_summary(console: Console, results: Conclusions) -> None:
     failed = results.cells[~results.cells["status"].isin(["ok", "not needed"])]
     for _, cell in failed.iterrows():
         reason = cell["error"].partition("\n")[0]
-        what = {"train": "training", "replay": "replay"}.get(cell["kind"], cell["adversary"])
+        what = {"train": "training", "replay": "replay", "tune": "tuning"}.get(
+            cell["kind"], cell["adversary"]
+        )
         text = escape(f"{what} on {cell['defense']}: {reason}")
         console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
     utility = results.final_utility()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,13 +24,14 @@ from ..users.methods import (
     Whole,
     adversary_grid,
     build_adversary,
+    build_defense,
     check_loading,
     defense_grid,
     placed_name,
 )
 from ..users.names import adversary_label, family, label
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import SCENARIOS, Scenario
+from ..world.scenario import SCENARIOS, Scenario, own_options
 
 _WORDS = {
     "bool_parsing": "must be true or false",
@@ -131,6 +132,19 @@ class RunConfig(Strict):
                         f"training.defense_lr of {scenario.name}: the run has no defense {name!r}, "
                         f"only {', '.join(sorted(families | single))}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _tunable(self) -> RunConfig:
+        for scenario in self.scenarios:
+            options = scenario.tune.options if scenario.tune else {}
+            defenses = self.defenses_of(scenario)
+            for name in (one for one in options if "." in one):
+                having = [one for one in defenses if own_options(one, [name])]
+                if not having:
+                    raise ValueError(f"tune.{name} of {scenario.name}: the run has no such defense")
+                for defense, value in product(having, options[name]):
+                    build_defense(scenario.arm(defense, {name: value})[1])
         return self
 
     def defenses_of(self, scenario: Scenario) -> tuple[Method, ...]:

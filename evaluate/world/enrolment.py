@@ -58,7 +58,7 @@ def enrol(world: World, seed: int, observations: int) -> Enrolment:
     """
     scenario, training = world.scenario, world.scenario.training
     attacked, usual = scenario.batch_size, scenario.client_batch
-    rng = generator("shares", scenario.config(), seed)
+    rng = generator("shares", scenario.paired_config(), seed)
     clients, scheme = training.clients, training.partition
     if world.protocol.uploads_gradient:
         rows = partition_rows(world.train, clients, scheme, rng, alpha=training.alpha)
@@ -88,7 +88,7 @@ def attacked_rounds(
         observations: Number of attacked uploads.
     """
     per_round = enrolment.invited(world, observations, attacked=True)
-    rng = generator("attacked rounds", world.scenario.config(), seed, last)
+    rng = generator("attacked rounds", world.scenario.paired_config(), seed, last)
     drawn = torch.randperm(max(last - 1, 1), generator=rng) + min(2, last)
     rounds: list[int] = drawn[: -(-SPARE * observations // per_round) + 1].tolist()
     return rounds

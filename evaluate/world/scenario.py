@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from torch import nn
 
 from leakfrontier.adversaries import (
@@ -37,9 +47,11 @@ from ..models.pretrained import Task, is_path, missing, model_digest, model_file
 from ..users.copies import copied
 from ..users.methods import (
     MOST,
+    MOST_COMBINATIONS,
     Method,
     Number,
     Strict,
+    TunedMethod,
     Whole,
     build_defense,
     build_protocol,
@@ -101,6 +113,56 @@ class Training(Strict):
         return self
 
 
+FEDERATION = ("rounds", "clients", "clients_per_round", "partition", "alpha", "defense_lr")
+"""Keys of training that are the same for all defenses, so they are not tuned."""
+
+
+class Tune(Strict):
+    """Settings to choose on the validation examples, for the control and every defense alike.
+
+    In a file, options stand beside `budget` and `seeds`: `tune: {lr: [0.1, 1], budget: 6}`.
+    """
+
+    budget: Whole = Field(default=9, ge=1, le=10_000)
+    """Trainings of each defense and of the control. With fewer settings, they are repeated."""
+    seeds: Whole = Field(default=1, ge=1, le=100)
+    """Trainings of each setting at least. More seeds try fewer settings."""
+    options: dict[str, tuple[JsonValue, ...]] = Field(default={})
+    """The values of each option: a key of training, or `Family.option` of a defense."""
+    chosen: dict[str, dict[str, JsonValue]] = Field(default={})
+    """The chosen values by the name of the defense. A run fills them in."""
+    before: dict[str, JsonValue] = Field(default={})
+    """The configured values of an arm's training. A run fills them in."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if not isinstance(value, dict) or "options" in value:
+            return value
+        fixed = {key: value[key] for key in cls.model_fields if key in value}
+        return {**fixed, "options": {k: v for k, v in value.items() if k not in fixed}}
+
+    @field_validator("options")
+    @classmethod
+    def _valid_options(
+        cls, value: dict[str, tuple[JsonValue, ...]]
+    ) -> dict[str, tuple[JsonValue, ...]]:
+        tunable = [name for name in Training.model_fields if name not in FEDERATION]
+        for name, values in value.items():
+            if not values:
+                raise ValueError(f"{name} must list at least one value, got none")
+            if "." not in name and name not in tunable:
+                raise ValueError(
+                    f"{name!r} cannot be tuned: give {', '.join(tunable)}, or an option of a "
+                    "defense such as DPSGD.max_grad_norm"
+                )
+            for one in values if "." not in name else ():
+                Training.model_validate({name: one})
+        if math.prod(len(values) for values in value.values()) > MOST_COMBINATIONS:
+            raise ValueError(f"the lists make more than {MOST_COMBINATIONS:,} combinations")
+        return value
+
+
 class Scenario(Strict, Traveller):
     """Everything about an evaluation except the defense and the adversary."""
 
@@ -159,6 +221,8 @@ class Scenario(Strict, Traveller):
     distinguish devices."""
     training: Training = Training()
     """How utility is measured. See the keys of training."""
+    tune: Tune | None = None
+    """Settings that are chosen on the validation examples before the evaluation."""
 
     @field_validator("dataset")
     @classmethod
@@ -211,6 +275,30 @@ class Scenario(Strict, Traveller):
                 "knows_targets must be false for task: next-token: the targets are the private text"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuned_on_a_tenth(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if not isinstance(value, dict) or value.get("tune") is None or "validation" in value:
+            return value
+        return {**value, "validation": 0.1}
+
+    @model_validator(mode="after")
+    def _can_tune(self) -> Scenario:
+        if self.tune is not None and not self.validation:
+            raise ValueError("tune needs validation examples: raise validation above 0")
+        if self.tune is not None and "lr" in self.tune.options and self.training.defense_lr:
+            raise ValueError("tune.lr and training.defense_lr exclude each other: leave one out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out keys that older versions lack, so that equal configurations stay equal."""
+        content: dict[str, Any] = dump(self)
+        for key in ("validation", "tune"):
+            if getattr(self, key) == type(self).model_fields[key].default:
+                content.pop(key, None)
+        return content
 
     @model_validator(mode="before")
     @classmethod
@@ -274,16 +362,52 @@ class Scenario(Strict, Traveller):
 
     def config(self) -> dict[str, Any]:
         """Return everything that a result depends on, as plain JSON values."""
-        shown = {"title", "device", "defenses"}
+        shown = {"title", "device", "defenses", "tune"}
         config = self.model_dump(mode="json", exclude=shown) | {"data_folder": None}
-        for key in ("threat", "task", "tokenizer", "length", "mode", "validation"):
+        for key in ("threat", "task", "tokenizer", "length", "mode"):
             if getattr(self, key) == type(self).model_fields[key].default:
                 del config[key]  # keeps the keys of cells from before this option existed
         if not self.training.defense_lr:
             del config["training"]["defense_lr"]
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
             config |= {"dataset": self.data_name, "content": data_digest(self.dataset)}
+        if self.tune is not None and self.tune.before:
+            config["training"]["before_tuning"] = self.tune.before
         return {**config, "model": self.model_identity()}
+
+    def paired_config(self) -> dict[str, Any]:
+        """Return what draws depend on: the configuration without the choices of tuning.
+
+        Arms of one scenario may have other settings, but the same clients and rounds.
+        """
+        config = self.config()
+        before = config["training"].pop("before_tuning", {})
+        return config | {"training": config["training"] | before}
+
+    def arm(
+        self, defense: Method, values: Mapping[str, JsonValue] | None = None
+    ) -> tuple[Scenario, Method]:
+        """Return the scenario and the defense with some of the tuned settings.
+
+        Args:
+            defense: The defense as configured.
+            values: The settings. Default: the chosen ones.
+        """
+        if self.tune is None:
+            return self, defense
+        chosen = self.tune.chosen.get(label(defense), {}) if values is None else values
+        own = {name: value for name, value in chosen.items() if "." not in name}
+        training = Training.model_validate({**self.training.model_dump(), **own})
+        dumped = self.training.model_dump(mode="json")
+        tune = Tune(before={name: dumped[name] for name in own}) if own else None
+        scenario = self.model_copy(update={"training": training, "tune": tune})
+        options = {name: value for name, value in chosen.items() if "." in name}
+        if not options:
+            return scenario, defense
+        tuned = _with_options(defense, options)
+        return scenario, TunedMethod(
+            name=tuned.name, options=tuned.options, links=tuned.links, before=defense
+        )
 
     def model_identity(self) -> dict[str, Any]:
         """Return the model. If it is read from files, their content replaces the folder."""
@@ -306,6 +430,23 @@ class Scenario(Strict, Traveller):
     def reading(self) -> Reading:
         """Return how texts become examples."""
         return Reading(self.task, self.tokenizer or tokenizer_of(self.model), self.length)
+
+
+def own_options(defense: Method, names: Iterable[str]) -> list[str]:
+    """Return the tuned options, as `Family.option`, that a defense or one of its links has."""
+    families = {family(one) for one in (defense, *defense.links)}
+    return [name for name in names if name.rpartition(".")[0] in families]
+
+
+def _with_options(method: Method, values: Mapping[str, JsonValue]) -> Method:
+    """Return a defense with other options, given as `Family.option`."""
+    own = {
+        name.rpartition(".")[2]: value
+        for name, value in values.items()
+        if name.rpartition(".")[0] == family(method) and not method.links
+    }
+    links = tuple(_with_options(link, values) for link in method.links)
+    return method.model_copy(update={"options": {**method.options, **own}, "links": links})
 
 
 def _placed_source(name: str, folder: Path) -> str:
