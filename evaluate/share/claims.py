@@ -121,7 +121,8 @@ def claims_of(
         UserError: If the pack has no defense of a name.
     """
     rng = np.random.default_rng(seed)
-    every = sorted({int(one) for one in results.cells["seed"].dropna()})
+    evaluated = results.cells[results.cells["kind"] != "tune"]
+    every = sorted({int(one) for one in evaluated["seed"].dropna()})
     chosen = {every[i] for i in rng.permutation(len(every))[:seeds]}
     summary = _summary(results)
     return [

@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,11 @@ def test_a_run_tunes_first_and_its_pack_is_verified(tmp_path: Path) -> None:
 
     path = tmp_path / "pack.zip"
     path.write_bytes(pack_run(out))
-    found = verify(read_pack(path), seeds=1, more=0, seed=0, workers=1)
+    console = Console(record=True, width=200, file=io.StringIO())
+    given: dict[str, Any] = {"defenses": [NAME], "seeds": 1, "more": 0, "seed": 0, "workers": 1}
+    found = verify(read_pack(path), **given, console=console)
     assert (found.problems, found.decision) == ((), "confirmed")
+    assert f"equal tuning under {NAME}" in console.export_text()
 
     def other_choice(entries: dict[str, bytes]) -> None:
         meta = json.loads(entries["pack.json"])
@@ -166,5 +170,5 @@ def test_a_run_tunes_first_and_its_pack_is_verified(tmp_path: Path) -> None:
         entries["pack.json"] = json.dumps(meta).encode()
 
     rewritten(path, other_choice, sums=True)
-    found = verify(read_pack(path), seeds=1, more=0, seed=0, workers=1)
+    found = verify(read_pack(path), **given)
     assert "its chosen settings do not follow from the rows of its tuning" in found.problems
