@@ -275,7 +275,7 @@ def pixel_moments(pixels: Tensor) -> tuple[Tensor, Tensor]:
     """
     levels = torch.arange(256, dtype=torch.double) / 255
     counts = torch.zeros(pixels.shape[1], 256, dtype=torch.double)
-    for part in pixels.split(10_000):
+    for part in pixels.split(1000):
         for channel, counted in enumerate(counts):
             counted += torch.bincount(part[:, channel].flatten(), minlength=256)
     shares = counts / counts.sum(1, keepdim=True)

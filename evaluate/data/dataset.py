@@ -84,7 +84,10 @@ class Dataset:
     def normalised(self) -> tuple[Examples, Batch]:
         """Return the training and the test examples as model inputs."""
         to_inputs = self.modality.inputs
-        test = Batch(to_inputs(self.test.inputs), self.test.targets)
+        if isinstance(self.test, Examples):
+            test = self.test.then(to_inputs).at(slice(None))
+        else:
+            test = Batch(to_inputs(self.test.inputs), self.test.targets)
         if isinstance(self.train, Examples):
             return self.train.then(to_inputs), test
         return Examples(to_inputs(self.train.inputs), self.train.targets), test

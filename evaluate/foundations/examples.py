@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from leakfrontier.defenses import Batch
+
+_AT_ONCE = 1000
+"""Number of examples that are converted at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +57,17 @@ class Examples:
         return replace(self, stored=self.stored.to(device), targets=self.targets.to(device))
 
     def _decoded(self, stored: Tensor) -> Tensor:
+        if not self.steps or len(stored) <= _AT_ONCE:
+            return self._converted(stored)
+        parts = (self._converted(part) for part in stored.split(_AT_ONCE))
+        first = next(parts)
+        whole, end = first.new_empty(len(stored), *first.shape[1:]), 0
+        for part in chain([first], parts):  # intermediate values exist only for one part
+            whole[end : end + len(part)] = part
+            end += len(part)
+        return whole
+
+    def _converted(self, stored: Tensor) -> Tensor:
         for step in self.steps:
             stored = step(stored)
         return stored

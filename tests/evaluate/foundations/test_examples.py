@@ -37,3 +37,16 @@ def test_the_stored_values_move() -> None:
         moved = data.to(there)
         assert {moved.stored.device, moved.targets.device} == {there}
         assert moved.stored.dtype == torch.uint8
+
+
+def test_many_examples_are_converted_in_parts() -> None:
+    pixels = torch.randint(0, 256, (2500, 1, 2, 2), dtype=torch.uint8)
+    seen: list[int] = []
+
+    def watched(values: torch.Tensor) -> torch.Tensor:
+        seen.append(len(values))
+        return values
+
+    data = Examples(pixels, torch.zeros(2500).long(), (from_bytes, watched))
+    assert torch.equal(data.inputs, pixels.float() / 255)
+    assert seen == [1000, 1000, 500]
