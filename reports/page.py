@@ -16,6 +16,7 @@ from leakfrontier.evaluate.conclude.checks import conclusion, overall
 from leakfrontier.evaluate.conclude.frontier import Frontier
 from leakfrontier.evaluate.conclude.labels import percent, rounds_named, rows, shared_options
 from leakfrontier.evaluate.conclude.results import Conclusions
+from leakfrontier.evaluate.conclude.tuned import tried_settings
 from leakfrontier.evaluate.modality.metrics import TIERS
 from leakfrontier.evaluate.run.environment import versions
 from leakfrontier.evaluate.run.store import Store
@@ -40,6 +41,8 @@ from .tables import (
     rate_table,
     refused_table,
     stronger_servers,
+    tuning_note,
+    tuning_table,
 )
 
 PAGE_NAME = "report.html"
@@ -80,6 +83,8 @@ class ScenarioSection:
     shared: str
     frontier: Figure | None
     accuracy: Figure | None
+    tuning: ShownTable
+    tuning_note: str
     settings: tuple[SettingSection, ...]
 
 
@@ -135,6 +140,7 @@ def _tables(results: Conclusions) -> dict[str, pd.DataFrame]:
         "guarantees": results.guarantees,
         "hypervolume": _stacked(families),
         "checks": pd.DataFrame(verdicts, columns=["name", "verdict", "text", "details"]),
+        "tunings": tried_settings(results.tunings),
         "cells": results.cells,
     }
 
@@ -145,6 +151,7 @@ def _stacked(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def _scenarios(results: Conclusions) -> list[ScenarioSection]:
     frontiers, curve = results.frontiers(), results.utility_curve()
+    tried = tried_settings(results.tunings)
     names = dict.fromkeys([*(f.scenario for f in frontiers), *curve["scenario"]])
     scenarios = []
     for name in names:
@@ -158,6 +165,11 @@ def _scenarios(results: Conclusions) -> list[ScenarioSection]:
                 shared=_shared(points),
                 frontier=frontier_figure(name, points) if here else None,
                 accuracy=accuracy_figure(name, curve[curve["scenario"] == name]),
+                tuning=tuning_table(tried[tried["scenario"] == name]),
+                tuning_note=tuning_note(
+                    tried[tried["scenario"] == name],
+                    claimed=name in {*results.guarantees["scenario"]},
+                ),
                 settings=tuple(_setting(results, frontier) for frontier in here),
             )
         )

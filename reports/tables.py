@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import nan
@@ -332,8 +333,52 @@ def _limits(value: float, low: float, high: float) -> str:
 
 def _with_adversary(cells: pd.DataFrame) -> pd.DataFrame:
     """Return cells that all have a name: their adversary, or otherwise their kind."""
-    kinds = cells["kind"].map({"train": "(training)", "replay": "(replay)"})
+    kinds = cells["kind"].map({"train": "(training)", "replay": "(replay)", "tune": "(tuning)"})
     return cells.assign(adversary=cells["adversary"].fillna(kinds))
+
+
+def tuning_table(tried: pd.DataFrame) -> ShownTable:
+    """Return the chosen settings of each defense, and all that were tried.
+
+    Args:
+        tried: `tried_settings` of one scenario.
+    """
+    lines = []
+    for defense, group in tried.groupby("defense", sort=False):
+        best = group[group["chosen"]].iloc[0]
+        others = "; ".join(
+            f"{_settings(one.settings)}: {percent(one.accuracy)}" for one in rows(group)
+        )
+        accuracy = percent(best["accuracy"])
+        trainings = str(group["trainings"].sum())
+        lines.append((str(defense), _settings(best["settings"]), accuracy, others, trainings))
+    header = ("Defense", "Chosen", "Validation accuracy", "Tried: validation accuracy", "Trainings")
+    return ShownTable(header, tuple(lines))
+
+
+def tuning_note(tried: pd.DataFrame, *, claimed: bool) -> str:
+    """Return how settings were chosen; "" if they were not tuned.
+
+    Args:
+        tried: `tried_settings` of one scenario.
+        claimed: Whether a defense of the scenario claims differential privacy.
+    """
+    if tried.empty:
+        return ""
+    names = dict.fromkeys(name for text in tried["settings"] for name in json.loads(text))
+    words = ", ".join("learning rate" if name == "lr" else name for name in names)
+    counts = sorted({*tried.groupby("defense")["trainings"].sum()})
+    said = " or ".join(map(str, counts))
+    note = (
+        f"{words[0].upper()}{words[1:]} chosen on validation, {said} trainings each. The control "
+        "and the defenses have the same budget. Clients do not hold the validation examples, and "
+        "no evaluation uses the seeds of tuning."
+    )
+    return note + (" Epsilon does not count the trainings of tuning." if claimed else "")
+
+
+def _settings(text: str) -> str:
+    return ", ".join(f"{name}={value}" for name, value in json.loads(text).items())
 
 
 def failure_table(cells: pd.DataFrame) -> ShownTable:

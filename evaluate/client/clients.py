@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from leakfrontier.defenses import Batch, Refused, Update
 
+from ..foundations.examples import Data, Examples
 from ..foundations.seeds import fork, global_draws
 from ..users.alone import fresh
 from ..users.contract import Checked
@@ -97,7 +98,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Shares(Sequence[Batch]):
+class Shares(Sequence[Data]):
     """The private examples of each client, made when they are needed.
 
     Attributes:
@@ -105,20 +106,24 @@ class Shares(Sequence[Batch]):
         rows: Which of them each client has.
     """
 
-    examples: Batch
+    examples: Data
     rows: Sequence[Tensor]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @overload
-    def __getitem__(self, place: int) -> Batch: ...
+    def __getitem__(self, place: int) -> Data: ...
     @overload
     def __getitem__(self, place: slice) -> Shares: ...
-    def __getitem__(self, place: int | slice) -> Batch | Shares:
+    def __getitem__(self, place: int | slice) -> Data | Shares:
         """Return the examples of a client, or of several."""
         rows = self.rows[place]
-        return self.examples.at(rows) if isinstance(rows, Tensor) else Shares(self.examples, rows)
+        if not isinstance(rows, Tensor):
+            return Shares(self.examples, rows)
+        if isinstance(self.examples, Examples):
+            return self.examples.part(rows)
+        return self.examples.at(rows)
 
 
 @dataclass
@@ -138,7 +143,7 @@ class Clients:
     """
 
     client: Client
-    shares: Sequence[Batch]
+    shares: Sequence[Data]
     batch_sizes: Sequence[int]
     weights: Sequence[float] | None = None
     _defenses: dict[int, Checked] = field(default_factory=dict, init=False, repr=False)
@@ -267,8 +272,8 @@ class _Uploaded:
     rng: Generator
 
 
-def _size(shares: Sequence[Batch], index: int) -> int:
-    return len(shares.rows[index] if isinstance(shares, Shares) else shares[index].inputs)
+def _size(shares: Sequence[Data], index: int) -> int:
+    return len(shares.rows[index] if isinstance(shares, Shares) else shares[index].targets)
 
 
 def mean_weight(weights: Sequence[float] | None, clients: Sequence[int]) -> float:

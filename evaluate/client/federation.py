@@ -10,6 +10,7 @@ from torch import Generator, nn
 
 from leakfrontier.defenses import Batch, Update
 
+from ..foundations.examples import Data
 from .averaging import Averaging
 from .client import Client
 from .clients import Answer, Clients
@@ -55,7 +56,7 @@ class Federation:
     """
 
     client: Client
-    shares: Sequence[Batch]
+    shares: Sequence[Data]
     clients_per_round: int
     batch_size: int = 32
     server: str = "adam"

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder for downloads.", envvar="LEAKFRONTIER_DATA"),
+    typer.Option(
+        help="Folder of full datasets in torchvision's layout, e.g. with MNIST/raw or "
+        "cifar-10-batches-py. Missing ones are downloaded to it.",
+        envvar="LEAKFRONTIER_DATA",
+    ),
 ]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Number of processes. Default: one per core.")

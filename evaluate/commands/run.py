@@ -16,6 +16,7 @@ from ..foundations.errors import UserError
 from ..foundations.terminal import terminal
 from .options import (
     Address,
+    Data,
     DeviceOption,
     EngineName,
     EngineOption,
@@ -71,6 +72,7 @@ def run(
             help="Run every attack on every upload, even if another attack succeeded.",
         ),
     ] = False,
+    data: Data = None,
     device: DeviceOption = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,
@@ -95,6 +97,8 @@ def run(
         loaded = loaded.of_scenarios(scenario)
     if individual:
         loaded = loaded.model_copy(update={"individual": True})
+    if data is not None:
+        loaded = loaded.with_data(data)
     if device is not None:
         loaded = loaded.on_device(device.device)
     folder = out or Path("runs") / Path(source).stem
@@ -126,7 +130,9 @@ def _print_summary(console: Console, results: Conclusions) -> None:
     failed = results.cells[~results.cells["status"].isin(["ok", "not needed"])]
     for _, cell in failed.iterrows():
         reason = cell["error"].partition("\n")[0]
-        what = {"train": "training", "replay": "replay"}.get(cell["kind"], cell["adversary"])
+        what = {"train": "training", "replay": "replay", "tune": "tuning"}.get(
+            cell["kind"], cell["adversary"]
+        )
         text = escape(f"{what} on {cell['defense']}: {reason}")
         console.print(f"[red]{cell['status']}[/red] {text}", soft_wrap=True)
     utility = results.final_utility()

@@ -61,7 +61,8 @@ def verify(
         bool, typer.Option("--trust-code", help="Allow Python files that the pack contains to run.")
     ] = False,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the data, if the run read its data from a path.")
+        Path | None,
+        typer.Option(help="Folder of the data that the run read from a path or downloaded."),
     ] = None,
     workers: Workers = None,
     engine: EngineOption = EngineName.local,

@@ -48,6 +48,8 @@ class Tables:
         replays: One row per scenario and defense: labels and the fields of `ReplayRow`.
         probes: One row per scenario and defense: labels and the fields of `ProbeRow`. It is empty
             for runs of older versions.
+        tunings: One row per training that tunes settings: labels and the fields of `TuningRow`. It
+            is empty for runs of older versions.
         notes: The warnings that were given before the first cell.
     """
 
@@ -61,6 +63,7 @@ class Tables:
     guarantees: pd.DataFrame
     replays: pd.DataFrame
     probes: pd.DataFrame
+    tunings: pd.DataFrame
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:

@@ -17,10 +17,12 @@ from PIL import Image
 from torch import Tensor
 
 from leakfrontier.adversaries import ContinuousSpace, ImageSpace, WaveSpace
-from leakfrontier.defenses import Batch, torchvision_ops  # noqa: F401 (or torchvision may fail)
+from leakfrontier.defenses import Batch
 
 from ..engines.parcels import DOWNLOAD, Bundle, Files
+from ..foundations.examples import Examples, from_bytes
 from ..foundations.plugins import file_digest
+from .archives import archives, located, parse_idx, pixel_moments, read_archive
 from .audio import WAVE_SUFFIXES, read_waves
 from .dataset import Dataset, split
 from .messages import messages
@@ -60,7 +62,8 @@ def load_dataset(
             `val/`). Grey images have one channel, all others three. For sound see `read_waves`.
             Texts are `.jsonl` files of {"text", "label"}: one file, or a folder with
             `train.jsonl` and `test.jsonl` (or `val.jsonl`).
-        folder: Folder of downloaded files. Default: `~/.cache/leakfrontier`.
+        folder: Folder of full datasets in torchvision's layout, or of such folders by name.
+            Missing ones are downloaded. Default: `~/.cache/leakfrontier`.
         reading: How texts become examples. Default: each character is a token.
     """
     path = Path(name).expanduser()
@@ -117,8 +120,8 @@ def example_files(folder: Path) -> list[Path]:
 
 
 def downloads(name: str, folder: Path) -> list[Path]:
-    """Return the downloaded files of a dataset; none for datasets of the package."""
-    return sorted(folder.glob(ARCHIVES[name])) if name in ARCHIVES else []
+    """Return the files of a full dataset; none for datasets of the package."""
+    return ARCHIVES[name].files(folder) if name in ARCHIVES else []
 
 
 def _examples(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -154,8 +157,8 @@ def _fashion_mini(folder: Path) -> Dataset:
     source = Path(__file__).parent / "fashion_mini"
     train, test = (
         Batch(
-            _to_pixels(_read_idx(source / f"{split}-images-idx3-ubyte.gz")[..., None]),
-            torch.from_numpy(_read_idx(source / f"{split}-labels-idx1-ubyte.gz")).long(),
+            _to_pixels(_unpacked(source / f"{split}-images-idx3-ubyte.gz")[..., None]),
+            torch.from_numpy(_unpacked(source / f"{split}-labels-idx1-ubyte.gz")).long(),
         )
         for split in ("train", "t10k")
     )
@@ -172,57 +175,23 @@ def _digits(folder: Path) -> Dataset:
     return _measured("digits", *split(Batch(inputs, targets)), classes)
 
 
-def _torchvision(name: str, reader: str, folder: Path, **options: str) -> Dataset:
-    """Return a dataset of torchvision."""
-    from torchvision import datasets  # slow to import
-
-    try:
-        splits = [
-            getattr(datasets, reader)(folder, train=train, download=True, **options)
-            for train in (True, False)
-        ]
-    except (OSError, RuntimeError) as error:
-        raise ValueError(
-            f"cannot download {name}: {error}\nWithout a network, put the files there yourself: "
-            f"{folder / ARCHIVES[name]}"
-        ) from error
-    train, test = (
-        Batch(
-            _to_pixels(np.asarray(split.data).reshape(*split.data.shape[:3], -1)),
-            torch.as_tensor(split.targets).long(),
-        )
-        for split in splits
-    )
-    return _measured(name, train, test, tuple(splits[0].classes))
+def _full(name: str, folder: Path) -> Dataset:
+    """Return a full dataset. Its pictures stay 8-bit until they are used."""
+    train, test, classes = read_archive(ARCHIVES[name], name, folder)
+    std, mean = pixel_moments(train.inputs)
+    shape = tuple(train.inputs.shape[1:])
+    space = ImageSpace(shape, len(classes), tuple(mean.tolist()), tuple(std.tolist()))
+    compact, held_out = (Examples(*part, (from_bytes,)) for part in (train, test))
+    return Dataset(name, compact, held_out, classes, space)
 
 
-def _emnist_letters(folder: Path) -> Dataset:
-    raw = _torchvision("emnist-letters", "EMNIST", folder, split="letters")
-
-    def upright(batch: Batch) -> Batch:
-        # The files hold transposed images, and labels from 1.
-        return Batch(batch.inputs.mT.contiguous(), batch.targets - 1)
-
-    return _measured("emnist-letters", upright(raw.train), upright(raw.test), raw.classes[1:])
-
-
-ARCHIVES = {
-    "mnist": "MNIST/raw/*-ubyte.gz",
-    "emnist-letters": "EMNIST/raw/gzip.zip",
-    "fashion-mnist": "FashionMNIST/raw/*-ubyte.gz",
-    "cifar10": "cifar-10-python.tar.gz",
-    "cifar100": "cifar-100-python.tar.gz",
-}
-"""Files that torchvision downloads, in the folder of downloads."""
+ARCHIVES = archives(FASHION_CLASSES)
+"""Full datasets of torchvision, by name."""
 
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "fashion-mini": _fashion_mini,
     "digits": _digits,
-    "mnist": partial(_torchvision, "mnist", "MNIST"),
-    "emnist-letters": _emnist_letters,
-    "fashion-mnist": partial(_torchvision, "fashion-mnist", "FashionMNIST"),
-    "cifar10": partial(_torchvision, "cifar10", "CIFAR10"),
-    "cifar100": partial(_torchvision, "cifar100", "CIFAR100"),
+    **{name: partial(_full, name) for name in ARCHIVES},
 }
 """Every dataset by name, given the folder of downloads. To add a dataset, add a line here."""
 
@@ -334,10 +303,8 @@ def _size(image: NDArray[np.uint8]) -> str:
     return f"{width}x{height}"
 
 
-def _read_idx(path: Path) -> NDArray[np.uint8]:
-    content = gzip.decompress(path.read_bytes())
-    shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape).copy()
+def _unpacked(path: Path) -> NDArray[np.uint8]:
+    return parse_idx(gzip.decompress(path.read_bytes()))
 
 
 def _to_pixels(images: NDArray[np.uint8]) -> Tensor:
@@ -369,6 +336,8 @@ def data_files(dataset: str, folder: Path | None) -> Files:
             yield dataset, (bundle_of(dataset, path.resolve().name), path.resolve().name)
         return
     place = (folder or DOWNLOADS).expanduser()
+    if dataset in ARCHIVES:
+        place = located(ARCHIVES[dataset], dataset, place)
     if files := {str(path.relative_to(place)): path for path in downloads(dataset, place)}:
         yield DOWNLOAD + dataset, (Bundle(f"download-{dataset}", files), "")
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from leakfrontier.adversaries import InputSpace, TokenSpace
 from leakfrontier.defenses import Batch
 
+from ..foundations.examples import Data, Examples
 from ..modality.modality import Modality, modality_of
 
 
@@ -21,7 +22,7 @@ class Dataset:
     Attributes:
         name: The name by which `load_dataset` finds it.
         train: Training examples on the scale of the data, not normalised, and labels from 0:
-            images or sound in [0, 1], or token ids.
+            images or sound in [0, 1], or token ids. Full datasets are stored as 8-bit pixels.
         test: Test examples.
         classes: Name of each label.
         space: What an adversary knows about the inputs.
@@ -30,8 +31,8 @@ class Dataset:
     """
 
     name: str
-    train: Batch
-    test: Batch
+    train: Data
+    test: Data
     classes: tuple[str, ...]
     space: InputSpace
     vocabulary: tuple[str, ...] = ()
@@ -45,7 +46,8 @@ class Dataset:
                 f"the vocabulary of {self.name} must hold {self.space.vocabulary} tokens, got "
                 f"{len(self.vocabulary)}"
             )
-        for split, (inputs, targets) in (("train", self.train), ("test", self.test)):
+        for split, part in (("train", self.train), ("test", self.test)):
+            inputs, targets = _stored(part), part.targets
             if not len(inputs) == len(targets) >= 1:
                 raise ValueError(
                     f"the {split} split of {self.name} must hold one label per example and at "
@@ -53,6 +55,8 @@ class Dataset:
                 )
             low, high = (value.item() for value in torch.aminmax(inputs))
             most = 1 if self.space.continuous else len(self.vocabulary) - 1
+            if inputs.dtype == torch.uint8:
+                most = 255
             if not (low >= 0 and high <= most):
                 raise ValueError(
                     f"the {split} examples of {self.name} must lie in [0, {most}], got {low} to "
@@ -67,7 +71,7 @@ class Dataset:
 
     def to(self, device: torch.device) -> Dataset:
         """Return the same examples on a device."""
-        if device == self.train.inputs.device:
+        if device == self.train.targets.device:
             return self
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
@@ -77,13 +81,20 @@ class Dataset:
         return modality_of(self.space, self.vocabulary)
 
     @cached_property
-    def normalised(self) -> tuple[Batch, Batch]:
+    def normalised(self) -> tuple[Examples, Batch]:
         """Return the training and the test examples as model inputs."""
-        train, test = (
-            Batch(self.modality.inputs(batch.inputs), batch.targets)
-            for batch in (self.train, self.test)
-        )
-        return train, test
+        to_inputs = self.modality.inputs
+        if isinstance(self.test, Examples):
+            test = self.test.then(to_inputs).at(slice(None))
+        else:
+            test = Batch(to_inputs(self.test.inputs), self.test.targets)
+        if isinstance(self.train, Examples):
+            return self.train.then(to_inputs), test
+        return Examples(to_inputs(self.train.inputs), self.train.targets), test
+
+
+def _stored(data: Data) -> Tensor:
+    return data.stored if isinstance(data, Examples) else data.inputs
 
 
 def split(batch: Batch) -> tuple[Batch, Batch]:

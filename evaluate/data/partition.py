@@ -12,6 +12,8 @@ from torch import Generator, Tensor
 
 from leakfrontier.defenses import Batch
 
+from ..foundations.examples import Data
+
 Indices = NDArray[np.int64]
 """Positions of examples in a batch."""
 
@@ -28,7 +30,7 @@ def partition(
 
 
 def partition_rows(
-    batch: Batch,
+    batch: Data,
     clients: int,
     scheme: str,
     rng: Generator,
@@ -65,14 +67,14 @@ def partition_rows(
 
 
 def _iid(
-    batch: Batch, clients: int, sizes: Sizes, draws: np.random.Generator, alpha: float
+    batch: Data, clients: int, sizes: Sizes, draws: np.random.Generator, alpha: float
 ) -> list[Indices]:
     cuts = clients if sizes is None else np.cumsum(sizes)[:-1]
     return np.array_split(draws.permutation(len(batch.targets)), cuts)
 
 
 def _label_skew(
-    batch: Batch, clients: int, sizes: Sizes, draws: np.random.Generator, alpha: float
+    batch: Data, clients: int, sizes: Sizes, draws: np.random.Generator, alpha: float
 ) -> list[Indices]:
     """Give each client classes in proportions from a Dirichlet distribution, while they last.
 
@@ -115,7 +117,7 @@ def _draw_labels(
 
 
 def _feature_skew(
-    batch: Batch, clients: int, sizes: Sizes, draws: np.random.Generator, alpha: float
+    batch: Data, clients: int, sizes: Sizes, draws: np.random.Generator, alpha: float
 ) -> list[Indices]:
     """Give each client a region of the leading principal components, with all classes.
 
@@ -163,7 +165,7 @@ def _class_quantiles(values: NDArray[np.float32], labels: Indices) -> NDArray[np
     return quantiles
 
 
-PARTITIONS: dict[str, Callable[[Batch, int, Sizes, np.random.Generator, float], list[Indices]]] = {
+PARTITIONS: dict[str, Callable[[Data, int, Sizes, np.random.Generator, float], list[Indices]]] = {
     "iid": _iid,
     "label-skew": _label_skew,
     "feature-skew": _feature_skew,

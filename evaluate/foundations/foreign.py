@@ -223,6 +223,7 @@ _TRAINED = ("scenario", "defense", "family", "defense_options")
 _NEEDED: dict[str, tuple[str, ...]] = {
     "replay": _TRAINED,
     "train": (*_TRAINED, "seed"),
+    "tune": (*_TRAINED, "seed"),
     "attack": (
         *(*_TRAINED, "seed", "checkpoint", "adversary", "adversary_name"),
         *("adversary_options", "threat"),

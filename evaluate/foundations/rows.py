@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 _VERSION = version("leakfrontier")
 
-Kind = Literal["replay", "train", "attack", "table"]
+Kind = Literal["tune", "replay", "train", "attack", "table"]
 Status = Literal["ok", "error", "timeout", "crash", "not needed"]
 AttackOutcome = Literal["scored", "not applicable", "refused", "unscored"]
 Media = Literal["image/png", "audio/wav", "tokens"]
@@ -42,7 +42,8 @@ class Cell:
     """One unit of work: train under a defense, or attack it.
 
     Attributes:
-        kind: `replay` tests whether a defense can be replayed. `train` gives utility and
+        kind: `tune` trains to choose settings. `replay` tests whether a defense can be replayed.
+            `train` gives utility and
             checkpoints. `attack` gives scores per victim. `table` gives scores of one trial of a
             paper's table.
         config: Everything that the outcome depends on, as plain JSON values.
@@ -266,6 +267,25 @@ class ProbeRow:
 
 
 @dataclass(frozen=True)
+class TuningRow:
+    """Performance on the validation examples of a training with some of the tuned settings.
+
+    Attributes:
+        attempt: The place of these settings in the order in which they are tried.
+        settings: The settings, as a JSON object.
+        correct: Correct predictions.
+        total: Predictions.
+        loss: Mean loss.
+    """
+
+    attempt: int
+    settings: str
+    correct: int
+    total: int
+    loss: float
+
+
+@dataclass(frozen=True)
 class Rendering:
     """A private example and its reconstruction, as the gallery shows them.
 
@@ -302,6 +322,7 @@ class Outcome:
     guarantees: tuple[GuaranteeRow, ...] = ()
     replays: tuple[ReplayRow, ...] = ()
     probes: tuple[ProbeRow, ...] = ()
+    tunings: tuple[TuningRow, ...] = ()
     busy: float = 0.0
     status: Status = "ok"
     error: str = ""
@@ -316,10 +337,11 @@ TABLES: dict[str, type] = {
     "guarantees": GuaranteeRow,
     "replays": ReplayRow,
     "probes": ProbeRow,
+    "tunings": TuningRow,
 }
 """The rows of each table of an `Outcome`."""
 
-LATER = ("probes",)
+LATER = ("probes", "tunings")
 """Tables that folders and packs of older versions lack. They are then empty."""
 
 

@@ -18,6 +18,7 @@ from leakfrontier.adversaries.base import in_evaluation
 from leakfrontier.adversaries.spaces import real_tokens
 from leakfrontier.defenses import Batch, Loss
 
+from ..foundations.examples import Data
 from ..foundations.rows import Media
 from . import metrics
 from .rendering import image_png, joined, token_texts, wave_file
@@ -116,7 +117,7 @@ class Modality(ABC):
         return targets
 
     def look_alikes(
-        self, index: int, data: Batch, exclude: Tensor, count: int, rng: Generator
+        self, index: int, data: Data, exclude: Tensor, count: int, rng: Generator
     ) -> Tensor:
         """Return the indices of look-alikes from which a guess must distinguish an example.
 
@@ -139,7 +140,7 @@ class Modality(ABC):
         allowed[exclude] = False
         allowed[index] = True
         candidates = allowed.nonzero().flatten()
-        differ = self.differ(data.inputs[index], data.inputs[candidates])
+        differ = self.differ(data.at(slice(index, index + 1)).inputs[0], data.at(candidates).inputs)
         candidates = self.alike(index, data, candidates[differ | (candidates == index)], count)
         candidates = candidates[candidates != index]
         if not 1 <= count <= len(candidates):
@@ -150,7 +151,7 @@ class Modality(ABC):
         order = torch.randperm(len(candidates), generator=rng, device=rng.device)[:count]
         return candidates[order.to(candidates.device)]
 
-    def alike(self, index: int, data: Batch, among: Tensor, count: int) -> Tensor:
+    def alike(self, index: int, data: Data, among: Tensor, count: int) -> Tensor:
         """Return those of some examples that are similar to one of them; at least `count` more."""
         return among
 
@@ -293,14 +294,14 @@ class Text(Modality):
         """Return the labels; for next tokens, there is one group."""
         return targets if targets.dim() == 1 else targets.new_zeros(len(targets))
 
-    def alike(self, index: int, data: Batch, among: Tensor, count: int) -> Tensor:
+    def alike(self, index: int, data: Data, among: Tensor, count: int) -> Tensor:
         """Return the examples of similar length.
 
         The examples are sorted by length and cut into parts of equal size. There are as many parts
         as leave each at least twice `count`. So an example's part does not distinguish it from the
         others of that part.
         """
-        lengths = self.space.real(data.inputs[among]).sum(1)
+        lengths = self.space.real(data.at(among).inputs).sum(1)
         ordered = among[lengths.argsort(stable=True)]
         parts = ordered.tensor_split(max(1, len(ordered) // (2 * (count + 1))))
         return next(part for part in parts if bool((part == index).any()))

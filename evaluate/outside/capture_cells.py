@@ -36,6 +36,7 @@ from ..client.examination import EXAMINED_ROUNDS, examine
 from ..data.data import data_digest, data_files, load_dataset
 from ..engines.parcels import Bundle, Files, Traveller
 from ..foundations.devices import Device, current_device
+from ..foundations.examples import Examples
 from ..foundations.rows import AttackRow, Cell, Outcome, Rendering, Score
 from ..foundations.seeds import generator
 from ..modality.modality import modality_of
@@ -258,7 +259,7 @@ def world_of(
     space = about.inputs
     if about.dataset is None:
         nothing = Batch(torch.empty(0, *space.shape, dtype=space.dtype), torch.empty(0).long())
-        world = World(scenario, modality_of(space), nothing, nothing)
+        world = World(scenario, modality_of(space), Examples(*nothing), nothing)
         return world, [torch.empty(0).long() for _ in captures]
     data = load_dataset(about.dataset, scenario.data_folder)
     if (data.space.shape, data.space.classes) != (space.shape, space.classes):
@@ -276,7 +277,7 @@ def world_of(
         truth = one.truth or train.at(slice(0))
         rows, train = _among(train, truth)
         victims.append(rows)
-    return World(scenario, modality, train, test), victims
+    return World(scenario, modality, Examples(*train), test), victims
 
 
 def _among(data: Batch, sought: Batch) -> tuple[Tensor, Batch]:

@@ -22,6 +22,7 @@ from ..data.dataset import Dataset
 from ..engines.parcels import Files, Traveller
 from ..foundations.devices import Device, current_device
 from ..foundations.errors import UserError
+from ..foundations.examples import Data
 from ..foundations.rows import Cell, Outcome, Score
 from ..foundations.seeds import generator
 from ..foundations.statistics import Interval
@@ -268,7 +269,7 @@ def matched_psnr(guess: Tensor, truth: Tensor, space: InputSpace) -> Tensor:
     return metrics.psnr(pixels[metrics.match(pixels[:-1], private)], private)
 
 
-def draw_batch(data: Batch, size: int, rng: Generator) -> Batch:
+def draw_batch(data: Data, size: int, rng: Generator) -> Batch:
     """Return random examples."""
     if not size <= len(data.targets):
         raise ValueError(f"a batch of {size} needs as many examples, got {len(data.targets)}")

@@ -38,6 +38,7 @@ from ..client.client import Client, ThreatModel, make_replay, observe
 from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
 from ..client.mending import AS_GIVEN, Mending
 from ..foundations.errors import UserError
+from ..foundations.examples import Data
 from ..foundations.seeds import fork, generator
 from ..foundations.statistics import Floats, Interval, clopper_pearson, paired_difference
 from .accounting import Segment
@@ -234,7 +235,7 @@ SCORES: dict[str, Score] = {
 
 def membership(
     client: Client,
-    data: Batch,
+    data: Data,
     threat: ThreatModel,
     rng: Generator,
     *,
@@ -257,10 +258,10 @@ def membership(
     """
     cohort = client.defense.cohort
     behind = cohort * batch_size
-    if not 1 <= behind < len(data.inputs):
+    if not 1 <= behind < len(data.targets):
         raise UserError(
             f"data must have more than the {behind} examples behind an upload, "
-            f"got {len(data.inputs)}"
+            f"got {len(data.targets)}"
         )
     models = [client.model] * cohort
     mending = _mending(client, data, batch_size) if threat.knows_defense else AS_GIVEN
@@ -268,7 +269,7 @@ def membership(
     found: dict[str, list[Tensor]] = {name: [] for name in scores}
     refused: dict[str, NotApplicable] = {}
     for _ in track(range(uploads)):
-        rows = torch.randperm(len(data.inputs), generator=rng)[: behind + 1]
+        rows = torch.randperm(len(data.targets), generator=rng)[: behind + 1]
         shares = [data.at(share) for share in rows[:-1].split(batch_size)]
         upload = observe(client, shares, threat, rng, replay=replay)[0]
         tested = data.at(rows[[0, -1]])
@@ -282,9 +283,9 @@ def membership(
     return {name: refused.get(name) or _roc(found[name]) for name in scores}
 
 
-def _mending(client: Client, data: Batch, batch_size: int) -> Mending:
+def _mending(client: Client, data: Data, batch_size: int) -> Mending:
     """Return the repair of the defense's replay, for attacks that know the defense."""
-    shares = [data.at(rows) for rows in torch.arange(len(data.inputs)).split(batch_size)]
+    shares = [data.at(rows) for rows in torch.arange(len(data.targets)).split(batch_size)]
     size = client.defense.cohort
     rounds = [shares[i : i + size] for i in range(0, len(shares) - size, size)]
     if len(rounds) < EXAMINED_ROUNDS:

@@ -151,7 +151,7 @@ class TrainTrial:
     @property
     def draws(self) -> tuple[object, ...]:
         """Return the seed of all draws. It excludes the defense, so accuracies are paired."""
-        return (self.scenario.config(), self.seed)
+        return (self.scenario.paired_config(), self.seed)
 
     def _guarantees(self, world: World, defense: Defense, rounds: int) -> tuple[GuaranteeRow, ...]:
         """Return the defense's privacy claim for this run, with the audit of its noise."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,13 +24,14 @@ from ..users.methods import (
     Whole,
     adversary_grid,
     build_adversary,
+    build_defense,
     check_loading,
     defense_grid,
     placed_name,
 )
 from ..users.names import adversary_label, family, label
 from ..users.strict_yaml import load_yaml
-from ..world.scenario import SCENARIOS, Scenario
+from ..world.scenario import SCENARIOS, Scenario, own_options
 
 _WORDS = {
     "bool_parsing": "must be true or false",
@@ -133,6 +134,19 @@ class RunConfig(Strict):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _tunable(self) -> RunConfig:
+        for scenario in self.scenarios:
+            options = scenario.tune.options if scenario.tune else {}
+            defenses = self.defenses_of(scenario)
+            for name in (one for one in options if "." in one):
+                having = [one for one in defenses if own_options(one, [name])]
+                if not having:
+                    raise ValueError(f"tune.{name} of {scenario.name}: the run has no such defense")
+                for defense, value in product(having, options[name]):
+                    build_defense(scenario.arm(defense, {name: value})[1])
+        return self
+
     def defenses_of(self, scenario: Scenario) -> tuple[Method, ...]:
         """Return the defenses that are evaluated in a scenario."""
         return (*self.defenses, *scenario.defenses)
@@ -157,6 +171,14 @@ class RunConfig(Strict):
         """Return the same configuration on another device."""
         moved = (one.model_copy(update={"device": device}) for one in self.scenarios)
         return self.model_copy(update={"scenarios": tuple(moved)})
+
+    def with_data(self, folder: Path) -> RunConfig:
+        """Return the same configuration, with a folder of data for scenarios that name none."""
+        placed = (
+            one if one.data_folder else one.model_copy(update={"data_folder": folder.resolve()})
+            for one in self.scenarios
+        )
+        return self.model_copy(update={"scenarios": tuple(placed)})
 
     def members(self) -> list[Method]:
         """Return the adversaries, with all their hyper-parameters."""

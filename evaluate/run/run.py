@@ -28,6 +28,7 @@ from .cells import AttackTrial, ReplayTrial, TrainTrial, Trial, run_trial, undef
 from .config import ConfigError, RunConfig, load_config
 from .probe import probe
 from .store import Store, other_configuration
+from .tuning import tuning_plan, with_chosen
 
 _Arm = tuple[str, str, int]
 """The names of a scenario and of a defense, and a seed."""
@@ -41,13 +42,13 @@ def plan(config: RunConfig, first_seed: int = 0) -> list[Trial]:
     training: list[Trial] = []
     attacks: list[Trial] = []
     for scenario in config.scenarios:
-        defenses = config.defenses_of(scenario)
-        replays += [ReplayTrial(scenario, one) for one in defenses if not undefended(one)]
+        arms = [scenario.arm(defense) for defense in config.defenses_of(scenario)]
+        replays += [ReplayTrial(*arm) for arm in arms if not undefended(arm[1])]
         for seed in range(first_seed, first_seed + config.seeds):
-            for defense in defenses:
-                training.append(TrainTrial(scenario, defense, seed, config.observations))
-                attacks += _attacks(config, scenario, defense, seed)
-    return replays + training + attacks
+            for arm in arms:
+                training.append(TrainTrial(*arm, seed, config.observations))
+                attacks += _attacks(config, *arm, seed)
+    return [*tuning_plan(config), *replays, *training, *attacks]
 
 
 def run(
@@ -77,19 +78,25 @@ def run(
                 resolved(scenario.device)
     notes = probe(config, workers)
     warn(console, [*notes, *_replaced(out, config)])
-    return run_trials(
-        plan(config),
-        out,
-        panel=config.panel,
-        config=config.model_dump(mode="json"),
-        notes=notes,
-        cascade=not config.individual,
-        time_limit=config.time_limit,
-        workers=workers,
-        engine=engine,
-        retry_failed=retry_failed,
-        console=console,
-    )
+
+    def concluded(config: RunConfig, trials: Sequence[Trial]) -> Conclusions:
+        return run_trials(
+            trials,
+            out,
+            panel=config.panel,
+            config=config.model_dump(mode="json"),
+            notes=notes,
+            cascade=not config.individual,
+            time_limit=config.time_limit,
+            workers=workers,
+            engine=engine,
+            retry_failed=retry_failed,
+            console=console,
+        )
+
+    if tunings := tuning_plan(config):
+        config = with_chosen(config, concluded(config, tunings).tunings)
+    return concluded(config, plan(config))
 
 
 def warn(console: Console, notes: Iterable[str]) -> None:

@@ -232,7 +232,7 @@ class Scoring:
             observation=attempt.observation,
             disjoint=upload.observation.candidates is not None and not self.adversary.informed,
         )
-        return self.world.train_values.inputs[rows]
+        return self.world.train_values.at(rows).inputs
 
     def _counterfactual(self, index: int, upload: Upload, pool: Tensor) -> Tensor | None:
         """Return whether the guesses for an observation with other victims identify these."""

@@ -370,7 +370,18 @@ def other_configuration(folder: Path, config: Mapping[str, Any]) -> list[str]:
     with store._connect() as database:
         before: Mapping[str, Any] = store._meta(database).get("config", {})
     now = json.loads(json.dumps(config)) if before else {}
-    return [name for name in {**now, **before} if now.get(name) != before.get(name)]
+    return [
+        name
+        for name in {**now, **before}
+        if _not_chosen(now.get(name)) != _not_chosen(before.get(name))
+    ]
+
+
+def _not_chosen(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a part of a configuration without the settings that a run has chosen."""
+    if isinstance(value, dict):
+        return {key: _not_chosen(one) for key, one in value.items() if key != "chosen"}
+    return [_not_chosen(one) for one in value] if isinstance(value, list) else value
 
 
 def received_results(folder: Path) -> Conclusions:

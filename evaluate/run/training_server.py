@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors.torch import save_model
 from torch import nn
 
-from leakfrontier.defenses import Update, trainable
+from leakfrontier.defenses import Batch, Update, trainable
 
 from ..client.averaging import Averaging
 from ..client.clients import Seen
@@ -45,6 +45,7 @@ class Order:
         saved: The files of models to save, by round.
         logged: The rounds whose uploads may be attacked.
         invited: Number of clients that are invited to these rounds.
+        tuning: Whether to evaluate on the validation examples instead of the test examples.
     """
 
     scenario: Scenario
@@ -55,6 +56,7 @@ class Order:
     saved: Mapping[int, Path]
     logged: frozenset[int]
     invited: int
+    tuning: bool = False
 
 
 class TrainingServer:
@@ -122,6 +124,14 @@ class TrainingServer:
         """Return the utility along training."""
         return packed({}, self._utility)
 
+    @property
+    def _evaluated_on(self) -> Batch:
+        if not self._order.tuning:
+            return self._world.test
+        if self._world.validation is None:
+            raise ValueError("tuning needs validation examples: raise validation above 0")
+        return self._world.validation
+
     def _updates(self, tensors: Update, count: int) -> Iterator[Update]:
         """Yield the uploads of a round, which arrive as one tensor for each parameter."""
         named = trainable(self._averaging.model)
@@ -136,7 +146,7 @@ class TrainingServer:
             _save(model, self._order.saved[self._round])
         if self._round in self._order.evaluated:
             with on_device(self._order.scenario.device):
-                utility = self._world.modality.evaluate(model, self._world.test)
+                utility = self._world.modality.evaluate(model, self._evaluated_on)
             self._utility.append([self._round, *utility, self._refused])
 
 

@@ -121,7 +121,8 @@ def claims_of(
         UserError: If the pack has no defense of a name.
     """
     rng = np.random.default_rng(seed)
-    every = sorted({int(one) for one in results.cells["seed"].dropna()})
+    evaluated = results.cells[results.cells["kind"] != "tune"]
+    every = sorted({int(one) for one in evaluated["seed"].dropna()})
     chosen = {every[i] for i in rng.permutation(len(every))[:seeds]}
     summary = _summary(results)
     return [
@@ -205,9 +206,11 @@ def _with_cells(
             works = group.assign(found=group["adversary"].map(elsewhere)).dropna(subset=["found"])
             picked += [number for kind in STRATA for number in _drawn(works, kind, rng)]
     examined = own.loc[own["kind"] == "replay", "number"] if seeds else ()
+    tuned = own.loc[own["kind"] == "tune", "number"] if seeds else ()
     picked += [*trainings["number"]]
     seed_of = dict(zip(cells["number"], cells["seed"], strict=True))
     picked = [number for number in picked if seed_of[number] in seeds] + [*examined]
+    picked += [int(one) for one in rng.permutation([*tuned])[:1]]
     left = scored[scored["seed"].isin(seeds) & ~scored["number"].isin(picked)]["number"]
     drawn = rng.permutation([*left])[: 0 if claim.control else more]
     return replace(

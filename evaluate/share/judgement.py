@@ -259,12 +259,21 @@ def _other_probe(given: pd.DataFrame, own: pd.DataFrame) -> Iterator[str]:
         yield "the share of the update that uploads hold differs"
 
 
+def _other_tuning(given: pd.DataFrame, own: pd.DataFrame) -> Iterator[str]:
+    a, b = (frame.reset_index(drop=True) for frame in (given, own))
+    if len(a) != len(b) or not a[["settings", "total"]].equals(b[["settings", "total"]]):
+        yield "other settings were tried"
+    elif not np.allclose(a["correct"] / a["total"], b["correct"] / b["total"], atol=_SHARE):
+        yield "the accuracy on validation examples differs"
+
+
 _DIFFERENCES = {
     "attacks": _other_uploads,
     "utility": _other_rounds,
     "guarantees": _other_guarantees,
     "replays": _other_replay,
     "probes": _other_probe,
+    "tunings": _other_tuning,
 }
 
 

@@ -335,6 +335,8 @@ def _scenario_digest(config: Any, own: Collection[str] = ()) -> str:  # noqa: AN
     if isinstance(config, dict):
         ignored = ("title", "device", "defenses")
         config = {key: value for key, value in config.items() if key not in ignored}
+        if isinstance(tune := config.get("tune"), dict):  # choices differ between defenses
+            config["tune"] = {key: value for key, value in tune.items() if key != "chosen"}
         training = config.get("training")
         if isinstance(training, dict) and isinstance(training.get("defense_lr"), dict | None):
             rates = (training.get("defense_lr") or {}).items()

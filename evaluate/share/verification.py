@@ -36,6 +36,7 @@ from ..run.cascade import ReadyCell, Schedule
 from ..run.cells import AttackTrial, Trial, run_trial
 from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
+from ..run.tuning import with_chosen
 from .archive import PackError
 from .claims import PackClaim, claims_of
 from .judgement import Compared, Decision, Judgement, Stored, compare, judge, overall
@@ -124,6 +125,8 @@ def verify(
         planned = plan_of(config)
         here = environment()
         problems = [*_not_as_planned(pack, planned), *_not_derived(pack, here)]
+        if with_chosen(config, pack.results.tunings) != config:
+            problems.append("its chosen settings do not follow from the rows of its tuning")
         if config.panel != pack.comparable:
             problems.append(f"its configuration has panel {config.panel}, not {pack.panel}")
         trials = narrowed(planned, pack.results)
@@ -183,12 +186,16 @@ def _config(pack: Pack, folder: Path, data: Path | None, trust_code: bool) -> Ru
                 f"{pack.name} needs data that it does not contain: give --data with a folder that "
                 f"has {place.removeprefix('data/')!r}"
             )
-    return config
+    return config if data is None else config.with_data(data)
 
 
 def _check_extent(pack: Pack, config: RunConfig) -> None:
     """Raise if a configuration asks for more than the pack contains, before it is planned."""
-    arms = config.seeds * sum(len(config.defenses_of(one)) for one in config.scenarios)
+    arms = sum(
+        (config.seeds + (one.tune.budget if one.tune and one.tune.chosen else 0))
+        * len(config.defenses_of(one))
+        for one in config.scenarios
+    )
     uploads = max(MANY_UPLOADS, len(pack.results.attacks))
     if arms > len(pack.cells) or config.observations > uploads:
         raise PackError(
@@ -375,4 +382,5 @@ def _what(trial: Trial) -> str:
     place = f"{labels['defense']}, {labels['scenario']}, seed {labels['seed']}"
     if kind == "attack":
         return f"{labels['adversary']} against {place}, round {labels['checkpoint']}"
-    return f"replay of {place}" if kind == "replay" else f"training under {place}"
+    words = {"replay": "replay of", "tune": "tuning under"}
+    return f"{words.get(kind, 'training under')} {place}"

@@ -182,6 +182,30 @@ class Method(Strict, Traveller):
         """Return the method's name if it is the user's own code."""
         return [self.name] if ":" in self.name else []
 
+    @property
+    def configured(self) -> Method:
+        """Return the method as the configuration has it, by which reports name it."""
+        return self
+
+
+class TunedMethod(Method):
+    """A method whose options were chosen by tuning. It keeps its name in reports.
+
+    Attributes:
+        before: The method as the configuration has it.
+    """
+
+    before: Method
+
+    @property
+    def configured(self) -> Method:
+        """Return the method as the configuration has it, by which reports name it."""
+        return self.before
+
+    def config(self) -> dict[str, Any]:
+        """Return everything that the method depends on."""
+        return {**super().config(), "configured": self.before.config()}
+
 
 def _is_choice(value: JsonValue, is_sequence: bool) -> TypeGuard[list[JsonValue]]:
     """Return whether an option is a list of values, one per method."""

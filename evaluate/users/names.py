@@ -13,6 +13,7 @@ from .methods import Method
 
 def label(method: Method) -> str:
     """Return a method's name with its options, as reports print it."""
+    method = method.configured
     if method.links:
         return " then ".join(label(link) for link in method.links)
     name = _shown(method.name)
@@ -35,6 +36,7 @@ def family(defense: Method) -> str:
 
 def options(method: Method) -> dict[str, Any]:
     """Return a method's options as data. Those of a chain's links have their place and name."""
+    method = method.configured
     if not method.links:
         return dict(method.options)
     return {

@@ -58,7 +58,7 @@ def enrol(world: World, seed: int, observations: int) -> Enrolment:
         seed: Repetition.
         observations: Number of attacked uploads.
     """
-    rng = generator("shares", world.scenario.config(), seed)
+    rng = generator("shares", world.scenario.paired_config(), seed)
     rows, sizes = _shares(world, rng, observations)
     used = sizes if world.protocol.uploads_gradient else [len(part) for part in rows]
     equal = world.scenario.training.weighting == "equal"
@@ -83,7 +83,7 @@ def _shares(
         return rows, [usual] * clients
     order = torch.randperm(len(world.train.targets), generator=fork(rng))
     small, rest = order[: observations * attacked], order[observations * attacked :]
-    parts = partition_rows(world.train.at(rest), clients, scheme, rng, alpha=training.alpha)
+    parts = partition_rows(world.train.part(rest), clients, scheme, rng, alpha=training.alpha)
     small_parts = small.split(attacked) if observations else ()
     rows = [*small_parts, *(rest[part] for part in parts)]
     return rows, [usual] * len(rows)
@@ -96,7 +96,7 @@ def _unequal(world: World, rng: Generator) -> list[Tensor]:
     order = torch.randperm(len(world.train.targets), generator=fork(rng))
     few, rest = order[: sum(small)], order[sum(small) :]
     parts = partition_rows(
-        world.train.at(rest),
+        world.train.part(rest),
         training.clients,
         training.partition,
         rng,
@@ -119,7 +119,7 @@ def attacked_rounds(
         observations: Number of attacked uploads.
     """
     per_round = enrolment.invited(world, observations, attacked=True)
-    rng = generator("attacked rounds", world.scenario.config(), seed, last)
+    rng = generator("attacked rounds", world.scenario.paired_config(), seed, last)
     drawn = torch.randperm(max(last - 1, 1), generator=rng) + min(2, last)
     rounds: list[int] = drawn[: -(-SPARE * observations // per_round) + 1].tolist()
     return rounds

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from torch import nn
 
 from leakfrontier.adversaries import (
@@ -24,10 +33,12 @@ from leakfrontier.defenses import Batch, Defense
 
 from ..client.client import Client, ThreatModel
 from ..data.data import data_digest, data_files, is_named, load_dataset
+from ..data.dataset import Dataset
 from ..data.text import HUB, Reading
 from ..data.tokenizers import TOKENIZERS
 from ..engines.parcels import Files, Traveller
 from ..foundations.devices import Device, current_device, on_device
+from ..foundations.examples import Examples
 from ..foundations.seeds import generator
 from ..modality.modality import Modality
 from ..models.features import DEFAULT
@@ -37,9 +48,11 @@ from ..models.pretrained import Task, is_path, missing, model_digest, model_file
 from ..users.copies import copied
 from ..users.methods import (
     MOST,
+    MOST_COMBINATIONS,
     Method,
     Number,
     Strict,
+    TunedMethod,
     Whole,
     build_defense,
     build_protocol,
@@ -141,6 +154,65 @@ class Training(Strict):
 _NEWER = ("small_clients", "size_ratio", "weighting", "momentum", "schedule")
 """Options that are left out of a cell's identity at their defaults. It was made before them."""
 
+FEDERATION = (
+    "rounds",
+    "clients",
+    "clients_per_round",
+    "partition",
+    "alpha",
+    "defense_lr",
+    "small_clients",
+    "size_ratio",
+    "weighting",
+)
+"""Keys of training that are the same for all defenses, so they are not tuned."""
+
+
+class Tune(Strict):
+    """Settings to choose on the validation examples, for the control and every defense alike.
+
+    In a file, options stand beside `budget` and `seeds`: `tune: {lr: [0.1, 1], budget: 6}`.
+    """
+
+    budget: Whole = Field(default=9, ge=1, le=10_000)
+    """Trainings of each defense and of the control. With fewer settings, they are repeated."""
+    seeds: Whole = Field(default=1, ge=1, le=100)
+    """Trainings of each setting at least. More seeds try fewer settings."""
+    options: dict[str, tuple[JsonValue, ...]] = Field(default={})
+    """The values of each option: a key of training, or `Family.option` of a defense."""
+    chosen: dict[str, dict[str, JsonValue]] = Field(default={})
+    """The chosen values by the name of the defense. A run fills them in."""
+    before: dict[str, JsonValue] = Field(default={})
+    """The configured values of an arm's training. A run fills them in."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if not isinstance(value, dict) or "options" in value:
+            return value
+        fixed = {key: value[key] for key in cls.model_fields if key in value}
+        return {**fixed, "options": {k: v for k, v in value.items() if k not in fixed}}
+
+    @field_validator("options")
+    @classmethod
+    def _valid_options(
+        cls, value: dict[str, tuple[JsonValue, ...]]
+    ) -> dict[str, tuple[JsonValue, ...]]:
+        tunable = [name for name in Training.model_fields if name not in FEDERATION]
+        for name, values in value.items():
+            if not values:
+                raise ValueError(f"{name} must list at least one value, got none")
+            if "." not in name and name not in tunable:
+                raise ValueError(
+                    f"{name!r} cannot be tuned: give {', '.join(tunable)}, or an option of a "
+                    "defense such as DPSGD.max_grad_norm"
+                )
+            for one in values if "." not in name else ():
+                Training.model_validate({name: one})
+        if math.prod(len(values) for values in value.values()) > MOST_COMBINATIONS:
+            raise ValueError(f"the lists make more than {MOST_COMBINATIONS:,} combinations")
+        return value
+
 
 class Scenario(Strict, Traveller):
     """Everything about an evaluation except the defense and the adversary."""
@@ -153,7 +225,11 @@ class Scenario(Strict, Traveller):
     """A dataset by name, a path (a folder of images or sounds, or a JSONL file), or `hub:` and the
     id of texts on the Hugging Face hub."""
     data_folder: Path | None = None
-    """Folder of downloads. Default: ~/.cache/leakfrontier."""
+    """Folder of full datasets in torchvision's layout, also for downloads. Default:
+    ~/.cache/leakfrontier."""
+    validation: Number = Field(default=0, ge=0, le=0.5)
+    """Share of the training data that clients do not hold. Settings are tuned on it. Default: none,
+    or a tenth if settings are tuned."""
     model: Method = Method(name="mlp")
     """A model by name, or your own file.py:factory, and its options."""
     task: Task = "classification"
@@ -196,6 +272,8 @@ class Scenario(Strict, Traveller):
     distinguish devices."""
     training: Training = Training()
     """How utility is measured. See the keys of training."""
+    tune: Tune | None = None
+    """Settings that are chosen on the validation examples before the evaluation."""
 
     @field_validator("dataset")
     @classmethod
@@ -253,6 +331,30 @@ class Scenario(Strict, Traveller):
 
     @model_validator(mode="before")
     @classmethod
+    def _tuned_on_a_tenth(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if not isinstance(value, dict) or value.get("tune") is None or "validation" in value:
+            return value
+        return {**value, "validation": 0.1}
+
+    @model_validator(mode="after")
+    def _can_tune(self) -> Scenario:
+        if self.tune is not None and not self.validation:
+            raise ValueError("tune needs validation examples: raise validation above 0")
+        if self.tune is not None and "lr" in self.tune.options and self.training.defense_lr:
+            raise ValueError("tune.lr and training.defense_lr exclude each other: leave one out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out keys that older versions lack, so that equal configurations stay equal."""
+        content: dict[str, Any] = dump(self)
+        for key in ("validation", "tune"):
+            if getattr(self, key) == type(self).model_fields[key].default:
+                content.pop(key, None)
+        return content
+
+    @model_validator(mode="before")
+    @classmethod
     def _all_rounds(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the file holds
         if not isinstance(value, dict) or "checkpoints" in value:
             return value
@@ -297,6 +399,10 @@ class Scenario(Strict, Traveller):
         """Return the name of the dataset, without its folder."""
         return self.dataset if is_named(self.dataset) else Path(self.dataset).name
 
+    def clients_examples(self, training: int) -> int:
+        """Return the number of training examples that clients hold, given that of the dataset."""
+        return _clients_examples(training, self.validation)
+
     def files(self) -> Files:
         """Yield the data and the pretrained model that are on this machine."""
         yield from data_files(self.dataset, self.data_folder)
@@ -304,7 +410,7 @@ class Scenario(Strict, Traveller):
 
     def config(self) -> dict[str, Any]:
         """Return everything that a result depends on, as plain JSON values."""
-        shown = {"title", "device", "defenses"}
+        shown = {"title", "device", "defenses", "tune"}
         config = self.model_dump(mode="json", exclude=shown) | {"data_folder": None}
         for key in ("threat", "task", "tokenizer", "length", "mode"):
             if getattr(self, key) == type(self).model_fields[key].default:
@@ -314,7 +420,43 @@ class Scenario(Strict, Traveller):
                 del config["training"][key]
         if not is_named(self.dataset) or self.dataset.startswith(HUB):
             config |= {"dataset": self.data_name, "content": data_digest(self.dataset)}
+        if self.tune is not None and self.tune.before:
+            config["training"]["before_tuning"] = self.tune.before
         return {**config, "model": self.model_identity()}
+
+    def paired_config(self) -> dict[str, Any]:
+        """Return what draws depend on: the configuration without the choices of tuning.
+
+        Arms of one scenario may have other settings, but the same clients and rounds.
+        """
+        config = self.config()
+        before = config["training"].pop("before_tuning", {})
+        return config | {"training": config["training"] | before}
+
+    def arm(
+        self, defense: Method, values: Mapping[str, JsonValue] | None = None
+    ) -> tuple[Scenario, Method]:
+        """Return the scenario and the defense with some of the tuned settings.
+
+        Args:
+            defense: The defense as configured.
+            values: The settings. Default: the chosen ones.
+        """
+        if self.tune is None:
+            return self, defense
+        chosen = self.tune.chosen.get(label(defense), {}) if values is None else values
+        own = {name: value for name, value in chosen.items() if "." not in name}
+        training = Training.model_validate({**self.training.model_dump(), **own})
+        dumped = self.training.model_dump(mode="json")
+        tune = Tune(before={name: dumped[name] for name in own}) if own else None
+        scenario = self.model_copy(update={"training": training, "tune": tune})
+        options = {name: value for name, value in chosen.items() if "." in name}
+        if not options:
+            return scenario, defense
+        tuned = _with_options(defense, options)
+        return scenario, TunedMethod(
+            name=tuned.name, options=tuned.options, links=tuned.links, before=defense
+        )
 
     def model_identity(self) -> dict[str, Any]:
         """Return the model. If it is read from files, their content replaces the folder."""
@@ -352,6 +494,23 @@ class Scenario(Strict, Traveller):
         return Reading(self.task, self.tokenizer or tokenizer_of(self.model), self.length)
 
 
+def own_options(defense: Method, names: Iterable[str]) -> list[str]:
+    """Return the tuned options, as `Family.option`, that a defense or one of its links has."""
+    families = {family(one) for one in (defense, *defense.links)}
+    return [name for name in names if name.rpartition(".")[0] in families]
+
+
+def _with_options(method: Method, values: Mapping[str, JsonValue]) -> Method:
+    """Return a defense with other options, given as `Family.option`."""
+    own = {
+        name.rpartition(".")[2]: value
+        for name, value in values.items()
+        if name.rpartition(".")[0] == family(method) and not method.links
+    }
+    links = tuple(_with_options(link, values) for link in method.links)
+    return method.model_copy(update={"options": {**method.options, **own}, "links": links})
+
+
 def _placed_source(name: str, folder: Path) -> str:
     """Return a model's id on the hub, or its path relative to the current folder."""
     if not is_path(name, folder):
@@ -381,17 +540,19 @@ class World:
         modality: The kind of data.
         train: The clients' examples.
         test: Held-out examples, for accuracy and as the adversary's public data.
+        validation: Training examples that no client holds, for tuning; None without them.
     """
 
     scenario: Scenario
     modality: Modality
-    train: Batch
+    train: Examples
     test: Batch
+    validation: Batch | None = None
 
     @property
     def device(self) -> torch.device:
         """Return the device of the data."""
-        return self.train.inputs.device
+        return self.train.targets.device
 
     @property
     def space(self) -> InputSpace:
@@ -399,9 +560,9 @@ class World:
         return self.modality.space
 
     @cached_property
-    def train_values(self) -> Batch:
+    def train_values(self) -> Examples:
         """Return the clients' examples on the scale of the data."""
-        return Batch(self.modality.values(self.train.inputs), self.train.targets)
+        return self.train.then(self.modality.values)
 
     @property
     def protocol(self) -> Protocol:
@@ -477,8 +638,28 @@ def load_world(scenario: Scenario) -> World:
     data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
     if scenario.task == "next-token" and not isinstance(data.space, TokenSpace):
         raise ValueError(f"task: next-token needs texts, but {scenario.dataset} holds none")
-    train, test = (part.to(current_device()) for part in data.normalised)
-    return World(scenario, data.modality, train, test)
+    train, test = data.normalised
+    here, validation = current_device(), None
+    if scenario.validation:
+        train, held_out = _held_out(data, scenario.data_name, scenario.validation)
+        validation = held_out.to(here)
+    return World(scenario, data.modality, train.to(here), test.to(here), validation)
+
+
+@lru_cache(maxsize=2)
+def _held_out(data: Dataset, name: str, share: float) -> tuple[Examples, Batch]:
+    """Return the examples that clients hold, and those for validation.
+
+    The choice depends only on the name of the dataset, its size and the share.
+    """
+    train, _ = data.normalised
+    order = torch.randperm(len(train.targets), generator=generator("validation", name))
+    count = _clients_examples(len(order), share)
+    return train.part(order[:count].sort().values), train.at(order[count:].sort().values)
+
+
+def _clients_examples(total: int, share: float) -> int:
+    return total - (max(1, round(total * share)) if share else 0)
 
 
 SCENARIOS: dict[str, Scenario] = {

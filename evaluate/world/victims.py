@@ -158,7 +158,7 @@ def other_examples(scenario: Scenario) -> str:
         remedy = "give both the same batch_size"
     else:
         data = load_dataset(scenario.dataset, scenario.data_folder, scenario.reading)
-        examples = len(data.train.targets)
+        examples = scenario.clients_examples(len(data.train.targets))
         fewest, most = examples // training.clients, -(-examples // training.clients)
         remedy = f"use {most} as batch_size, or {max(1, examples // attacked)} as training.clients"
     if fewest <= attacked <= most:

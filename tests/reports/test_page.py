@@ -91,7 +91,7 @@ def test_tables_round_trip(report: tuple[Path, Conclusions]) -> None:
     names = {path.stem for path in (folder / "tables").glob("*.csv")}
     assert names == {
         *("attacks", "scores", "rates", "worst_case", "utility", "utility_curve"),
-        *("frontier", "hypervolume", "checks", "cells", "baseline", "guarantees"),
+        *("frontier", "hypervolume", "checks", "cells", "baseline", "guarantees", "tunings"),
     }
     rates = results.rates()
     stored = pd.read_csv(folder / "tables" / "rates.csv", keep_default_na=True)

@@ -28,6 +28,6 @@ def test_a_conclusion_is_drawn_once() -> None:
             return len(drawn)
 
     empty = pd.DataFrame({"scenario": [], "checkpoint": []})
-    tables = Counted({}, "1", *[empty] * 8)
+    tables = Counted({}, "1", *[empty] * 9)
     assert [tables.count(), tables.count()] == [1, 1]
-    assert Counted({}, "1", *[empty] * 8).count() == 2
+    assert Counted({}, "1", *[empty] * 9).count() == 2

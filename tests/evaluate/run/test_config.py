@@ -336,3 +336,11 @@ def test_an_id_on_the_hub_stays_one(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"scenarios": [scenario], "defenses": ["none"]}))
     assert load_config(file).scenarios[0].model.options["id"] == "owner/name"
+
+
+def test_a_folder_of_data_is_for_scenarios_that_name_none(tmp_path: Path) -> None:
+    named = {"dataset": "mnist", "data_folder": str(tmp_path / "own"), "title": "own"}
+    config = load_config({"scenarios": [{"dataset": "mnist"}, named], "defenses": ["none"]})
+    found = config.with_data(tmp_path).scenarios
+    assert [one.data_folder for one in found] == [tmp_path, tmp_path / "own"]
+    assert [one.config() for one in found] == [one.config() for one in config.scenarios]

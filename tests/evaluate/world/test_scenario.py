@@ -161,3 +161,34 @@ def test_the_threat_model_is_the_scenarios() -> None:
 def test_next_tokens_need_texts() -> None:
     with pytest.raises(ValueError, match="task: next-token needs texts, but digits holds none"):
         load_world(Scenario(dataset="digits", task="next-token"))
+
+
+def test_validation_examples_are_held_by_no_client() -> None:
+    whole, world = load_world(Scenario()), load_world(Scenario(validation=0.1))
+    assert whole.validation is None
+    assert world.validation is not None
+    assert (len(world.train.targets), len(world.validation.targets)) == (1800, 200)
+    together = torch.cat([world.train.inputs, world.validation.inputs]).flatten(1)
+    assert torch.equal(
+        together.sort(dim=0).values, whole.train.inputs.flatten(1).sort(dim=0).values
+    )
+    held = {row.numpy().tobytes() for row in world.train.inputs}
+    kept = {row.numpy().tobytes() for row in world.validation.inputs}
+    assert len(kept) >= 199  # hardly any picture occurs twice
+    assert len(held & kept) <= 1
+    assert torch.equal(world.test.inputs, whole.test.inputs)
+
+
+def test_the_validation_part_depends_only_on_the_dataset() -> None:
+    one = load_world(Scenario(validation=0.1)).validation
+    other = load_world(Scenario(validation=0.1, model=Method(name="lenet"), batch_size=4))
+    assert one is not None
+    assert other.validation is not None
+    assert torch.equal(one.inputs, other.validation.inputs)
+
+
+def test_cells_keep_their_keys_without_validation() -> None:
+    assert "validation" not in Scenario().config()
+    assert Scenario(validation=0.1).config()["validation"] == 0.1
+    with pytest.raises(ValueError, match="validation"):
+        Scenario(validation=0.6)
