@@ -241,8 +241,19 @@ class Scoring:
         other = next((one for one in others if own.isdisjoint(one.victims.tolist())), None)
         if other is None or not isinstance(other.result, Reconstruction):
             return None
-        matched = self._match(other.result, upload.truth, in_order=_in_order(upload))
+        result = other.result
+        if not len(result.inputs):
+            return torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
+        if _in_order(upload):  # uploads may have other numbers of examples
+            result = _one_for_each(result, len(upload.truth.inputs))
+        matched = self._match(result, upload.truth, in_order=_in_order(upload))
         return self._identified(matched, upload.truth, pool)
+
+
+def _one_for_each(result: Reconstruction, examples: int) -> Reconstruction:
+    """Return guesses for a number of examples. Too few guesses are repeated."""
+    rows = torch.arange(examples, device=result.inputs.device)
+    return Reconstruction(result.inputs[rows.remainder(len(result.inputs))])
 
 
 def _labels_correct(result: Reconstruction, upload: Upload, matched: _Matched) -> Tensor | None:

@@ -25,10 +25,11 @@ from rich.markup import escape as markup
 from leakfrontier.adversaries import PANEL
 
 from ..conclude.analysis import FINISHED
+from ..conclude.checks import conclusion
 from ..conclude.labels import rows
 from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Engine, Failure
-from ..foundations.errors import OWN_FOLDER
+from ..foundations.errors import OWN_FOLDER, given_by_user
 from ..foundations.rows import TABLES, Outcome
 from ..foundations.seeds import SEED_BITS, narrow_seeds
 from ..foundations.terminal import terminal
@@ -36,6 +37,7 @@ from ..run.cascade import ReadyCell, Schedule
 from ..run.cells import AttackTrial, Trial, run_trial
 from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
+from ..run.probe import probe
 from .archive import PackError
 from .claims import PackClaim, claims_of
 from .judgement import Compared, Decision, Judgement, Stored, compare, judge, overall
@@ -124,6 +126,8 @@ def verify(
         planned = plan_of(config)
         here = environment()
         problems = [*_not_as_planned(pack, planned), *_not_derived(pack, here)]
+        if pack.meta["code"] == here["code"]:
+            problems += _omitted_notes(pack, config, place, workers)
         if config.panel != pack.comparable:
             problems.append(f"its configuration has panel {config.panel}, not {pack.panel}")
         trials = narrowed(planned, pack.results)
@@ -234,6 +238,28 @@ def _not_derived(pack: Pack, here: Mapping[str, Any]) -> Iterator[str]:
             given, body, words, more=not same_code and name == _CHECKS
         ):
             yield f"{name} does not follow from its rows"
+    asked = {*pd.read_csv(io.BytesIO(pack.entries.get(_CHECKS, b"name\n")))["name"]}
+    own = conclusion(one for one in pack.results.checks() if one.name in asked)
+    if pack.meta.get("conclusion", own) != own:
+        yield f"its conclusion does not follow from its rows, which give {own!r}"
+
+
+def _omitted_notes(
+    pack: Pack, config: RunConfig, folder: str, workers: int | None
+) -> Iterator[str]:
+    """Yield the warnings about a configuration that a pack of the same code does not contain.
+
+    Args:
+        pack: The pack.
+        config: Its configuration.
+        folder: The folder of its code and data here. Warnings that name it have other words.
+        workers: Number of processes.
+    """
+    with given_by_user():
+        notes = probe(config, workers, timed=False)
+    for note in notes:
+        if folder not in note and note not in pack.meta["notes"]:
+            yield f"its notes lack a warning: {note}"
 
 
 def _nearly(given: bytes, own: bytes, words: list[str], *, more: bool) -> bool:

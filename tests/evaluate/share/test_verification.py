@@ -288,6 +288,22 @@ def test_only_other_code_has_other_words_for_the_same_numbers(
 
 
 @pytest.mark.usefixtures("nothing_is_run")
+def test_the_conclusion_and_the_notes_are_derived_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "probe", lambda *_, **__: ["Mine changes nothing"])
+
+    def edit(entries: dict[str, bytes]) -> None:
+        meta = json.loads(entries["pack.json"])
+        assert meta["conclusion"] != "Evaluation: YES"
+        entries["pack.json"] = json.dumps({**meta, "conclusion": "Evaluation: YES"}).encode()
+
+    first, second = problems_of(path, edit)
+    assert first.startswith("its conclusion does not follow from its rows, which give")
+    assert second == "its notes lack a warning: Mine changes nothing"
+
+
+@pytest.mark.usefixtures("nothing_is_run")
 @pytest.mark.parametrize("kind", ["train", "replay", "attack"])
 def test_what_has_rows_is_run_again(path: Path, kind: str) -> None:
     """A cell that is never chosen must have nothing to say."""
@@ -320,6 +336,17 @@ def test_other_attacks_are_not_the_panel(path: Path) -> None:
 
     problems = problems_of(path, edit)
     assert any("its configuration has panel custom" in one for one in problems)
+
+
+def _without_probes(entries: dict[str, bytes]) -> None:
+    entries["rows/probes.csv"] = entries["rows/probes.csv"].splitlines(keepends=True)[0]
+
+
+def test_deleted_probes_are_found(path: Path) -> None:
+    forged(path, _without_probes)
+    found = verify(read_pack(path), defenses=["TopK"], seed=0, workers=1)
+    assert found.decision == "refuted"
+    assert any("probes differ" in reason for one in found.judgements for reason in one.reasons)
 
 
 @pytest.mark.usefixtures("nothing_is_run")
