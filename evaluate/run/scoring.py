@@ -241,12 +241,10 @@ class Scoring:
         other = next((one for one in others if own.isdisjoint(one.victims.tolist())), None)
         if other is None or not isinstance(other.result, Reconstruction):
             return None
-        result = other.result
-        if not len(result.inputs):
-            return torch.zeros(len(pool), dtype=torch.bool, device=pool.device)
-        if _in_order(upload):  # uploads may have other numbers of examples
+        result, in_order = other.result, _in_order(upload) and len(other.result.inputs) > 0
+        if in_order:  # uploads may have other numbers of examples
             result = _one_for_each(result, len(upload.truth.inputs))
-        matched = self._match(result, upload.truth, in_order=_in_order(upload))
+        matched = self._match(result, upload.truth, in_order=in_order)
         return self._identified(matched, upload.truth, pool)
 
 

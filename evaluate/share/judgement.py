@@ -139,7 +139,8 @@ def lacking(stored: Stored) -> list[str]:
 
 def _without_later_tables(stored: Stored, outcome: Outcome) -> Outcome:
     """Return new rows without the tables that the pack lacks, if its digest is of such rows."""
-    without = replace(outcome, **dict.fromkeys(lacking(stored), ()))
+    empty: dict[str, Any] = dict.fromkeys(lacking(stored), ())
+    without = replace(outcome, **empty)
     return without if rows_digest(without) == stored.digest else outcome
 
 

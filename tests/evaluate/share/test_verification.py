@@ -12,6 +12,7 @@ import pytest
 from packing import rewritten
 from rich.console import Console
 
+from leakfrontier.evaluate.conclude.checks import conclusion
 from leakfrontier.evaluate.foundations.rows import TABLES
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.run.run import run
@@ -156,7 +157,11 @@ def forged(path: Path, edit: Edit) -> None:
 
     def complete(entries: dict[str, bytes]) -> None:
         edit(entries)
-        entries.update(derived(Pack("", json.loads(entries["pack.json"]), entries).results))
+        meta = json.loads(entries["pack.json"])
+        results = Pack("", meta, entries).results
+        entries.update(derived(results))
+        meta["conclusion"] = conclusion(results.checks())
+        entries["pack.json"] = json.dumps(meta).encode()
 
     rewritten(path, complete, sums=True)
 
