@@ -95,15 +95,16 @@ def test_an_attack_that_a_changed_model_evades_counts(results: Conclusions) -> N
 def test_honest_defenses_do_not_fail_with_others(results: Conclusions) -> None:
     assert failed_checks(results.checks())
     points = results.frontier().points.set_index("family")
-    assert points.loc["DPSGD", "verdict"] == "Pareto-optimal"
+    assert "fails its checks" not in points.loc["DPSGD", "verdict"]
     assert points.loc["LastRound", "verdict"].startswith("its evaluation fails its checks")
 
 
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory: pytest.TempPathFactory) -> Conclusions:
     """Return a run on batches of four examples, which defenses draw in other sizes."""
+    training = {**SCENARIO["training"], "clients_per_round": 6}  # clients are not in step
     config = {
-        "scenarios": [{**SCENARIO, "batch_size": 4}],
+        "scenarios": [{**SCENARIO, "batch_size": 4, "training": training}],
         "defenses": ["none", {"name": "DPSGD", "noise_multiplier": 1.0}, method("SizeDecoy")],
         "adversaries": ["PriorGuess", "LinearLeakage", "PriorAware"],
         "observations": 12,

@@ -13,7 +13,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,12 +25,12 @@ from rich.markup import escape as markup
 from leakfrontier.adversaries import PANEL
 
 from ..conclude.analysis import FINISHED
-from ..conclude.checks import conclusion
+from ..conclude.checks import conclusion, failed_checks, of_arm
 from ..conclude.labels import rows
 from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Engine, Failure
 from ..foundations.errors import OWN_FOLDER, given_by_user
-from ..foundations.rows import TABLES, Outcome
+from ..foundations.rows import LATER, TABLES, Outcome
 from ..foundations.seeds import SEED_BITS, narrow_seeds
 from ..foundations.terminal import terminal
 from ..run.cascade import ReadyCell, Schedule
@@ -40,7 +40,7 @@ from ..run.environment import environment
 from ..run.probe import probe
 from .archive import PackError
 from .claims import PackClaim, claims_of
-from .judgement import Compared, Decision, Judgement, Stored, compare, judge, overall
+from .judgement import Compared, Decision, Judgement, Stored, compare, judge, lacking, overall
 from .leaderboard import make_settings
 from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
 
@@ -149,8 +149,9 @@ def verify(
             engine=engine,
             console=console,
         )
+        judgements = judge(claims, reruns, same_place=not differences)
         return Verification(
-            judgements=tuple(judge(claims, reruns, same_place=not differences)),
+            judgements=tuple(_with_new_tables(judgements, pack, reruns)),
             cells=len(reruns),
             problems=tuple(problems),
             differences=differences,
@@ -354,6 +355,30 @@ def _run(
                 soft_wrap=True,
             )
     return found
+
+
+def _with_new_tables(
+    judgements: Sequence[Judgement], pack: Pack, reruns: Mapping[int, Compared]
+) -> Iterator[Judgement]:
+    """Yield judgements. Tables that a pack lacks confirm nothing if they make a check fail."""
+    known, results = pack.results, pack.results
+    for table in LATER:
+        found = [
+            one.rows[table].assign(cell=known.cells["cell"][number])
+            for number, one in reruns.items()
+            if one.rows is not None and table in lacking(one.stored)
+        ]
+        if found:
+            added = known.cells.merge(pd.concat(found), on="cell")
+            frame = pd.concat([getattr(known, table), added])
+            results = replace(results, **{table: frame[getattr(known, table).columns]})
+    for one in judgements:
+        place = one.claim.scenario, one.claim.defense
+        before, after = (failed_checks(of_arm(r.checks(), *place)) for r in (known, results))
+        if results is not known and after != before and one.decision == "confirmed":
+            reason = f"with tables that the pack lacks, its evaluation fails its checks ({after})"
+            one = replace(one, decision="undecided", reasons=(reason,))
+        yield one
 
 
 def _run_narrowly(task: tuple[Trial, Path]) -> Outcome:

@@ -12,14 +12,18 @@ import pytest
 from packing import rewritten
 from rich.console import Console
 
+from leakfrontier.evaluate.conclude import checks as checks_module
 from leakfrontier.evaluate.conclude.checks import conclusion
-from leakfrontier.evaluate.foundations.rows import TABLES
+from leakfrontier.evaluate.foundations.rows import TABLES, Outcome, ProbeRow
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.run.run import run
 from leakfrontier.evaluate.share import pack as pack_module
 from leakfrontier.evaluate.share import verification
 from leakfrontier.evaluate.share.archive import PackError
+from leakfrontier.evaluate.share.claims import PackClaim
+from leakfrontier.evaluate.share.judgement import Compared, Judgement, Stored
 from leakfrontier.evaluate.share.pack import Pack, derived, pack_run, read_pack
+from leakfrontier.evaluate.share.packed_rows import frame_of
 from leakfrontier.evaluate.share.statement import statements_beside
 from leakfrontier.evaluate.share.verification import verify
 
@@ -352,6 +356,29 @@ def test_deleted_probes_are_found(path: Path) -> None:
     found = verify(read_pack(path), defenses=["TopK"], seed=0, workers=1)
     assert found.decision == "refuted"
     assert any("probes differ" in reason for one in found.judgements for reason in one.reasons)
+
+
+def test_a_pack_that_says_its_code_had_no_probes_confirms_no_failed_check(path: Path) -> None:
+    """The rows that a new run adds decide."""
+    forged(path, _without_probes)
+    pack = read_pack(path)
+    places = pack.results.cells.query("kind == 'replay' and family == 'TopK'")
+    number = int(places.index[0])
+    claim = PackClaim(str(places["scenario"].iloc[0]), 0, str(places["defense"].iloc[0]))
+    judgement = Judgement(claim, "confirmed", 1)
+    rows = {name: pack.rows(name).drop(columns="cell").iloc[:0] for name in TABLES}
+    labels = (claim.scenario, claim.defense, "", 0)
+    given = Stored("replay", "replay", *labels, rows=rows, digest="", same_code=False)
+    for decoded, decision in ((0.1, "confirmed"), (1.0, "undecided")):
+        probe = ProbeRow(decoded, 0.1, "a factor", needs_history=False, remaining_noise=1.0)
+        new = rows | {"probes": frame_of(Outcome(probes=(probe,)), "probes")}
+        spared = {(claim.scenario, claim.defense)}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checks_module, "_spared", lambda _, found=spared: found)
+            (found,) = verification._with_new_tables(
+                [judgement], pack, {number: Compared(given, new)}
+            )
+        assert found.decision == decision, found.reasons
 
 
 @pytest.mark.usefixtures("nothing_is_run")
