@@ -19,6 +19,7 @@ SCENARIO: dict[str, Any] = {
     "training": {"rounds": 15, "clients": 12, "clients_per_round": 12, "lr": 0.01},
 }
 FOUND = ("FirstIsZero", "UnlessDrawn", "NaNSlopes", "Power", "Sums", "Alternating", "Inspecting")
+FOUND += ("FrozenIdentity", "Rotation")
 """Attacks find the victims of these, because what is attacked is what was trained."""
 
 FAILING = {
@@ -43,10 +44,10 @@ def method(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Conclusions:
-    names = (*FOUND, *FAILING, "InPlace")
+    names = (*FOUND, *FAILING, "InPlace", "NoBias")
     config = {
         "scenarios": [SCENARIO],
-        "defenses": ["none", *map(method, names)],
+        "defenses": ["none", {"name": "DPSGD", "noise_multiplier": 3.0}, *map(method, names)],
         "adversaries": ["PriorGuess", "LinearLeakage", "PriorAware", "RobbingTheFedDirectPass"],
         "observations": 6,
     }
@@ -78,3 +79,48 @@ def test_accuracy_from_elsewhere_does_not_count(results: Conclusions) -> None:
     points = results.frontier().points.set_index("defense")
     assert points.loc["InPlace", "accuracy"] < 0.2 < points.loc["none", "accuracy"]
     assert not points.loc["InPlace", "verdict"].startswith("Pareto")
+
+
+def test_an_attack_that_a_changed_model_evades_counts(results: Conclusions) -> None:
+    (check,) = (one for one in results.checks() if one.name == "changed model")
+    assert check.verdict == "warn"
+    assert all("NoBias" in line for line in check.details)
+    assert any(line.startswith("LinearLeakage") for line in check.details)
+    points = results.frontier().points.set_index("defense")
+    assert not points.loc["NoBias", "gains"]
+    for name in ("FrozenIdentity", "Rotation", "NoBias"):
+        assert points.loc[name, "verdict"].startswith("no privacy gain shown")
+
+
+def test_honest_defenses_do_not_fail_with_others(results: Conclusions) -> None:
+    assert failed_checks(results.checks())
+    points = results.frontier().points.set_index("family")
+    assert "fails its checks" not in points.loc["DPSGD", "verdict"]
+    assert points.loc["LastRound", "verdict"].startswith("its evaluation fails its checks")
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory: pytest.TempPathFactory) -> Conclusions:
+    """Return a run on batches of four examples, which defenses draw in other sizes."""
+    training = {**SCENARIO["training"], "clients_per_round": 6}  # clients are not in step
+    config = {
+        "scenarios": [{**SCENARIO, "batch_size": 4, "training": training}],
+        "defenses": ["none", {"name": "DPSGD", "noise_multiplier": 1.0}, method("SizeDecoy")],
+        "adversaries": ["PriorGuess", "LinearLeakage", "PriorAware"],
+        "observations": 12,
+    }
+    return run(load_config(config), tmp_path_factory.mktemp("four"), workers=2)
+
+
+def test_a_defense_does_not_choose_the_attacked_uploads(of_four: Conclusions) -> None:
+    attacks = of_four.attacks[of_four.attacks["family"] == "SizeDecoy"]
+    sizes = attacks.groupby("observation")["victim"].max() + 1
+    assert {*sizes} == {4, 5}
+    assert (sizes == 5).mean() > 0.2
+
+
+def test_samples_of_other_sizes_are_scored(of_four: Conclusions) -> None:
+    guarded = of_four.attacks[of_four.attacks["family"] == "DPSGD"]
+    assert (guarded.groupby("observation")["victim"].max() + 1).nunique() > 1
+    (check,) = (one for one in of_four.checks() if one.name == "completeness")
+    assert check.verdict == "pass"

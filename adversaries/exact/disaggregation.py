@@ -313,6 +313,8 @@ def reconstruction(observation: Observation, layer: ReLULayer, pool: Pool) -> Re
         filled = torch.cat([pool.basis, deflate(factors, pool.basis).basis])
         solution = solve(factors, filled)
     inputs = (solution.inverse[:found] @ factors.right).to(layer.weight.dtype)
+    if layer.prefix is not None:
+        inputs = layer.prefix.inputs(inputs)
     if layer.sees_inputs:
         inputs = observation.space.clamp(inputs.view(-1, *observation.space.shape))
     return Reconstruction(

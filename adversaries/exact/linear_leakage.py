@@ -9,6 +9,7 @@ from torch import Generator, Tensor, nn
 
 from ..base import Adversary, Observation, Reconstruction, in_evaluation
 from ..spaces import NotApplicable
+from .affine_prefix import AffinePrefix, affine_prefix
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class LinearLeakage(Adversary):
     on the scale of the update, so clipping and learning rates do not matter. For one example, all
     rows agree, and the attack returns their least-squares mean, which averages out noise. In a
     batch, a row is exact if only one example activates it. Otherwise it is a linear combination of
-    examples. The attack returns the rows with the largest bias gradients.
+    examples. The attack returns the rows with the largest bias gradients. If frozen layers in front
+    amount to an invertible affine map, the attack inverts this map.
 
     References:
         [1] Phong, Aono, Hayashi, Wang, Moriai. "Privacy-Preserving Deep Learning via
@@ -34,7 +36,7 @@ class LinearLeakage(Adversary):
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return at most one guess per example. A guess without signal is all zero."""
-        layer = _first_linear_layer(observation)
+        layer, prefix = _first_linear_layer(observation)
         weight = observation.update[f"{layer}weight"]
         bias = observation.update[f"{layer}bias"]
 
@@ -43,27 +45,46 @@ class LinearLeakage(Adversary):
         rows = bias.abs().topk(min(observation.batch_size, len(bias))).indices
         signal = bias[rows].unsqueeze(1)
         inputs = torch.where(signal == 0, 0.0, weight[rows] / signal)
+        inputs = inputs if prefix is None else prefix.inputs(inputs)
         inputs = observation.space.clamp(inputs.view(-1, *observation.space.shape))
         return Reconstruction(inputs, observation.targets)
 
 
-def _first_linear_layer(observation: Observation) -> str:
-    """Return the parameter prefix of the first linear layer if that layer leaks its input."""
+def _first_linear_layer(observation: Observation) -> tuple[str, AffinePrefix | None]:
+    """Return the parameter prefix of the first trained linear layer, and what lies before it.
+
+    Raises:
+        NotApplicable: If that layer does not leak the inputs.
+    """
     if not observation.space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
-    size = math.prod(observation.space.shape)
+    size, frozen = math.prod(observation.space.shape), ""
     for name, module in observation.model.named_modules():
+        trained = any(value.requires_grad for value in module.parameters())
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding):
-            raise NotApplicable(f"layer {name!r} transforms the input before any linear layer")
-        if isinstance(module, nn.Linear):
-            if module.bias is None or module.in_features != size:
-                raise NotApplicable(f"layer {name!r} needs a bias and {size} inputs, got {module}")
-            prefix = f"{name}." if name else ""
-            if not {f"{prefix}weight", f"{prefix}bias"} <= {*observation.update}:
-                raise NotApplicable(f"layer {name!r} is frozen, so the update does not contain it")
-            if not _sees_pixels(module, observation):
-                raise NotApplicable(f"layer {name!r} sees features, not the pixels of an input")
-            return prefix
+            if trained:
+                raise NotApplicable(f"layer {name!r} transforms the input before any linear layer")
+            frozen = frozen or name
+        if not isinstance(module, nn.Linear):
+            continue
+        prefix = f"{name}." if name else ""
+        if not trained:
+            frozen = frozen or name
+            continue
+        if not {f"{prefix}weight", f"{prefix}bias"} <= {*observation.update}:
+            raise NotApplicable(f"layer {name!r} needs a bias and {size} inputs, got {module}")
+        try:
+            return prefix, affine_prefix(observation.model, module, observation.space)
+        except NotApplicable as reason:
+            if module.in_features == size and not _sees_pixels(module, observation):
+                text = f"layer {name!r} sees features, not the pixels of an input"
+                raise NotApplicable(text) from reason
+            if frozen or module.in_features != size:
+                text = f"layer {name!r} needs a bias and {size} inputs, got {module}: {reason}"
+                raise NotApplicable(text) from reason
+            return prefix, None
+    if frozen:
+        raise NotApplicable(f"layer {frozen!r} is frozen, so the update does not contain it")
     raise NotApplicable("the model has no linear layer")
 
 

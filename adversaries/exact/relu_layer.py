@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..base import Observation, in_evaluation
 from ..spaces import InputSpace, NotApplicable
+from .affine_prefix import AffinePrefix, affine_prefix
 
 RELUS = (torch.relu, torch.relu_, functional.relu, Tensor.relu, Tensor.relu_)
 """The functions that compute a ReLU."""
@@ -41,13 +42,15 @@ class ReLULayer:
         name: Name of the module in the model.
         weight: W, of shape (outputs, inputs).
         bias: b.
-        sees_inputs: Whether its inputs are the flattened inputs of the model.
+        sees_inputs: Whether its inputs are the flattened inputs of the model, or give them.
+        prefix: The affine map from these to its inputs; None if they are the same.
     """
 
     name: str
     weight: Tensor
     bias: Tensor
     sees_inputs: bool
+    prefix: AffinePrefix | None = None
 
     def parameter(self, name: str) -> str:
         """Return the name of one of its parameters in the model."""
@@ -63,8 +66,11 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
     if not observation.space.continuous:
         raise NotApplicable("token inputs are embedded before any linear layer")
     calls = linear_calls(observation.model, observation.space)
+    prefix = None
     if name is None:
         chosen = next((call for call in calls if call.sees_inputs), None)
+        if chosen is None or not chosen.weight.requires_grad:
+            chosen, prefix = _behind_frozen_layers(observation, calls) or (chosen, None)
         if chosen is None:
             raise NotApplicable(
                 "no linear layer sees the inputs. Set `layer` to a deeper one to recover its "
@@ -77,7 +83,8 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
             raise NotApplicable(f"the model has no linear layer {name!r}, only: {known or 'none'}")
     if chosen.bias is None:
         raise NotApplicable(f"layer {chosen.name!r} has no bias to fix the scale")
-    layer = ReLULayer(chosen.name, chosen.weight, chosen.bias, chosen.sees_inputs)
+    seen = chosen.sees_inputs or prefix is not None
+    layer = ReLULayer(chosen.name, chosen.weight, chosen.bias, seen, prefix)
     if not {layer.parameter("weight"), layer.parameter("bias")} <= {*observation.update}:
         raise NotApplicable(f"layer {chosen.name!r} is frozen, so the update does not contain it")
     if chosen.followed_by not in RELUS:
@@ -86,6 +93,20 @@ def find_layer(observation: Observation, name: str | None) -> ReLULayer:
             "ReLU: its gradient has no exact zeros"
         )
     return layer
+
+
+def _behind_frozen_layers(
+    observation: Observation, calls: Sequence[_Call]
+) -> tuple[_Call, AffinePrefix | None] | None:
+    """Return the first trained layer, if its inputs give those of the model."""
+    first = next((call for call in calls if call.weight.requires_grad), None)
+    if first is None:
+        return None
+    module = observation.model.get_submodule(first.name)
+    try:
+        return first, affine_prefix(observation.model, module, observation.space)
+    except NotApplicable:
+        return None
 
 
 @dataclass

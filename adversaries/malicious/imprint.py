@@ -26,6 +26,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from ..base import Observation
+from ..exact.affine_prefix import AffinePrefix, affine_prefix
 from ..exact.relu_layer import RELUS, linear_calls
 from ..spaces import InputSpace, NotApplicable
 
@@ -362,15 +363,30 @@ class CraftedLayer:
     Attributes:
         name: Its name in the model.
         shape: Outputs and inputs.
+        prefix: The map from the model's inputs to its own. None if they are its first inputs, and
+            the others are zero.
     """
 
     name: str
     shape: tuple[int, int]
+    prefix: AffinePrefix | None = None
 
     @classmethod
-    def of(cls, layer: nn.Linear, name: str) -> CraftedLayer:
+    def of(cls, layer: nn.Linear, name: str, prefix: AffinePrefix | None = None) -> CraftedLayer:
         """Return what a server keeps about a layer."""
-        return cls(name, (layer.out_features, layer.in_features))
+        return cls(name, (layer.out_features, layer.in_features), prefix)
+
+    def on_inputs(self, layer: nn.Linear, size: int) -> tuple[Tensor, Tensor]:
+        """Return the weight and bias of a layer as functions of the model's flattened inputs."""
+        if self.prefix is None:
+            return layer.weight[:, :size], layer.bias
+        return self.prefix.on_inputs(layer.weight, layer.bias)
+
+    def inputs(self, isolated: Isolated, size: int) -> Isolated:
+        """Return bins that hold the model's flattened inputs instead of the layer's inputs."""
+        if self.prefix is None:
+            return isolated._replace(inputs=isolated.inputs[:, :size])
+        return isolated._replace(inputs=self.prefix.inputs(isolated.inputs))
 
     @property
     def parameters(self) -> tuple[str, str]:
@@ -405,6 +421,8 @@ def dissect(model: nn.Module, space: InputSpace) -> Anatomy:
         raise NotApplicable("token inputs are embedded before any linear layer")
     modules = dict(model.named_modules())
     calls = linear_calls(model, space)
+    first = (place for place, call in enumerate(calls) if call.weight.requires_grad)
+    calls = calls[next(first, 0) :]  # frozen layers in front stay as they are: see `way_to`
     linear = [modules[call.name] for call in calls]
     if len(linear) < 2:
         raise NotApplicable("an imprint needs two linear layers, one behind the other")
@@ -475,6 +493,36 @@ def check_passed_on(model: nn.Module, layer: nn.Module, space: InputSpace) -> No
             "the linear layer does not see the inputs behind direct-pass convolutions: something "
             "lies in between, such as pooling, normalisation or dropout"
         )
+
+
+def way_to(layer: nn.Module, model: nn.Module, space: InputSpace) -> AffinePrefix | None:
+    """Return the map from a model's inputs to a layer; None if they are its first inputs.
+
+    Raises:
+        NotApplicable: If the layer does not see the inputs, and they cannot be computed from what
+            it sees.
+    """
+    try:
+        check_passed_on(model, layer, space)
+    except NotApplicable:
+        try:
+            prefix = affine_prefix(model, layer, space)
+        except NotApplicable:
+            prefix = None
+        if prefix is None:
+            raise
+        return prefix
+    return None
+
+
+def place_(layer: nn.Linear, weight: Tensor, bias: Tensor, prefix: AffinePrefix | None) -> None:
+    """Make a layer compute a linear function of the model's flattened inputs."""
+    with torch.no_grad():
+        layer.weight.zero_()
+        if prefix is not None:
+            weight, bias = prefix.on_features(weight, bias)
+        layer.weight[:, : weight.shape[1]] = weight
+        layer.bias.copy_(bias)
 
 
 def _convolutions_before(

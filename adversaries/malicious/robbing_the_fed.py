@@ -20,7 +20,6 @@ from .imprint import (
     Quantiles,
     calibrated,
     carry_on_,
-    check_passed_on,
     chosen,
     direct_pass_,
     dissect,
@@ -32,9 +31,11 @@ from .imprint import (
     normal_quantiles,
     occupied,
     outside,
+    place_,
     seen_by,
     some_weight,
     thresholds,
+    way_to,
     window_rows,
     windows,
     within,
@@ -250,16 +251,23 @@ class RobbingTheFedDirectPass(Adversary):
         for convolution in anatomy.convolutions:
             direct_pass_(convolution)
         layer, size = anatomy.layer, math.prod(round.space.shape)
-        check_passed_on(crafted, layer, round.space)
+        prefix = way_to(layer, crafted, round.space)
         quantile = normal_quantiles()
         if self.calibrated and round.public is not None:
             public = round.public.inputs.to(layer.weight)
-            quantile = calibrated(seen_by(layer, crafted, public)[:, :size].mean(dim=1))
-        with torch.no_grad():
-            layer.weight.fill_(1 / size)
-            layer.bias.copy_(-thresholds(layer.out_features, quantile))
+            seen = seen_by(layer, crafted, public)
+            seen = seen[:, :size] if prefix is None else public.flatten(1)
+            quantile = calibrated(seen.mean(dim=1))
+        bias = -thresholds(layer.out_features, quantile).to(layer.bias)
+        if prefix is None:
+            with torch.no_grad():
+                layer.weight.fill_(1 / size)
+                layer.bias.copy_(bias)
+        else:
+            query = layer.weight.new_full((layer.out_features, size), 1 / size)
+            place_(layer, query, bias, prefix)
         equal_columns_(anatomy.head)
-        return Crafted([crafted] * round.clients, CraftedLayer.of(layer, anatomy.name))
+        return Crafted([crafted] * round.clients, CraftedLayer.of(layer, anatomy.name, prefix))
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return the contents of the bins, at most one per private example."""
@@ -268,8 +276,10 @@ class RobbingTheFedDirectPass(Adversary):
         layer = bins.received(observation)
         size = math.prod(observation.space.shape)  # the layer's other inputs are zero
         weight, bias = (observation.update[name] for name in bins.parameters)
-        found = isolate(weight[:, :size], bias, examples=observation.batch_size)
-        outputs = functional.linear(found.inputs, layer.weight[:, :size], layer.bias)
+        width = size if bins.prefix is None else weight.shape[1]
+        found = isolate(weight[:, :width], bias, examples=observation.batch_size)
+        found = bins.inputs(found, size)
+        outputs = functional.linear(found.inputs, *bins.on_inputs(layer, size))
         return _reconstruction(found, occupied(outputs), observation)
 
 

@@ -15,12 +15,13 @@ from ..base import Adversary, Crafted, Observation, Reconstruction, Round, Threa
 from ..spaces import NotApplicable
 from .imprint import (
     CraftedLayer,
-    check_passed_on,
     direct_pass_,
     dissect,
     isolate,
     outside,
+    place_,
     seen_by,
+    way_to,
     within,
 )
 
@@ -79,20 +80,19 @@ class TrapWeights(Adversary):
         for convolution in anatomy.convolutions:
             direct_pass_(convolution)
         layer, size = anatomy.layer, math.prod(round.space.shape)
-        check_passed_on(crafted, layer, round.space)
+        prefix = way_to(layer, crafted, round.space)
         if self.s != "auto":
             s = self.s
         else:
             even = torch.tensor([_NATURAL * math.sqrt(size)], dtype=torch.float64)
             if round.public is not None:
                 public = round.public.inputs[:_EXAMPLES].to(layer.weight)
-                even = evenness(seen_by(layer, crafted, public)[:, :size])
+                seen = seen_by(layer, crafted, public)
+                even = evenness(seen[:, :size] if prefix is None else public)
             s = tuned(even, round.clients * round.batch_size, layer.out_features)
-        with torch.no_grad():
-            layer.weight.zero_()
-            layer.weight[:, :size] = traps(layer.out_features, size, s, self.sigma, rng)
-            layer.bias.zero_()
-        return Crafted([crafted] * round.clients, CraftedLayer.of(layer, anatomy.name))
+        rows = traps(layer.out_features, size, s, self.sigma, rng).to(layer.weight)
+        place_(layer, rows, torch.zeros_like(layer.bias), prefix)
+        return Crafted([crafted] * round.clients, CraftedLayer.of(layer, anatomy.name, prefix))
 
     def reconstruct(self, observation: Observation, rng: Generator) -> Reconstruction:
         """Return guesses on which rows agree, then sound ones, up to the batch size."""
@@ -102,8 +102,8 @@ class TrapWeights(Adversary):
         layer = traps.received(observation)
         weight, bias = (observation.update[name] for name in traps.parameters)
         found = isolate(weight, bias, cumulative=False)
-        values = found.inputs[:, :size]
-        active = functional.linear(values, layer.weight[:, :size].detach()) > 0
+        values = traps.inputs(found, size).inputs
+        active = functional.linear(values, traps.on_inputs(layer, size)[0].detach()) > 0
         groups = agreeing(values)
         agreed = groups.rows > 1
         shared = active[groups.first[agreed]][:, found.bins].any(dim=0)

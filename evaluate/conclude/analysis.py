@@ -20,6 +20,7 @@ import pandas as pd
 
 from leakfrontier.adversaries.base import THREATS
 
+from ..foundations.rows import CHANGED_MODEL
 from ..foundations.statistics import (
     LEAST_SEEDS,
     Floats,
@@ -73,6 +74,11 @@ class Analysed(Tables):
     def worst_case(self) -> pd.DataFrame:
         """Return the success of the panel as one adversary: see `worst_case`."""
         return worst_case(self)
+
+    @once
+    def lost_attacks(self) -> pd.DataFrame:
+        """Return the attacks that do not apply to changed models: see `lost_attacks`."""
+        return lost_attacks(self)
 
     @once
     def final_utility(self) -> pd.DataFrame:
@@ -263,6 +269,40 @@ def _worst_victims(results: Analysed, outcome: str) -> pd.DataFrame:
     counted = {name: found.where(_counted(attacks, name)) for name in SERVERS}
     table = attacks[[*ARM, *_VICTIM]].assign(**counted)
     return table.groupby([*ARM, *_VICTIM], sort=False).max()
+
+
+def lost_attacks(results: Analysed) -> pd.DataFrame:
+    """Return the victims that an attack could not try because the defense changed the model.
+
+    Only attacks count that beat a blind guess on the undefended control. `on_control` says whether
+    the attack identified the same victim there; NaN if the control has no such victim.
+    """
+    attacks, rates = results.attacks, results.rates()
+    place = ["scenario", "checkpoint", "adversary"]
+    works = rates[rates["control"] & ~rates["baseline"] & (rates["low"] > blind_success(rates))]
+    changed = attacks["reason"].fillna("").astype(str).str.endswith(CHANGED_MODEL)
+    lost = attacks.loc[
+        changed & ~attacks["control"], [*place, *_VICTIM, "defense", *ADVERSARY[2:]]
+    ].merge(works[place].drop_duplicates(), on=place)
+    control = attacks[attacks["control"]]
+    found = _floats(control["identified"]).groupby([control[name] for name in (*place, *_VICTIM)])
+    return lost.merge(found.max().rename("on_control").reset_index(), on=[*place, *_VICTIM])
+
+
+def assumed_victims(matrix: pd.DataFrame, lost: pd.DataFrame, server: str) -> pd.DataFrame:
+    """Return a `victim_matrix` in which lost attacks find what they find without a defense.
+
+    Args:
+        matrix: The matrix of a server.
+        lost: The lost attacks of its scenario and checkpoint.
+        server: The server.
+    """
+    own = lost[_counted(lost, server)].dropna(subset="on_control")
+    if own.empty:
+        return matrix
+    assumed = own.groupby([*_VICTIM, "defense"])["on_control"].max().unstack("defense")
+    assumed = assumed.reindex(index=matrix.index, columns=matrix.columns)
+    return matrix.where(assumed.isna() | (matrix >= assumed), assumed)
 
 
 def at(frame: pd.DataFrame, scenario: str, checkpoint: int) -> pd.DataFrame:

@@ -66,6 +66,7 @@ class Check:
         text: The answer, in one or two short sentences.
         details: The cases that raise the check.
         remedy: Code that repairs them.
+        arms: The scenarios and defenses whose evaluation a failed check concerns. Default: all.
     """
 
     name: str
@@ -73,6 +74,11 @@ class Check:
     text: str
     details: tuple[str, ...] = ()
     remedy: str = ""
+    arms: frozenset[tuple[str, str]] = frozenset()
+
+    def concerns(self, scenario: str, defense: str) -> bool:
+        """Return whether it says something about the evaluation of a defense."""
+        return not self.arms or self.verdict != "fail" or (scenario, defense) in self.arms
 
 
 class Checks(list[Check]):
@@ -147,6 +153,11 @@ def conclusion(checks: Iterable[Check]) -> str:
 def failed_checks(checks: Iterable[Check]) -> str:
     """Return the names of the checks that an evaluation fails; "" if it fails none."""
     return _named(checks, "fail")
+
+
+def of_arm(checks: Iterable[Check], scenario: str, defense: str) -> list[Check]:
+    """Return the checks without those that fail because of other defenses only."""
+    return [check for check in checks if check.concerns(scenario, defense)]
 
 
 def _named(checks: Iterable[Check], verdict: Verdict) -> str:
@@ -322,6 +333,8 @@ def _randomness(evidence: _Evidence) -> Check:
     declared = cells.loc[cells["stochastic"].astype("boolean").fillna(False), "defense"]
     found = replays.loc[replays["uploads_differ"].fillna(False).astype(bool), "defense"]
     stochastic = {*declared, *found}
+    if not stochastic:
+        return _not_asked("randomness", "No defense of this run is random.")
     accuracy = evidence.results.final_utility()
     trained = accuracy[accuracy["defense"].isin(stochastic) & (accuracy["seeds"] < 2)]
     attacks = evidence.attacks
@@ -446,6 +459,20 @@ def _crippled(attacks: pd.DataFrame) -> Iterator[str]:
     yield from (case for case, found in zip(cases, significant, strict=True) if found)
 
 
+def _changed_model(evidence: _Evidence) -> Check:
+    lost = evidence.results.lost_attacks()[[*ARM, "adversary"]].drop_duplicates()
+    return _answer(
+        "changed model",
+        [
+            f"{', '.join(own['adversary'])}: {own['defense'].iloc[0]}, {_place(own.iloc[0])}"
+            for _, own in lost.groupby(ARM, sort=False)
+        ],
+        "Some attacks that work without a defense do not apply to the model that a defense "
+        "changed. Its rates are of fewer attacks, and verdicts assume that these succeed.",
+        "Every attack that works without a defense also applies to the models of the defenses.",
+    )
+
+
 def _replay(evidence: _Evidence) -> Check:
     if evidence.results.replays.empty:
         return _not_asked("replay", "No defense was replayed on clients with known examples.")
@@ -470,7 +497,11 @@ def _replay(evidence: _Evidence) -> Check:
                 for row, finding in failed + found
             ),
         )
-        return replace(check, remedy="\n".join(remedies))
+        return replace(
+            check,
+            remedy="\n".join(remedies),
+            arms=frozenset((row.scenario, row.defense) for row, _ in failed),
+        )
     check = _answer(
         "replay",
         [f"{row.defense}, {row.scenario}: {finding.problem}" for row, finding in found],
@@ -512,6 +543,7 @@ def _invertibility(evidence: _Evidence) -> Check:
                     for row in cancelling
                 ),
             ),
+            arms=frozenset((row.scenario, row.defense) for row in (*blunted, *cancelling)),
         )
     return _answer(
         name,
@@ -553,7 +585,7 @@ def _completeness(evidence: _Evidence) -> Check:
     errors = unfinished.loc[unfinished["error"] != "", "error"]
     failed = (unfinished["status"] != "missing").any()
     remedy = "Repeat failed cells with `--retry-failed`" if failed else "Run again"
-    return _answer(
+    check = _answer(
         "completeness",
         [
             *(f"{status}: {number} cells" for status, number in counts.items()),
@@ -565,6 +597,7 @@ def _completeness(evidence: _Evidence) -> Check:
         + (f", {spared} of them with nothing left to find." if spared else "."),
         verdict="fail",
     )
+    return _attributed(check, unfinished)
 
 
 def _proven_bound(evidence: _Evidence) -> Check:
@@ -572,7 +605,7 @@ def _proven_bound(evidence: _Evidence) -> Check:
     if bounded.empty:
         return _not_asked(name, "This run contains no bound to compare with.")
     exceeded = bounded[holm(_excess(bounded)) < SIGNIFICANCE]
-    return _answer(
+    check = _answer(
         name,
         [
             f"{row.text}{_scope(row)} against a bound of {_percent(row.bound)}: {_case(row)}"
@@ -583,6 +616,7 @@ def _proven_bound(evidence: _Evidence) -> Check:
         "No attack significantly exceeds the bound that a defense claims.",
         verdict="fail",
     )
+    return _attributed(check, exceeded)
 
 
 def _excess(bounded: pd.DataFrame) -> Floats:
@@ -614,6 +648,7 @@ def _claimed_noise(evidence: _Evidence) -> Check:
             "The noise of a defense is not what its guarantee needs. Its epsilon and its bounds "
             "are void.",
             tuple(f"{row.defense}, {row.scenario}: {row.finding}" for row in rows(refuted)),
+            arms=_arms(refuted),
         )
     unknown = claims[claims["violated"].isna()]
     return _answer(
@@ -639,7 +674,7 @@ def _trained_upload(evidence: _Evidence) -> Check:
         ),
         *(f"{row.scenario}: {row.other_examples}" for row in rows(sizes)),
     ]
-    return _answer(
+    check = _answer(
         name,
         details,
         "The attacked uploads differ from those of the training. Success and accuracy belong to "
@@ -648,6 +683,8 @@ def _trained_upload(evidence: _Evidence) -> Check:
         "those of the training.",
         verdict="fail",
     )
+    other_sizes = trained[trained["scenario"].isin(sizes["scenario"])]
+    return _attributed(check, pd.concat([cohorts, other_sizes]))
 
 
 def _dp_baseline(evidence: _Evidence) -> Check:
@@ -684,6 +721,10 @@ def _power(evidence: _Evidence) -> Check:
     if attacks.empty:
         return Check(name, "warn", "No attack ran, so the run bounds no success rate.")
     needed = next(n for n in count(1) if _unseen(n) <= LEAST_POWER)
+    # An attack does not succeed on uploads that it does not apply to, or that clients refuse.
+    attacks = attacks.assign(
+        uploads=attacks["uploads"] + attacks["not_applicable"] + attacks["refused"]
+    )
     few = attacks.loc[attacks["uploads"] < needed, ["scenario", "uploads"]]
     return _answer(
         name,
@@ -709,6 +750,16 @@ def _answer(
 ) -> Check:
     cases = tuple(details)
     return Check(name, verdict, problem, cases) if cases else Check(name, "pass", passed)
+
+
+def _attributed(check: Check, concerned: pd.DataFrame) -> Check:
+    """Return a check about the arms of some rows. If a control is among them, it is about all."""
+    controls = concerned.loc[concerned["control"].fillna(False).astype(bool), "scenario"]
+    return check if len(controls) else replace(check, arms=_arms(concerned))
+
+
+def _arms(frame: pd.DataFrame) -> frozenset[tuple[str, str]]:
+    return frozenset((str(row.scenario), str(row.defense)) for row in rows(frame))
 
 
 def _not_asked(name: str, reason: str) -> Check:
@@ -749,6 +800,7 @@ _CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
     _convergence,
     _learning,
     _adaptive,
+    _changed_model,
     _replay,
     _invertibility,
     _completeness,

@@ -5,6 +5,8 @@
   candidates identify.
 - Success given candidates: the share that a passive server identifies if its attacks may be given
   candidates. Without an attack that uses them it is unknown.
+  If an attack does not apply to a model because the defense changed the model, both assume that
+  it identifies the victims that it identifies without a defense.
 - Proven gamma, for one upload and for the whole run: the success that no attack exceeds. It is 1
   without a claim, if the claim is refuted, and if epsilon is above `LARGEST_EPSILON`.
 """
@@ -84,7 +86,7 @@ def coordinates(point: pd.Series[Any]) -> Coordinates:
     success: dict[str, float] = {}
     known = nan
     for server in SERVERS:
-        rate = float(point[success_column(server)])
+        rate = float(point.get(success_column(server, "assumed"), point[success_column(server)]))
         if server in THREATS:
             known = rate = known if isnan(rate) else rate
         success[server] = rate
@@ -93,7 +95,7 @@ def coordinates(point: pd.Series[Any]) -> Coordinates:
 
 
 def success_column(server: str, name: str = "") -> str:
-    """Return the name of a server's success, or of its `low`, `high` or `text`, in points."""
+    """Return the name of a server's success, or of its `low`, `high`, `text` or `assumed`."""
     if server != "passive":
         return column(server, name or "rate")
     return f"success_{name}" if name else "success"

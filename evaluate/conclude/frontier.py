@@ -21,9 +21,9 @@ from ..foundations.statistics import (
     pareto_mask,
     pareto_probability,
 )
-from .analysis import SERVERS, at, column, victim_matrix
+from .analysis import SERVERS, assumed_victims, at, column, victim_matrix
 from .baseline import equal_utility
-from .checks import Judged, failed_checks
+from .checks import Checks, Judged, failed_checks, of_arm
 from .coordinates import GIVEN, coordinates, headline, success_column, with_proofs
 from .dominance import Arm, Dominance, Verdict, compare, judge
 from .labels import DEFENSE, describe_defenses, limit_text, percent, rounds_named, rows
@@ -134,18 +134,18 @@ def make_frontiers(results: Judged, draws: int = DRAWS, seed: int = 0) -> list[F
             ),
             draws=draws,
             seed=seed,
-            failed=_failed(results, setting, alone=len(settings) == 1),
+            checks=_own_checks(results, setting, alone=len(settings) == 1),
         )
         for setting in rows(settings)
     ]
 
 
-def _failed(results: Judged, setting: Any, *, alone: bool) -> str:  # noqa: ANN401 - a row
-    """Return the names of the checks that fail on a setting's own part of the run."""
-    failed = failed_checks(results.checks())
-    if alone or not failed:
-        return failed
-    return failed_checks(results.part(setting.scenario, int(setting.checkpoint)).checks())
+def _own_checks(results: Judged, setting: Any, *, alone: bool) -> Checks:  # noqa: ANN401 - a row
+    """Return the checks of a setting's own part of the run, if a check of the run fails."""
+    checks = results.checks()
+    if alone or not failed_checks(checks):
+        return checks
+    return results.part(setting.scenario, int(setting.checkpoint)).checks()
 
 
 def _frontier(
@@ -156,7 +156,7 @@ def _frontier(
     *,
     draws: int,
     seed: int,
-    failed: str,
+    checks: Checks,
 ) -> Frontier:
     victims = {
         server: victim_matrix(results, scenario, checkpoint, server)
@@ -169,15 +169,22 @@ def _frontier(
     points.insert(1, "checkpoint", checkpoint)
     placed = points.dropna(subset=["accuracy", "advantage"])
     tests = final_counts(results, scenario)
+    measured = {server: table[placed["defense"]] for server, table in victims.items()}
+    victims, points = _with_lost_attacks(
+        victims, points, at(results.lost_attacks(), scenario, checkpoint)
+    )
+    placed = points.loc[placed.index]
     found = {server: table[placed["defense"]] for server, table in victims.items()}
     order = compare(found, tests, _control(placed))
     points["gains"] = points["defense"].isin(order.gains)
-    verdicts = _verdicts(points, order, failed)
+    verdicts = _verdicts(points, order, checks)
     families = pd.DataFrame(columns=["family", "defenses", "hypervolume", "low", "high"])
     if len(placed):
-        resampled = _resample(found, tests, placed, draws, seed)
-        points = points.join(_probabilities(placed, resampled, verdicts))
-        families = _families(placed, resampled)
+        assumed = _resample(found, tests, placed, draws, seed)
+        points = points.join(_probabilities(placed, assumed, verdicts))
+        same = all(found[server].equals(measured[server]) for server in measured)
+        drawn = assumed if same else _resample(measured, tests, placed, draws, seed)
+        families = _families(placed, drawn)
     else:
         points = points.assign(pareto=False, p_pareto=nan)
     points["pareto"] = points["pareto"].eq(True)
@@ -191,6 +198,20 @@ def _frontier(
     baseline = equal_utility(points, order, victims)
     answers = tuple(_answers(points))
     return Frontier(scenario, checkpoint, points, families, answers, baseline, order)
+
+
+def _with_lost_attacks(
+    victims: Mapping[str, pd.DataFrame], points: pd.DataFrame, lost: pd.DataFrame
+) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
+    """Return victims, and points with a column `assumed` per server with lost attacks."""
+    found = {server: assumed_victims(own, lost, server) for server, own in victims.items()}
+    for server, table in found.items():
+        if table is not victims[server]:
+            rates = points["defense"].map(table.mean())
+            affected = points["defense"].isin(lost["defense"])
+            assumed = rates.where(affected, points[success_column(server)])
+            points = points.assign(**{success_column(server, "assumed"): assumed})
+    return found, points
 
 
 def _points(worst: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
@@ -361,7 +382,7 @@ def _families(placed: pd.DataFrame, draws: _Draws) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values("hypervolume", ascending=False)
 
 
-def _verdicts(points: pd.DataFrame, order: Dominance, failed: str) -> dict[str, Verdict]:
+def _verdicts(points: pd.DataFrame, order: Dominance, checks: Checks) -> dict[str, Verdict]:
     """Return the verdicts on all defenses."""
     arms = {
         str(point["defense"]): Arm(
@@ -370,7 +391,7 @@ def _verdicts(points: pd.DataFrame, order: Dominance, failed: str) -> dict[str, 
             gains=bool(point["gains"]),
             over_control=order.over_control(str(point["defense"])),
             refuted=bool(point["refuted"]),
-            failed=failed,
+            failed=failed_checks(of_arm(checks, point["scenario"], str(point["defense"]))),
         )
         for _, point in points.iterrows()
     }

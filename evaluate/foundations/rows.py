@@ -341,6 +341,9 @@ TABLES: dict[str, type] = {
 }
 """The rows of each table of an `Outcome`."""
 
+CHANGED_MODEL = " (the defense changed the model)"
+"""The end of the reason why an attack does not apply, if the defense has changed the model."""
+
 LATER = ("probes", "tunings")
 """Tables that folders and packs of older versions lack. They are then empty."""
 

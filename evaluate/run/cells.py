@@ -37,7 +37,7 @@ from ..client.inversion import PublicTraining, invert, public_clients
 from ..client.math_attention import math_attention
 from ..engines.parcels import Traveller
 from ..foundations.devices import Device, on_device
-from ..foundations.rows import Cell, GuaranteeRow, Outcome
+from ..foundations.rows import CHANGED_MODEL, Cell, GuaranteeRow, Outcome
 from ..foundations.seeds import generator, global_draws, seed_globally
 from ..privacy.claims import claim_of, guarantee_row
 from ..users.contract import Checked
@@ -363,7 +363,20 @@ class AttackTrial(Traveller):
             server.outcome(several, busy, rounds=self.checkpoint, shown=shown)
             for several in (attempts, decoded)
         )
-        return either(own, other)
+        return self._explained(either(own, other), world, server.defense)
+
+    def _explained(self, outcome: Outcome, world: World, defense: Defense) -> Outcome:
+        """Return rows that say whether an attack does not apply to a model that was changed."""
+        absent = any(row.outcome == "not applicable" for row in outcome.attacks)
+        if not absent or not world.is_changed(defense, self.seed):
+            return outcome
+        rows = (
+            replace(row, reason=f"{row.reason}{CHANGED_MODEL}")
+            if row.outcome == "not applicable"
+            else row
+            for row in outcome.attacks
+        )
+        return replace(outcome, attacks=tuple(rows))
 
     def _scenes(self, world: World, defense: Defense, folder: Path) -> Scenes:
         if not self.checkpoint:

@@ -70,17 +70,18 @@ class Trying:
         return f"{self.kind} {label(self.method)} on {self.scenario.name}"
 
 
-def probe(config: RunConfig, workers: int | None = None) -> list[str]:
+def probe(config: RunConfig, workers: int | None = None, *, timed: bool = True) -> list[str]:
     """Test all scenarios and methods of a run, and return the warnings.
 
     Args:
         config: The run.
         workers: Largest number of processes for users' code. Default: one per core.
+        timed: Whether to estimate the time of cells. Only these warnings depend on the machine.
 
     Raises:
         ConfigError: If any test fails. The message names each failure.
     """
-    tasks, notes = _tasks(config), []
+    tasks, notes = _tasks(config, _work(config) if timed else None), []
     failures: list[tuple[int, str]] = []  # by the task's place
     with closing(_results(tasks, workers or cores(), config.time_limit)) as results:
         for task, result in results:
@@ -140,8 +141,7 @@ def _reason(failure: Failure, time_limit: float) -> str:
     return failure.message
 
 
-def _tasks(config: RunConfig) -> list[Trying]:
-    work = _work(config)
+def _tasks(config: RunConfig, work: Work | None) -> list[Trying]:
     return [
         *(Trying(scenario, "scenario", scenario.model, work) for scenario in config.scenarios),
         *(

@@ -241,8 +241,17 @@ class Scoring:
         other = next((one for one in others if own.isdisjoint(one.victims.tolist())), None)
         if other is None or not isinstance(other.result, Reconstruction):
             return None
-        matched = self._match(other.result, upload.truth, in_order=_in_order(upload))
+        result, in_order = other.result, _in_order(upload) and len(other.result.inputs) > 0
+        if in_order:  # uploads may have other numbers of examples
+            result = _one_for_each(result, len(upload.truth.inputs))
+        matched = self._match(result, upload.truth, in_order=in_order)
         return self._identified(matched, upload.truth, pool)
+
+
+def _one_for_each(result: Reconstruction, examples: int) -> Reconstruction:
+    """Return guesses for a number of examples. Too few guesses are repeated."""
+    rows = torch.arange(examples, device=result.inputs.device)
+    return Reconstruction(result.inputs[rows.remainder(len(result.inputs))])
 
 
 def _labels_correct(result: Reconstruction, upload: Upload, matched: _Matched) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,7 @@ class TrainingClients:
     order: Order
     rounds_of: dict[int, int] = field(default_factory=lambda: defaultdict(int), init=False)
     refused: int = field(default=0, init=False)
+    _invitations: Counter[int] = field(default_factory=Counter, init=False)
     _hidden: dict[tuple[int, int], Hidden] = field(default_factory=dict, init=False)
     _attackable: dict[int, list[Attackable]] = field(default_factory=dict, init=False)
     _server: CleanProcess = field(init=False)
@@ -64,6 +65,7 @@ class TrainingClients:
                 self._keep(number, answer, memories)
             for index in (index for one in answer.seen for index in one.clients):
                 self.rounds_of[index] += 1
+            self._invitations.update(invited.clients)
             self._server.call("step", _message(answer))
             if versions.maxlen:
                 versions.append(copy.deepcopy(self.model))
@@ -113,7 +115,17 @@ class TrainingClients:
             secret = answer.secrets[index]
             rows = self.rows[index][secret.rows]
             self._hidden[number, index] = Hidden(rows, secret.trained_on, memories[index])
-            uploads.append(Attackable(number, index, rows, self.rounds_of[index] > 0))
+            share, gradient = len(self.rows[index]), self.clients.client.protocol.uploads_gradient
+            uploads.append(
+                Attackable(
+                    number,
+                    index,
+                    size=self.clients.batch_sizes[index] if gradient else share,
+                    share=share,
+                    has_history=self._invitations[index] > 0,
+                    empty=not len(rows),
+                )
+            )
         self._attackable[number] = uploads
 
 

@@ -24,7 +24,7 @@ from leakfrontier.adversaries.base import THREATS
 from leakfrontier.defenses import DEFENSES
 
 from ..conclude.analysis import SERVERS
-from ..conclude.checks import Check, conclusion, failed_checks, overall
+from ..conclude.checks import Check, conclusion, failed_checks, of_arm, overall
 from ..conclude.coordinates import coordinates, success_column
 from ..conclude.dominance import Arm, Dominance, Gap, judge
 from ..conclude.frontier import Frontier
@@ -198,6 +198,7 @@ def _entries(evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
         beside = pairs.set_index("defense")
         described = points.set_index("defense")
         for _, point in points.iterrows():
+            own = of_arm(evaluation.checks, evaluation.frontier.scenario, str(point["defense"]))
             entry = {
                 "point": point,
                 "pack": evaluation.pack,
@@ -205,8 +206,8 @@ def _entries(evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
                 "verified": evaluation.keys(str(point["defense"]), "confirmed"),
                 "refuted_by": evaluation.keys(str(point["defense"]), "refuted"),
                 "accuracy_text": limit_text(*(point[f"accuracy{end}"] for end in _ENDS)),
-                "evaluation": overall(evaluation.checks),
-                "failed": failed_checks(evaluation.checks),
+                "evaluation": overall(own),
+                "failed": failed_checks(own),
                 "orders": {},
             }
             if point["defense"] in beside.index:

@@ -13,7 +13,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,21 +25,23 @@ from rich.markup import escape as markup
 from leakfrontier.adversaries import PANEL
 
 from ..conclude.analysis import FINISHED
+from ..conclude.checks import conclusion, failed_checks, of_arm
 from ..conclude.labels import rows
 from ..data.data import forget_digests
 from ..engines.engine import LOCAL, Engine, Failure
-from ..foundations.errors import OWN_FOLDER
-from ..foundations.rows import TABLES, Outcome
+from ..foundations.errors import OWN_FOLDER, given_by_user
+from ..foundations.rows import LATER, TABLES, Outcome
 from ..foundations.seeds import SEED_BITS, narrow_seeds
 from ..foundations.terminal import terminal
 from ..run.cascade import ReadyCell, Schedule
 from ..run.cells import AttackTrial, Trial, run_trial
 from ..run.config import RunConfig, named_code, received_config
 from ..run.environment import environment
+from ..run.probe import probe
 from ..run.tuning import with_chosen
 from .archive import PackError
 from .claims import PackClaim, claims_of
-from .judgement import Compared, Decision, Judgement, Stored, compare, judge, overall
+from .judgement import Compared, Decision, Judgement, Stored, compare, judge, lacking, overall
 from .leaderboard import make_settings
 from .pack import MANY_UPLOADS, Pack, derived, narrowed, plan_of
 
@@ -127,6 +129,8 @@ def verify(
         problems = [*_not_as_planned(pack, planned), *_not_derived(pack, here)]
         if with_chosen(config, pack.results.tunings) != config:
             problems.append("its chosen settings do not follow from the rows of its tuning")
+        if pack.meta["code"] == here["code"]:
+            problems += _omitted_notes(pack, config, place, workers)
         if config.panel != pack.comparable:
             problems.append(f"its configuration has panel {config.panel}, not {pack.panel}")
         trials = narrowed(planned, pack.results)
@@ -148,8 +152,9 @@ def verify(
             engine=engine,
             console=console,
         )
+        judgements = judge(claims, reruns, same_place=not differences)
         return Verification(
-            judgements=tuple(judge(claims, reruns, same_place=not differences)),
+            judgements=tuple(_with_new_tables(judgements, pack, reruns)),
             cells=len(reruns),
             problems=tuple(problems),
             differences=differences,
@@ -241,6 +246,28 @@ def _not_derived(pack: Pack, here: Mapping[str, Any]) -> Iterator[str]:
             given, body, words, more=not same_code and name == _CHECKS
         ):
             yield f"{name} does not follow from its rows"
+    asked = {*pd.read_csv(io.BytesIO(pack.entries.get(_CHECKS, b"name\n")))["name"]}
+    own = conclusion(one for one in pack.results.checks() if one.name in asked)
+    if pack.meta.get("conclusion", own) != own:
+        yield f"its conclusion does not follow from its rows, which give {own!r}"
+
+
+def _omitted_notes(
+    pack: Pack, config: RunConfig, folder: str, workers: int | None
+) -> Iterator[str]:
+    """Yield the warnings about a configuration that a pack of the same code does not contain.
+
+    Args:
+        pack: The pack.
+        config: Its configuration.
+        folder: The folder of its code and data here. Warnings that name it have other words.
+        workers: Number of processes.
+    """
+    with given_by_user():
+        notes = probe(config, workers, timed=False)
+    for note in notes:
+        if folder not in note and note not in pack.meta["notes"]:
+            yield f"its notes lack a warning: {note}"
 
 
 def _nearly(given: bytes, own: bytes, words: list[str], *, more: bool) -> bool:
@@ -335,6 +362,30 @@ def _run(
                 soft_wrap=True,
             )
     return found
+
+
+def _with_new_tables(
+    judgements: Sequence[Judgement], pack: Pack, reruns: Mapping[int, Compared]
+) -> Iterator[Judgement]:
+    """Yield judgements. Tables that a pack lacks confirm nothing if they make a check fail."""
+    known, results = pack.results, pack.results
+    for table in LATER:
+        found = [
+            one.rows[table].assign(cell=known.cells["cell"][number])
+            for number, one in reruns.items()
+            if one.rows is not None and table in lacking(one.stored)
+        ]
+        if found:
+            added = known.cells.merge(pd.concat(found), on="cell")
+            frame = pd.concat([getattr(known, table), added])
+            results = replace(results, **{table: frame[getattr(known, table).columns]})
+    for one in judgements:
+        place = one.claim.scenario, one.claim.defense
+        before, after = (failed_checks(of_arm(r.checks(), *place)) for r in (known, results))
+        if results is not known and after != before and one.decision == "confirmed":
+            reason = f"with tables that the pack lacks, its evaluation fails its checks ({after})"
+            one = replace(one, decision="undecided", reasons=(reason,))
+        yield one
 
 
 def _run_narrowly(task: tuple[Trial, Path]) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -131,34 +132,43 @@ class Attackable(NamedTuple):
     Attributes:
         round: Its round, from 1.
         client: Its client.
-        rows: The training examples behind it.
-        has_history: Whether the client has uploaded before.
+        size: The number of examples that the harness asked for. The defense may draw others.
+        share: The number of examples that the client has.
+        has_history: Whether the client was invited before.
+        empty: Whether no example is behind it.
     """
 
     round: int
     client: int
-    rows: Tensor
+    size: int
+    share: int
     has_history: bool
+    empty: bool = False
 
 
 def attacked(uploads: Sequence[Attackable], batch_size: int, observations: int) -> list[Attackable]:
     """Return the uploads to attack.
 
-    Uploads of clients with a history, of the wanted size and of different examples come first. No
-    choice depends on the content of an upload.
+    Uploads of clients with a history, of the wanted size and of different clients come first. The
+    last are further uploads of clients that always use all their examples. No
+    choice depends on anything that a defense decides: neither on the content of an upload nor on
+    the examples that were drawn for it. Only an upload without examples, as Poisson samples may
+    give, has a substitute: the next one. So a defense that empties uploads exposes the others.
 
     Args:
         uploads: The uploads of the attacked rounds, in the order of `attacked_rounds`.
         batch_size: The wanted number of examples.
         observations: The wanted number of uploads. The result may be shorter.
     """
-    full = [one for one in uploads if len(one.rows)]
-    full.sort(key=lambda one: (not one.has_history, abs(len(one.rows) - batch_size)))
-    chosen: list[Attackable] = []
-    repeated: list[Attackable] = []
-    met: set[int] = set()
-    for one in full:
-        rows = {*one.rows.tolist()}
-        (repeated if rows & met else chosen).append(one)
-        met |= rows
-    return [*chosen, *repeated][:observations]
+    times: Counter[tuple[int, bool]] = Counter()
+    ranked = []
+    for one in uploads:
+        before = times[one.client, one.has_history]
+        times[one.client, one.has_history] += 1
+        same = before > 0 and one.size >= one.share
+        ranked.append(((same, not one.has_history, abs(one.size - batch_size), before), one))
+    ranked.sort(key=lambda pair: pair[0])
+    ordered = [one for _, one in ranked]
+    substitutes = (one for one in ordered[observations:] if not one.empty)
+    found = (next(substitutes, None) if one.empty else one for one in ordered[:observations])
+    return [one for one in found if one is not None]

@@ -19,7 +19,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from leakfrontier.adversaries import (
     ContinuousSpace,
@@ -511,6 +511,16 @@ def _with_options(method: Method, values: Mapping[str, JsonValue]) -> Method:
     return method.model_copy(update={"options": {**method.options, **own}, "links": links})
 
 
+def _layer(named: tuple[str, nn.Module]) -> tuple[object, ...]:
+    name, module = named
+    hooks = (module._forward_pre_hooks, module._forward_hooks)
+    return (name, type(module), *map(len, hooks))
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.requires_grad == other.requires_grad and torch.equal(one, other)
+
+
 def _placed_source(name: str, folder: Path) -> str:
     """Return a model's id on the hub, or its path relative to the current folder."""
     if not is_path(name, folder):
@@ -605,6 +615,18 @@ class World:
         """Return the initial model. It is the same for every defense, apart from its `on_model`."""
         model = copied(defense.on_model(self.built(seed)))  # the defense may keep its own
         return model.train(self.scenario.mode == "train").to(self.device)
+
+    def is_changed(self, defense: Defense, seed: int) -> bool:
+        """Return whether a defense changes the layers, the values or the hooks of the model."""
+        models = [self.model(one, seed) for one in (Defense(), defense)]
+        layers = [[*map(_layer, model.named_modules())] for model in models]
+        tensors = [[*model.named_parameters(), *model.named_buffers()] for model in models]
+        if layers[0] != layers[1] or len(tensors[0]) != len(tensors[1]):
+            return True
+        return not all(
+            names[0] == names[1] and _is_same(*values)
+            for names, values in (zip(*pair, strict=True) for pair in zip(*tensors, strict=True))
+        )
 
     def built(self, seed: int) -> nn.Module:
         """Return the model as its factory returns it.

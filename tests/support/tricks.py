@@ -234,3 +234,71 @@ class ClaimedCancelling(DPSGD):
         fresh = each(lambda v: scale * torch.randn(v.shape, generator=rng), clipped)
         last, self._last = self._last or each(torch.zeros_like, clipped), fresh
         return {name: v + fresh[name] - last[name] for name, v in clipped.items()}
+
+
+class _Front(nn.Module):
+    """A frozen linear layer in front of a model."""
+
+    def __init__(self, weight: Tensor, inner: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Linear(*weight.shape, bias=False)
+        self.first.weight = nn.Parameter(weight, requires_grad=False)
+        self.inner = inner
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(self.first(inputs.flatten(1)).view(inputs.shape))
+        return outputs
+
+
+@dataclass
+class FrozenIdentity(Defense):
+    """A frozen identity in front of the model. It changes neither outputs nor gradients."""
+
+    size: int = 64
+
+    def on_model(self, model: nn.Module) -> nn.Module:
+        return _Front(torch.eye(self.size), model)
+
+
+@dataclass
+class Rotation(FrozenIdentity):
+    """A public invertible linear map in front of the model, stretched by 1000."""
+
+    def on_model(self, model: nn.Module) -> nn.Module:
+        basis = torch.linalg.qr(torch.randn(self.size, self.size, generator=public())).Q
+        return _Front(basis @ torch.diag(torch.logspace(0, -3, self.size)) @ basis.T, model)
+
+
+@dataclass
+class NoBias(Defense):
+    """Removes the bias of the first linear layer, which exact attacks divide by."""
+
+    def on_model(self, model: nn.Module) -> nn.Module:
+        first = next(one for one in model.modules() if isinstance(one, nn.Linear))
+        first.bias = None
+        return model
+
+
+@dataclass
+class SizeDecoy(Defense):
+    """Batches of the usual size are drowned in noise. Those with one more are uploaded plainly."""
+
+    usual: int = 4
+    _size: int = field(default=0, init=False, repr=False)
+
+    def batches(
+        self, examples: int, batch_size: int, epochs: int, rng: Generator
+    ) -> Iterator[Tensor]:
+        order, odd = torch.randperm(examples, generator=rng), False
+        while len(order):
+            yield order[: batch_size + odd]
+            order, odd = order[batch_size + odd :], not odd
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        self._size = len(batch.inputs)
+        return super().gradient(model, loss, batch, rng)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        if self._size != self.usual:
+            return dict(update)
+        return each(lambda v: 1e-4 * (v + 30 * torch.randn(v.shape, generator=rng)), update)

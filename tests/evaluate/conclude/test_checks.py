@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 from synthetic import SCENARIOS, make_results, shared_results
 
-from leakfrontier.evaluate.conclude.checks import Check, conclusion, overall
+from leakfrontier.evaluate.conclude.checks import (
+    Check,
+    conclusion,
+    failed_checks,
+    of_arm,
+    overall,
+)
 from leakfrontier.evaluate.conclude.results import Conclusions
+from leakfrontier.evaluate.foundations.rows import CHANGED_MODEL
 
 NAMES = [
     "undefended control",
@@ -20,6 +27,7 @@ NAMES = [
     "convergence",
     "learning",
     "adaptive",
+    "changed model",
     "replay",
     "invertibility",
     "completeness",
@@ -475,3 +483,90 @@ def test_a_model_at_chance_has_learned_nothing(results: Conclusions) -> None:
     found = troubles(with_accuracy(results, one & utility["round"].gt(0), 0.1))
     assert "10.0 % after training" in found["learning"].details[0]
     assert "learning" not in troubles(with_accuracy(results, one & utility["round"].gt(0), 0.3))
+
+
+MINE = "TopK(ratio=0.1)"
+GUARDED = "DPSGD(noise_multiplier=1.0, max_grad_norm=1.0)"
+
+
+def not_applicable(results: Conclusions, attacks: tuple[str, ...], reason: str) -> Conclusions:
+    """Return an evaluation in which some attacks do not apply to one defense."""
+    frame = results.attacks.copy()
+    chosen = frame["adversary"].isin(attacks) & (frame["defense"] == MINE)
+    frame.loc[chosen, "outcome"], frame.loc[chosen, "reason"] = "not applicable", reason
+    frame.loc[chosen, ["identified", "counterfactual"]] = None
+    return replace(results, attacks=frame)
+
+
+@pytest.mark.parametrize("attack", ["LinearLeakage", "Imprint"])
+def test_attacks_that_a_changed_model_evades_are_assumed_to_succeed(attack: str) -> None:
+    known = shared_results(scenarios=SCENARIOS[1:], active=True)
+    evading = not_applicable(known, (attack,), f"no linear layer{CHANGED_MODEL}")
+    check = troubles(evading)["changed model"]
+    assert check.verdict == "warn"
+    assert check.details == (f"{attack}: {MINE}, {SCENARIOS[1]}, round 0",)
+    frontier = evading.frontier()
+    points = frontier.points.set_index("defense")
+    column = "success_assumed" if attack == "LinearLeakage" else "parameters_assumed"
+    assert points.loc[MINE, column] == points.loc["none", column] == 1
+    assert (
+        points.loc[GUARDED, column]
+        == points.loc[
+            GUARDED, column.replace("_assumed", "_rate") if attack == "Imprint" else "success"
+        ]
+    )
+    if attack == "LinearLeakage":  # nothing is left of its gain
+        assert points.loc[MINE, "verdict"].startswith("no privacy gain shown")
+        other = not_applicable(known, (attack,), "it needs uploads of single clients")
+        assert "changed model" not in troubles(other)
+        assert other.frontier().points.set_index("defense").loc[MINE, "gains"]
+
+
+def test_an_attack_that_fails_anyway_is_not_missed() -> None:
+    weak = shared_results(scenarios=SCENARIOS[1:], attack_success=0.05)
+    evading = not_applicable(weak, ("LinearLeakage",), f"no linear layer{CHANGED_MODEL}")
+    assert "changed model" not in troubles(evading)
+
+
+def test_a_failure_concerns_the_defense_that_it_names() -> None:
+    known = shared_results(scenarios=SCENARIOS[1:], other_cohort="sums of 4 clients")
+    checks, place = known.checks(), SCENARIOS[1]
+    assert failed_checks(checks) == "trained upload"
+    assert conclusion(checks).startswith("Evaluation: NO")
+    assert failed_checks(of_arm(checks, place, MINE)) == "trained upload"
+    assert failed_checks(of_arm(checks, place, GUARDED)) == ""
+    points = known.frontier().points.set_index("defense")
+    assert points.loc[MINE, "verdict"] == "its evaluation fails its checks (trained upload)"
+    assert points.loc[GUARDED, "verdict"] == "Pareto-optimal"
+    everywhere = shared_results(scenarios=SCENARIOS[1:], other_examples="8 instead of 1").checks()
+    assert failed_checks(of_arm(everywhere, place, GUARDED)) == "trained upload"
+
+
+@pytest.mark.parametrize("defense", ["none", MINE])
+def test_cells_without_result_concern_their_defense_or_all_if_it_is_the_control(
+    defense: str,
+) -> None:
+    known = shared_results(scenarios=SCENARIOS[1:])
+    chosen = (known.cells["defense"] == defense) & (known.cells["kind"] == "replay")
+    chosen |= (known.cells["defense"] == defense) & (known.cells["kind"] == "train")
+    crashed = known.cells.assign(status=known.cells["status"].where(~chosen, "error"))
+    checks = replace(known, cells=crashed).checks()
+    assert failed_checks(of_arm(checks, SCENARIOS[1], defense)) == "completeness"
+    others = failed_checks(of_arm(checks, SCENARIOS[1], GUARDED))
+    assert others == ("completeness" if defense == "none" else "")
+
+
+def test_power_counts_uploads_that_an_attack_could_not_use() -> None:
+    known = shared_results(scenarios=SCENARIOS[1:])
+    few = known.attacks["observation"] < 2  # of ten, in both seeds: 16 are left
+    spoilt = known.attacks["adversary"].eq("LinearLeakage") & few & ~known.attacks["control"]
+    frame = known.attacks.copy()
+    frame.loc[spoilt, "outcome"], frame.loc[spoilt, "reason"] = "not applicable", "no signal"
+    frame.loc[spoilt, ["identified", "counterfactual"]] = None
+    assert "power" not in troubles(replace(known, attacks=frame))
+
+
+def test_randomness_is_not_asked_where_nothing_is_random() -> None:
+    known = shared_results(scenarios=SCENARIOS[1:], private=False)
+    (check,) = (one for one in known.checks() if one.name == "randomness")
+    assert check.verdict == "n/a"

@@ -304,3 +304,21 @@ def test_a_guess_among_candidates_counts_only_for_the_example_that_they_belong_t
     fewer = Attempt(0, sought, Reconstruction(truth[:2]), upload)
     with pytest.raises(ValueError, match="one guess for each of the 3 private examples"):
         scored(here, fewer, adversary=chooses)
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), (3, 4), (4, 1)])
+def test_counterfactuals_of_uploads_of_other_sizes(sizes: tuple[int, int]) -> None:
+    """The draws of Poisson samples differ in size."""
+    here = world(batch_size=4)
+    attempts = []
+    for number, size in enumerate(sizes):
+        rows = victims(here, 0, number)[:size]
+        client = here.client(Defense(), here.model(Defense(), 0))
+        among = candidates(here, rows, seed=0, observation=number, disjoint=True)
+        threat = replace(here.threat(True), candidates=among)
+        (upload,) = observe(client, [here.train.at(rows)], threat, generator(number))
+        attempts.append(Attempt(number, rows, Reconstruction(upload.truth.inputs), upload))
+    found = [row for row, _ in scored(here, *attempts, adversary=PriorAware())]
+    assert len(found) == sum(sizes)
+    assert all(row.identified and row.counterfactual is not None for row in found)
+    assert not all(row.counterfactual for row in found)

@@ -10,6 +10,8 @@ from leakfrontier.evaluate.foundations.rows import (
     AttackRow,
     GuaranteeRow,
     Outcome,
+    ProbeRow,
+    ReplayRow,
     Score,
     UtilityRow,
 )
@@ -245,3 +247,54 @@ def test_honest_scatter_of_the_size_of_test_sampling_is_never_refuted() -> None:
         decisions.append(decided(found, same_place=False).decision)
     assert "refuted" not in decisions
     assert decisions.count("confirmed") > 8
+
+
+REPLAY = ReplayRow(False, False, 0.0, 0.0, 1.0, 1.0, True, "as given", False, False, 0.0)
+PROBE = ProbeRow(0.9, 0.1, "a factor", False, 1.0)
+
+
+def examined(*, probes: bool, same_code: bool, digest: bool = True) -> Compared:
+    """Return the comparison of an examination whose pack has no probes, or a digest of them."""
+    full = Outcome(replays=(REPLAY,), probes=(PROBE,))
+    short = replace(full, probes=())
+    given = stored(full if probes else short, 0, same_code=same_code)
+    return compare(replace(given, digest=rows_digest(short if digest else full)), full)
+
+
+def test_only_other_code_may_lack_a_table() -> None:
+    assert examined(probes=False, same_code=False).equal
+    assert examined(probes=False, same_code=True).unequal == ("probes",)
+    assert not examined(probes=False, same_code=False, digest=False).equal
+    assert examined(probes=True, same_code=False, digest=False).equal
+
+
+@pytest.mark.parametrize("same_place", [True, False])
+@pytest.mark.parametrize("digest", [True, False])
+def test_deleted_rows_refute(same_place: bool, digest: bool) -> None:
+    compared = cells(rounding=0.0)
+    compared[6] = examined(probes=False, same_code=True, digest=digest)
+    claim = replace(CLAIM, chosen=tuple(range(7)))
+    (found,) = judge([claim], compared, same_place=same_place)
+    assert found.decision == "refuted"
+    compared[6] = examined(probes=False, same_code=False)
+    (found,) = judge([claim], compared, same_place=same_place)
+    assert found.decision == "confirmed"
+
+
+@pytest.mark.parametrize("same_place", [True, False])
+@pytest.mark.parametrize("table", ["attacks", "utility", "guarantees", "replays", "probes"])
+def test_thinned_rows_refute(table: str, same_place: bool) -> None:
+    """Whatever the digest says."""
+    claim = GuaranteeRow(1.0, 1e-5, "record", "add", "rdp", 1.0, 0.1, 10, violated=True)
+    whole = Outcome(
+        attacks=attack(12).attacks,
+        utility=training(350).utility,
+        guarantees=(claim, claim),
+        replays=(REPLAY, REPLAY),
+        probes=(PROBE, PROBE),
+    )
+    given = stored(replace(whole, **{table: getattr(whole, table)[1:]}), 0)
+    compared = cells(rounding=0.0) | {6: compare(given, whole)}
+    chosen = replace(CLAIM, chosen=tuple(range(7)))
+    (found,) = judge([chosen], compared, same_place=same_place)
+    assert found.decision == "refuted"

@@ -12,13 +12,18 @@ import pytest
 from packing import rewritten
 from rich.console import Console
 
-from leakfrontier.evaluate.foundations.rows import TABLES
+from leakfrontier.evaluate.conclude import checks as checks_module
+from leakfrontier.evaluate.conclude.checks import conclusion
+from leakfrontier.evaluate.foundations.rows import TABLES, Outcome, ProbeRow
 from leakfrontier.evaluate.run.config import load_config
 from leakfrontier.evaluate.run.run import run
 from leakfrontier.evaluate.share import pack as pack_module
 from leakfrontier.evaluate.share import verification
 from leakfrontier.evaluate.share.archive import PackError
+from leakfrontier.evaluate.share.claims import PackClaim
+from leakfrontier.evaluate.share.judgement import Compared, Judgement, Stored
 from leakfrontier.evaluate.share.pack import Pack, derived, pack_run, read_pack
+from leakfrontier.evaluate.share.packed_rows import frame_of
 from leakfrontier.evaluate.share.statement import statements_beside
 from leakfrontier.evaluate.share.verification import verify
 
@@ -156,7 +161,11 @@ def forged(path: Path, edit: Edit) -> None:
 
     def complete(entries: dict[str, bytes]) -> None:
         edit(entries)
-        entries.update(derived(Pack("", json.loads(entries["pack.json"]), entries).results))
+        meta = json.loads(entries["pack.json"])
+        results = Pack("", meta, entries).results
+        entries.update(derived(results))
+        meta["conclusion"] = conclusion(results.checks())
+        entries["pack.json"] = json.dumps(meta).encode()
 
     rewritten(path, complete, sums=True)
 
@@ -288,6 +297,22 @@ def test_only_other_code_has_other_words_for_the_same_numbers(
 
 
 @pytest.mark.usefixtures("nothing_is_run")
+def test_the_conclusion_and_the_notes_are_derived_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "probe", lambda *_, **__: ["Mine changes nothing"])
+
+    def edit(entries: dict[str, bytes]) -> None:
+        meta = json.loads(entries["pack.json"])
+        assert meta["conclusion"] != "Evaluation: YES"
+        entries["pack.json"] = json.dumps({**meta, "conclusion": "Evaluation: YES"}).encode()
+
+    first, second = problems_of(path, edit)
+    assert first.startswith("its conclusion does not follow from its rows, which give")
+    assert second == "its notes lack a warning: Mine changes nothing"
+
+
+@pytest.mark.usefixtures("nothing_is_run")
 @pytest.mark.parametrize("kind", ["train", "replay", "attack"])
 def test_what_has_rows_is_run_again(path: Path, kind: str) -> None:
     """A cell that is never chosen must have nothing to say."""
@@ -320,6 +345,40 @@ def test_other_attacks_are_not_the_panel(path: Path) -> None:
 
     problems = problems_of(path, edit)
     assert any("its configuration has panel custom" in one for one in problems)
+
+
+def _without_probes(entries: dict[str, bytes]) -> None:
+    entries["rows/probes.csv"] = entries["rows/probes.csv"].splitlines(keepends=True)[0]
+
+
+def test_deleted_probes_are_found(path: Path) -> None:
+    forged(path, _without_probes)
+    found = verify(read_pack(path), defenses=["TopK"], seed=0, workers=1)
+    assert found.decision == "refuted"
+    assert any("probes differ" in reason for one in found.judgements for reason in one.reasons)
+
+
+def test_a_pack_that_says_its_code_had_no_probes_confirms_no_failed_check(path: Path) -> None:
+    """The rows that a new run adds decide."""
+    forged(path, _without_probes)
+    pack = read_pack(path)
+    places = pack.results.cells.query("kind == 'replay' and family == 'TopK'")
+    number = int(places.index[0])
+    claim = PackClaim(str(places["scenario"].iloc[0]), 0, str(places["defense"].iloc[0]))
+    judgement = Judgement(claim, "confirmed", 1)
+    rows = {name: pack.rows(name).drop(columns="cell").iloc[:0] for name in TABLES}
+    labels = (claim.scenario, claim.defense, "", 0)
+    given = Stored("replay", "replay", *labels, rows=rows, digest="", same_code=False)
+    for decoded, decision in ((0.1, "confirmed"), (1.0, "undecided")):
+        probe = ProbeRow(decoded, 0.1, "a factor", needs_history=False, remaining_noise=1.0)
+        new = rows | {"probes": frame_of(Outcome(probes=(probe,)), "probes")}
+        spared = {(claim.scenario, claim.defense)}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checks_module, "_spared", lambda _, found=spared: found)
+            (found,) = verification._with_new_tables(
+                [judgement], pack, {number: Compared(given, new)}
+            )
+        assert found.decision == decision, found.reasons
 
 
 @pytest.mark.usefixtures("nothing_is_run")

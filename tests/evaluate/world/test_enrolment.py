@@ -71,16 +71,20 @@ def test_attacked_rounds_come_after_the_first_and_in_random_order() -> None:
     assert attacked_rounds(here, few, 0, 1, 2) == [1]
 
 
-def upload(number: int, client: int, rows: list[int], *, history: bool = True) -> Attackable:
-    return Attackable(number, client, torch.tensor(rows, dtype=torch.long), history)
-
-
-def test_uploads_with_history_of_the_size_and_of_other_examples_come_first() -> None:
-    empty, large = upload(3, 0, []), upload(3, 1, [1, 2])
-    new, good, same = upload(3, 2, [3], history=False), upload(3, 4, [4]), upload(5, 4, [4])
-    late = upload(5, 5, [5])
-    assert attacked([empty, large, new, good, same, late], 1, 9) == [good, late, large, new, same]
+def test_uploads_with_history_of_the_size_and_of_other_clients_come_first() -> None:
+    large, new = Attackable(3, 1, 2, 9, True), Attackable(3, 2, 1, 9, False)
+    good, same, late = (Attackable(n, c, 1, 9, True) for n, c in ((3, 4), (5, 4), (5, 5)))
+    assert attacked([large, new, good, same, late], 1, 9) == [good, late, same, large, new]
     assert attacked([large, good, late], 1, 1) == [good]
+    good, same = (one._replace(share=1) for one in (good, same))  # they use the same examples
+    assert attacked([large, new, good, same, late], 1, 9) == [good, late, large, new, same]
+
+
+def test_an_upload_without_examples_has_a_substitute() -> None:
+    every = [Attackable(3, client, 1, 9, True, empty=client in (1, 4)) for client in range(6)]
+    assert [one.client for one in attacked(every, 1, 3)] == [0, 3, 2]
+    assert [one.client for one in attacked(every, 1, 4)] == [0, 5, 2, 3]
+    assert [one.client for one in attacked(every, 1, 6)] == [0, 2, 3, 5]
 
 
 def test_more_clients_are_invited_to_attacked_rounds() -> None:
