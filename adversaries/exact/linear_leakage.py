@@ -77,7 +77,7 @@ def _first_linear_layer(observation: Observation) -> tuple[str, AffinePrefix | N
             return prefix, affine_prefix(observation.model, module, observation.space)
         except NotApplicable as reason:
             if module.in_features == size and not _sees_pixels(module, observation):
-                text = f"layer {name!r} sees features, not the pixels of an input"
+                text = f"layer {name!r} sees features, not the pixels of an input: {reason}"
                 raise NotApplicable(text) from reason
             if frozen or module.in_features != size:
                 text = f"layer {name!r} needs a bias and {size} inputs, got {module}: {reason}"

@@ -95,5 +95,4 @@ def test_features_of_the_size_of_an_image_are_not_taken_for_one() -> None:
 def test_pixels_on_another_scale_are_recovered() -> None:
     truth = batch(1)
     guess = ATTACK.reconstruct(observed(nn.Sequential(Scaled(), mlp()), truth), rng())
-    wanted = SPACE.clamp(Scaled()(truth.inputs))
-    torch.testing.assert_close(guess.inputs, wanted, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(guess.inputs, truth.inputs, rtol=1e-3, atol=1e-4)
