@@ -177,12 +177,12 @@ def decoders(histories: Histories, *, of_one: bool = False) -> Iterator[Decoder]
         yield Decoder(name, view, lag, fit, share, found)
 
 
-def _combination(own: Histories, lag: int) -> View:
+def _combination(own: Histories) -> View:
     """Return the sum of the last upload and a multiple of the one before that fits best."""
     before, last = (own.uploads[:, part].double() for part in (slice(-1), slice(1, None)))
     seen = torch.stack([last.flatten(), before.flatten()], 1)
     size = seen.square().sum(0).sqrt().clamp(min=_TINY)
-    found = torch.linalg.pinv(seen / size) @ own.sought(lag).double().flatten() / size
+    found = torch.linalg.pinv(seen / size) @ own.sought(0).double().flatten() / size
     share = float((found[1] / found[0]).nan_to_num(0.0, 0.0, 0.0))
     return View("combination of two uploads", lambda before, last: last + share * before)
 
@@ -206,10 +206,11 @@ def plain_recovery(histories: Histories) -> float:
 def recovery(estimates: Tensor, updates: Tensor, known: Tensor) -> float:
     """Return the share of updates' energy that estimates explain beyond a blind guess.
 
-    All updates count alike, however large they are. The blind guess is zero or the mean of known
-    updates, whichever is nearer.
+    All updates count alike, however large they are, except those of no examples. The blind guess is
+    zero or the mean of known updates, whichever is nearer.
     """
-    weights = 1 / updates.double().square().sum(1).clamp(min=_TINY)
+    energies = updates.double().square().sum(1)
+    weights = (energies > 0) / energies.clamp(min=_TINY)
 
     def missed(guess: Tensor) -> Tensor:
         return (weights * (updates - guess).double().square().sum(1)).sum()
@@ -355,6 +356,6 @@ def _ways(own: Histories) -> Iterator[tuple[str, View, int, Fit]]:
     """Yield every way to undo a defense: its name, what it sees, its lag and its fit."""
     for lag in (0, 1):
         late = " of the next round" if lag else ""
-        for view in (*VIEWS, _combination(own, lag)):
+        for view in VIEWS if lag else (*VIEWS, _combination(own)):
             for name, fit in (_SMOOTH | (_OF_BITS if view is LAST else {})).items():
                 yield f"{name} of the {view.name}{late}", view, lag, fit

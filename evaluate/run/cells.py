@@ -41,6 +41,7 @@ from ..foundations.devices import Device, on_device
 from ..foundations.rows import Cell, GuaranteeRow, Outcome, ProbeRow
 from ..foundations.seeds import generator, global_draws, seed_globally
 from ..privacy.claims import claim_of, guarantee_row
+from ..privacy.trained_noise import TrainedClient
 from ..users.contract import Checked
 from ..users.copies import CLIENTS, copied
 from ..users.methods import Method, build_adversary, build_defense, build_protocol
@@ -53,6 +54,7 @@ from .lazy import Lazy
 from .scenes import NewScenes, Scene, Scenes
 from .scoring import Attempt
 from .server import Server, either
+from .trained_audit import audited_clients
 from .trained_inversion import TrainedInversion
 from .trained_scenes import TrainedScenes, clients_of
 from .training_clients import TrainingClients
@@ -139,13 +141,11 @@ class TrainTrial:
                 )
             training.write(self.seen(folder, last), self.hidden(folder, last), chosen)
             if not undefended(self.defense):
-                row = self.inversion(folder, last).row()
+                row = self.inversion(folder, last).row(training.end)
                 probes += [] if row is None else [row]
         return Outcome(
             utility=training.utility(),
-            guarantees=self._guarantees(
-                world, defense, max(training.rounds_of.values(), default=0)
-            ),
+            guarantees=self._guarantees(world, defense, training, folder),
             probes=tuple(probes),
             busy=busy,
         )
@@ -160,13 +160,20 @@ class TrainTrial:
         """Return the seed of all draws. It excludes the defense, so accuracies are paired."""
         return (self.scenario.config(), self.seed)
 
-    def _guarantees(self, world: World, defense: Defense, rounds: int) -> tuple[GuaranteeRow, ...]:
+    def _guarantees(
+        self, world: World, defense: Defense, training: TrainingClients, folder: Path
+    ) -> tuple[GuaranteeRow, ...]:
         """Return the defense's privacy claim for this run, with the audit of its noise."""
-        claim = claim_of(defense)
+        claim, rounds = claim_of(defense), max(training.rounds_of.values(), default=0)
         if claim is None or not rounds:  # a client that refused every model has sent nothing
             return ()
-        rng = generator("audit", self.cell.config_digest)
-        return (guarantee_row(claim, world, world.model(defense, self.seed), rounds, rng),)
+        rng, model = generator("audit", self.cell.config_digest), world.model(defense, self.seed)
+
+        def trained() -> list[TrainedClient]:
+            pasts = [p for last in self._attacked for p in self.inversion(folder, last).pasts()]
+            return audited_clients(world, defense, claim.unit, model, [*pasts, training.end()])
+
+        return (guarantee_row(claim, world, model, rounds, rng, trained),)
 
     def scenes(self, folder: Path, last: int) -> TrainedScenes:
         """Return the attacked rounds up to a round."""

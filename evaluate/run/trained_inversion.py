@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..client.decoders import Decoder
 from ..client.inversion import Inversion, PublicTraining, invert_trained, severity
 from ..foundations.rows import ProbeRow
 from ..foundations.seeds import generator
-from .trained_scenes import TrainedScenes
+from .trained_scenes import Restored, TrainedScenes
 
 EXAMINED = 3
 """The largest number of attacked rounds that are examined."""
@@ -42,19 +42,29 @@ class TrainedInversion:
     findings: Path
     _found: dict[int, Inversion | None] = field(default_factory=dict, init=False)
 
-    def row(self) -> ProbeRow | None:
+    def row(self, end: Callable[[], Restored]) -> ProbeRow | None:
         """Return the worst finding, and write which rounds can be decoded.
 
         It is None if clients refuse, or if they cannot be put back to the time before a round.
         Attacks on them then say so.
+
+        Args:
+            end: Returns the clients at the end of training, where they have most history.
         """
+        if not self._examined:
+            return None
         try:
             found = {number: self._inverted(number) for number in self._examined}
+            last = self._test(end())
         except ValueError:
             return None
         self._write([n for n, one in found.items() if one is not None and one.decoder is not None])
-        rows = [one.row for one in found.values() if one is not None]
+        rows = [one.row for one in (*found.values(), last) if one is not None]
         return max(rows, key=severity, default=None)
+
+    def pasts(self) -> list[Restored]:
+        """Return the examined rounds, as they were before clients uploaded."""
+        return [self.scenes.restored(number) for number in self._examined]
 
     def decoder(self, index: int) -> Decoder | None:
         """Return the decoder of the examined round that is nearest to an attacked upload.
@@ -83,19 +93,20 @@ class TrainedInversion:
         return [numbers[place] for place in sorted(places)] if numbers else []
 
     def _inverted(self, number: int) -> Inversion | None:
-        """Return the test of a round; None if too few clients upload."""
+        """Return the test of an attacked round."""
         if number not in self._found:
-            scenes, past = self.scenes, self.scenes.restored(number)
-            memories = [*islice(cycle(past.memories), len(self.shares))]
-            rng = generator("trained inversion", *scenes.draws, number)
-            client = scenes.world.client(scenes.defense, past.model)
-            try:
-                found = invert_trained(client, self.shares, memories, self.training, rng)
-            except Refused:
-                self._found[number] = None
-            else:
-                self._found[number] = found
+            self._found[number] = self._test(self.scenes.restored(number))
         return self._found[number]
+
+    def _test(self, past: Restored) -> Inversion | None:
+        """Return the test of clients at some time; None if too few of them upload."""
+        scenes, memories = self.scenes, [*islice(cycle(past.memories), len(self.shares))]
+        rng = generator("trained inversion", *scenes.draws, past.number)
+        client = scenes.world.client(scenes.defense, past.model)
+        try:
+            return invert_trained(client, self.shares, memories, self.training, rng)
+        except Refused:
+            return None
 
     def _write(self, numbers: Sequence[int]) -> None:
         self.findings.parent.mkdir(parents=True, exist_ok=True)

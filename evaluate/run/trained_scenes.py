@@ -150,8 +150,8 @@ class TrainedScenes(Scenes):
         missed = distance({n: value.cpu() for n, value in again.items()}, logged.update)
         if not missed <= ALIKE:
             raise ValueError(
-                f"{type(self.defense).__name__} cannot be attacked as it was in training: from what "
-                "a client remembered before a round, its upload of that round could not be "
+                f"{type(self.defense).__name__} cannot be attacked as it was in training: from "
+                "what a client remembered before a round, its upload of that round could not be "
                 f"repeated ({100 * missed:.0f} % off). An upload must depend on nothing but the "
                 "fields of the defense, the model, the examples and rng"
             )
