@@ -18,8 +18,10 @@ SCENARIO: dict[str, Any] = {
     "candidates": 20,
     "training": {"rounds": 15, "clients": 12, "clients_per_round": 12, "lr": 0.01},
 }
-FOUND = ("FirstIsZero", "UnlessDrawn", "NaNSlopes", "Power", "Sums", "Alternating", "Inspecting")
-FOUND += ("FrozenIdentity", "Rotation")
+FOUND = (
+    *("FirstIsZero", "UnlessDrawn", "NaNSlopes", "Power", "Sums", "Alternating", "Inspecting"),
+    *("HeavyBall", "FrozenIdentity", "Rotation"),
+)
 """Attacks find the victims of these, because what is attacked is what was trained."""
 
 FAILING = {
@@ -32,19 +34,28 @@ FAILING = {
     "LowBits": "proven bound",
     "ClaimedCancelling": "invertibility",
     "Pooling": "completeness",
+    "FirstPlain": "invertibility",
+    "EveryRoundAnew": "invertibility",
+    "LatePrivacyLost": "claimed noise",
+    "LateQuiet": "claimed noise",
 }
 """Evaluations of these fail, and the check names them."""
+
+HONEST = ("CorrelatedNoise", "DecayingNoise")
+"""No check accuses these, although they change over rounds."""
+
+CLAIMING = ("LowBits", "ClaimedCancelling", "LatePrivacyLost", "LateQuiet", "CorrelatedNoise")
 
 
 def method(name: str) -> dict[str, Any]:
     module = two_faced if hasattr(two_faced, name) else tricks
-    options = {"noise_multiplier": 1.0} if name in ("LowBits", "ClaimedCancelling") else {}
+    options = {"noise_multiplier": 1.0} if name in CLAIMING else {}
     return {"name": f"{module.__file__}:{name}", **options}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Conclusions:
-    names = (*FOUND, *FAILING, "InPlace", "NoBias")
+    names = (*FOUND, *FAILING, *HONEST, "InPlace", "NoBias")
     config = {
         "scenarios": [SCENARIO],
         "defenses": ["none", {"name": "DPSGD", "noise_multiplier": 3.0}, *map(method, names)],
@@ -71,6 +82,9 @@ def test_the_evaluation_fails_and_says_why(results: Conclusions, name: str) -> N
 
 def test_nobody_is_accused_without_reason(results: Conclusions) -> None:
     for check in results.checks():
+        if check.name in ("invertibility", "proven bound", "claimed noise", "replay"):
+            accused = [line for line in check.details for name in HONEST if line.startswith(name)]
+            assert not accused
         if check.name in ("invertibility", "proven bound"):
             assert not any("none," in line or "NaNSlopes" in line for line in check.details)
 

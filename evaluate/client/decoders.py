@@ -151,15 +151,22 @@ def best_decoder(histories: Histories) -> Decoder:
     return max(decoders(histories), key=lambda one: one.recovered)
 
 
-def decoders(histories: Histories) -> Iterator[Decoder]:
-    """Yield every decoder, fitted on half of the clients and judged on the others."""
+def decoders(histories: Histories, *, of_one: bool = False) -> Iterator[Decoder]:
+    """Yield every decoder, fitted on half of the clients and judged on the others.
+
+    Args:
+        histories: What the server saw.
+        of_one: Whether only decoders of single uploads are wanted.
+    """
     clients, rounds, _ = histories.uploads.shape
     if clients < LEAST_CLIENTS or rounds < 2:
         raise ValueError(
             f"decoders need at least {LEAST_CLIENTS} clients in 2 rounds, got {clients} in {rounds}"
         )
     sampled = histories.sampled()
-    for name, view, lag, fit in _ways():
+    for name, view, lag, fit in _ways(sampled.halves()[0]):
+        if of_one and (lag or view is not LAST):
+            continue
         part = histories if fit is _permuted else sampled
         if part.uploads.shape[-1] > MOST_ENTRIES:
             continue
@@ -170,6 +177,16 @@ def decoders(histories: Histories) -> Iterator[Decoder]:
         yield Decoder(name, view, lag, fit, share, found)
 
 
+def _combination(own: Histories) -> View:
+    """Return the sum of the last upload and a multiple of the one before that fits best."""
+    before, last = (own.uploads[:, part].double() for part in (slice(-1), slice(1, None)))
+    seen = torch.stack([last.flatten(), before.flatten()], 1)
+    size = seen.square().sum(0).sqrt().clamp(min=_TINY)
+    found = torch.linalg.pinv(seen / size) @ own.sought(0).double().flatten() / size
+    share = float((found[1] / found[0]).nan_to_num(0.0, 0.0, 0.0))
+    return View("combination of two uploads", lambda before, last: last + share * before)
+
+
 def plain_recovery(histories: Histories) -> float:
     """Return the share of the energy that uploads show by the size of their entries.
 
@@ -178,7 +195,7 @@ def plain_recovery(histories: Histories) -> float:
     than this.
 
     Args:
-        histories: What attacks are shown, instead of what the server saw in training.
+        histories: What attacks are shown. It may differ from what the server saw in training.
     """
     own, others = histories.sampled().halves()
     known, sought = own.sought(0), others.sought(0)
@@ -189,10 +206,11 @@ def plain_recovery(histories: Histories) -> float:
 def recovery(estimates: Tensor, updates: Tensor, known: Tensor) -> float:
     """Return the share of updates' energy that estimates explain beyond a blind guess.
 
-    All updates count alike, however large they are. The blind guess is zero or the mean of known
-    updates, whichever is nearer.
+    All updates count alike, however large they are, except those of no examples. The blind guess is
+    zero or the mean of known updates, whichever is nearer.
     """
-    weights = 1 / updates.double().square().sum(1).clamp(min=_TINY)
+    energies = updates.double().square().sum(1)
+    weights = (energies > 0) / energies.clamp(min=_TINY)
 
     def missed(guess: Tensor) -> Tensor:
         return (weights * (updates - guess).double().square().sum(1)).sum()
@@ -334,10 +352,10 @@ _ORDERLY: tuple[Fit, ...] = (
 )
 
 
-def _ways() -> Iterator[tuple[str, View, int, Fit]]:
+def _ways(own: Histories) -> Iterator[tuple[str, View, int, Fit]]:
     """Yield every way to undo a defense: its name, what it sees, its lag and its fit."""
     for lag in (0, 1):
         late = " of the next round" if lag else ""
-        for view in VIEWS:
+        for view in VIEWS if lag else (*VIEWS, _combination(own)):
             for name, fit in (_SMOOTH | (_OF_BITS if view is LAST else {})).items():
                 yield f"{name} of the {view.name}{late}", view, lag, fit

@@ -26,7 +26,7 @@ from ..foundations.seeds import fork
 from .client import Client, ThreatModel, make_replay
 from .decoders import Decoder
 from .examination import REPEATED, KnownRound, distance, known_upload, mending_of
-from .inversion import Inversion, decoded, still_holds_update
+from .inversion import Inversion, decoded
 from .mending import Mending
 
 
@@ -67,21 +67,31 @@ class Examined:
             return None
 
     def found_in(self, uploads: Sequence[Mapping[str, Tensor]]) -> Update | None:
-        """Return the undefended update that is hidden in the last upload; None if none was found.
+        """Return what the decoder finds in the last of some uploads (see `hidden_in`)."""
+        return None if self.decoder is None else hidden_in(uploads, self.decoder)
 
-        Args:
-            uploads: Uploads of a client, the oldest first. An update that is hidden in the next
-                upload is not found.
-        """
-        if self.probe is None or self.decoder is None or self.decoder.lag:
-            return None
-        if len(uploads) < self.decoder.view.rounds or not still_holds_update(self.probe):
-            return None
-        return decoded(self.decoder, uploads)
+
+def hidden_in(uploads: Sequence[Mapping[str, Tensor]], decoder: Decoder) -> Update | None:
+    """Return the undefended update that is hidden in the last upload; None if none is found.
+
+    An upload that is a multiple of its update hides nothing.
+
+    Args:
+        uploads: Uploads of a client, the oldest first. An update that is hidden in the next upload
+            is not found.
+        decoder: A decoder of such uploads.
+    """
+    if decoder.lag or len(uploads) < decoder.view.rounds:
+        return None
+    found = decoded(decoder, uploads)
+    return None if angle(found, uploads[-1]) < SAME else found
 
 
 Distance = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], float]
 Simulation = Callable[[Tensor, Tensor, Update], Mapping[str, Tensor]]
+
+SAME = 1e-3
+"""Updates whose directions are no farther apart than this are the same."""
 
 _TINY = 1e-12
 

@@ -13,7 +13,7 @@ from leakfrontier.defenses import Batch, Update
 from ..foundations.examples import Data
 from .averaging import Averaging
 from .client import Client
-from .clients import Answer, Clients
+from .clients import Answer, Clients, Memory
 
 
 class Watched(NamedTuple):
@@ -51,6 +51,7 @@ class Federation:
         server: `sgd` or `adam`.
         lr: The server's learning rate.
         watch: Called with everything that the server sees, before the model changes.
+        memories: What each client remembers from earlier rounds. Default: all clients are new.
         rounds_of: Number of rounds in which each client has taken part so far.
         refused: How often clients have refused so far.
     """
@@ -62,6 +63,7 @@ class Federation:
     server: str = "adam"
     lr: float = 0.01
     watch: Callable[[Watched], None] | None = None
+    memories: Sequence[Memory] = ()
     rounds_of: list[int] = field(init=False, repr=False)
     refused: int = field(default=0, init=False, repr=False)
 
@@ -69,6 +71,7 @@ class Federation:
         total = len(self.shares)
         self.rounds_of = [0] * total
         self._clients = Clients(self.client, self.shares, [self.batch_size] * total)
+        self._clients.remember(dict(enumerate(self.memories)))
         self._server = Averaging(
             self.client.model,
             self.client.protocol,

@@ -16,7 +16,7 @@ the null hypothesis, as in `membership`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,9 +32,11 @@ from ..world.scenario import World
 from .accounting import Segment, default_delta, gaussian_sigma
 from .audit import QUICK, audit
 from .bounds import Bounds
+from .canaries import Subject
 from .finding import Audit
 from .promise import claim_under, counted
 from .residual_noise import RESIDUAL_BATCH
+from .trained_noise import TrainedClient, trained_noise
 
 DELTAS = (1e-8, 1e-5, 1e-3)
 """A claim is Gaussian if one noise multiplier explains it at all these deltas."""
@@ -153,7 +155,12 @@ def _epsilon_bound(claim: Claim, steps: int) -> Bound:
 
 
 def guarantee_row(
-    claim: Claim, world: World, model: nn.Module, rounds: int, rng: Generator
+    claim: Claim,
+    world: World,
+    model: nn.Module,
+    rounds: int,
+    rng: Generator,
+    trained: Callable[[], Sequence[TrainedClient]] = tuple,
 ) -> GuaranteeRow:
     """Return the claim of a defense for a training run, and the findings of an audit.
 
@@ -163,6 +170,7 @@ def guarantee_row(
         model: The model, after the defense's `on_model`.
         rounds: Rounds of the client that took part most often.
         rng: Source of the audit's randomness.
+        trained: Returns clients as they were in training, which are audited as well.
     """
     plan = training_plan(world, claim.unit, rounds)
     found, (rate, steps) = claim.guarantee(plan), claim.counted(plan)
@@ -176,11 +184,17 @@ def guarantee_row(
         sample_rate=rate,
         steps=steps,
     )
-    return _audited(row, claim, plan, world, model, rng)
+    return _audited(row, claim, plan, world, model, rng, trained)
 
 
 def _audited(
-    row: GuaranteeRow, claim: Claim, plan: Plan, world: World, model: nn.Module, rng: Generator
+    row: GuaranteeRow,
+    claim: Claim,
+    plan: Plan,
+    world: World,
+    model: nn.Module,
+    rng: Generator,
+    trained: Callable[[], Sequence[TrainedClient]],
 ) -> GuaranteeRow:
     """Return the row with the findings of the quick audits, for the whole run."""
     data = world.train.at(torch.arange(min(RESIDUAL_BATCH + 1, len(world.train.targets))))
@@ -188,12 +202,15 @@ def _audited(
         with on_device("cpu"):  # noise does not depend on the device
             data, model = data.to(current_device()), model.cpu()
             found = audit(claim.defense, model, world.modality.loss, data, plan, rng, QUICK)
+            subject = Subject(claim.defense, model, world.modality.loss, data, plan, rng)
+        clients = trained()
+        later = [trained_noise(subject, one, len(clients)) for one in clients]
     except Exception as error:  # the audit cannot run this user's defense
         return row.with_audit(f"not audited: {type(error).__name__}: {error}")
     noise = found["residual noise"]
     if isinstance(noise, NotApplicable):
         return row.with_audit(f"not audited: {noise}")
-    made = [one for one in found.values() if isinstance(one, Audit)]
+    made = [*later, *(one for one in found.values() if isinstance(one, Audit))]
     worst = min(made, key=lambda one: (not one.violated, one is not noise))
     return row.with_audit(
         worst.verdict,

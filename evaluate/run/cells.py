@@ -31,15 +31,17 @@ from ..client.client import (
     observation_of,
     observe,
 )
+from ..client.decoders import Decoder
 from ..client.discrimination import Examined, discriminated
 from ..client.examination import EXAMINED_ROUNDS, examine, mending_of
 from ..client.inversion import PublicTraining, invert, public_clients
 from ..client.math_attention import math_attention
 from ..engines.parcels import Traveller
 from ..foundations.devices import Device, on_device
-from ..foundations.rows import CHANGED_MODEL, Cell, GuaranteeRow, Outcome
+from ..foundations.rows import CHANGED_MODEL, Cell, GuaranteeRow, Outcome, ProbeRow
 from ..foundations.seeds import generator, global_draws, seed_globally
 from ..privacy.claims import claim_of, guarantee_row
+from ..privacy.trained_noise import TrainedClient
 from ..users.contract import Checked
 from ..users.copies import CLIENTS, copied
 from ..users.methods import Method, build_adversary, build_defense, build_protocol
@@ -52,6 +54,8 @@ from .lazy import Lazy
 from .scenes import NewScenes, Scene, Scenes
 from .scoring import Attempt
 from .server import Server, either
+from .trained_audit import audited_clients
+from .trained_inversion import TrainedInversion
 from .trained_scenes import TrainedScenes, clients_of
 from .training_clients import TrainingClients
 from .training_server import Order
@@ -125,6 +129,7 @@ class TrainTrial:
         start = time.perf_counter()
         training.run(settings.rounds)
         busy = time.perf_counter() - start
+        probes: list[ProbeRow] = []
         for last, several in rounds.items():
             found = training.attackable(several)
             chosen = attacked(found, self.scenario.batch_size, self.logged)
@@ -135,11 +140,13 @@ class TrainTrial:
                     "lower observations"
                 )
             training.write(self.seen(folder, last), self.hidden(folder, last), chosen)
+            if not undefended(self.defense):
+                row = self.inversion(folder, last).row(training.end)
+                probes += [] if row is None else [row]
         return Outcome(
             utility=training.utility(),
-            guarantees=self._guarantees(
-                world, defense, max(training.rounds_of.values(), default=0)
-            ),
+            guarantees=self._guarantees(world, defense, training, folder),
+            probes=tuple(probes),
             busy=busy,
         )
 
@@ -153,13 +160,41 @@ class TrainTrial:
         """Return the seed of all draws. It excludes the defense, so accuracies are paired."""
         return (self.scenario.paired_config(), self.seed)
 
-    def _guarantees(self, world: World, defense: Defense, rounds: int) -> tuple[GuaranteeRow, ...]:
+    def _guarantees(
+        self, world: World, defense: Defense, training: TrainingClients, folder: Path
+    ) -> tuple[GuaranteeRow, ...]:
         """Return the defense's privacy claim for this run, with the audit of its noise."""
-        claim = claim_of(defense)
+        claim, rounds = claim_of(defense), max(training.rounds_of.values(), default=0)
         if claim is None or not rounds:  # a client that refused every model has sent nothing
             return ()
-        rng = generator("audit", self.cell.config_digest)
-        return (guarantee_row(claim, world, world.model(defense, self.seed), rounds, rng),)
+        rng, model = generator("audit", self.cell.config_digest), world.model(defense, self.seed)
+
+        def trained() -> list[TrainedClient]:
+            pasts = [p for last in self._attacked for p in self.inversion(folder, last).pasts()]
+            return audited_clients(world, defense, claim.unit, model, [*pasts, training.end()])
+
+        return (guarantee_row(claim, world, model, rounds, rng, trained),)
+
+    def scenes(self, folder: Path, last: int) -> TrainedScenes:
+        """Return the attacked rounds up to a round."""
+        world = load_world(self.scenario)
+        defense = world.defense(self.defense)
+        files = (self.seen(folder, last), self.hidden(folder, last))
+        return TrainedScenes(world, defense, self.seed, self.draws, self.logged, *files)
+
+    def inversion(self, folder: Path, last: int) -> TrainedInversion:
+        """Return the tests whether these uploads hold the update, once per process."""
+        place = self.findings(folder, last)
+        if place not in _INVERTED:
+            scenes = self.scenes(folder, last)
+            shares = _public_shares(scenes.world, scenes.defense)
+            training = PublicTraining(self.scenario.batch_size)
+            _INVERTED[place] = TrainedInversion(scenes, shares, training, place)
+        return _INVERTED[place]
+
+    def findings(self, folder: Path, last: int) -> Path:
+        """Return the file of what these tests found, for attacks in other processes."""
+        return folder / "examined" / f"{self.cell.key}-{last}.json"
 
     def checkpoint(self, folder: Path, after: int) -> Path:
         """Return the file of the model after some rounds."""
@@ -267,6 +302,7 @@ def _public_shares(world: World, defense: Defense) -> list[Batch]:
 
 
 _EXAMINED: dict[str, Examined] = {}
+_INVERTED: dict[Path, TrainedInversion] = {}
 
 
 def examination(
@@ -341,6 +377,7 @@ class AttackTrial(Traveller):
     def run(self, folder: Path) -> Outcome:
         """Observe uploads, attack them, and score the results."""
         world = load_world(self.scenario)
+        trained = self.checkpoint and not undefended(self.defense)
         server = Server(
             world,
             world.defense(self.defense),
@@ -349,6 +386,7 @@ class AttackTrial(Traveller):
             self.seed,
             self.draws,
             examined=examination(self.scenario, self.defense, folder),
+            decoder=partial(self._decoder, folder) if trained else None,
         )
         start = time.perf_counter()
         rounds = Rounds(self, server, self._scenes(world, server.defense, folder))
@@ -356,14 +394,12 @@ class AttackTrial(Traveller):
         seen = {a.observation: a.upload.observation for a in observed if a.upload is not None}
         found = server.attack(seen)
         attempts = [replace(a, result=found.get(a.observation, a.result)) for a in observed]
-        decoded = server.attack_decoded(attempts)
+        score = partial(server.outcome, rounds=self.checkpoint, shown=range(self.pictures))
+        own = score(attempts, time.perf_counter() - start)
+        decoded = server.attack_decoded(attempts, own)
         busy = time.perf_counter() - start
-        shown = range(self.pictures)
-        own, other = (
-            server.outcome(several, busy, rounds=self.checkpoint, shown=shown)
-            for several in (attempts, decoded)
-        )
-        return self._explained(either(own, other), world, server.defense)
+        both = either(replace(own, busy=busy), score(decoded, busy))
+        return self._explained(both, world, server.defense)
 
     def _explained(self, outcome: Outcome, world: World, defense: Defense) -> Outcome:
         """Return rows that say whether an attack does not apply to a model that was changed."""
@@ -378,16 +414,16 @@ class AttackTrial(Traveller):
         )
         return replace(outcome, attacks=tuple(rows))
 
+    def _decoder(self, folder: Path, index: int) -> Decoder | None:
+        """Return the decoder of an upload of the training."""
+        return self.training.inversion(folder, self.checkpoint).decoder(index)
+
     def _scenes(self, world: World, defense: Defense, folder: Path) -> Scenes:
         if not self.checkpoint:
             victims(world, self.seed, max(self.observations))  # raises before any work is done
             arm = f"{folder} {self.training.cell.key}"
             return NewScenes(world, defense, self.seed, self.upload, arm)
-        training = self.training
-        seen, hidden = (file(folder, self.checkpoint) for file in (training.seen, training.hidden))
-        return TrainedScenes(
-            world, defense, self.seed, training.draws, training.logged, seen, hidden
-        )
+        return self.training.scenes(folder, self.checkpoint)
 
     @property
     def training(self) -> TrainTrial:
@@ -396,10 +432,10 @@ class AttackTrial(Traveller):
         return TrainTrial(self.scenario, self.defense, self.seed, logged if self.checkpoint else 0)
 
     def needed(self, folder: Path) -> Iterator[Path]:
-        """Yield the logs of the attacked uploads, and the findings about the defense."""
+        """Yield the logs of the attacked uploads, and what was found about the defense."""
         paths = [ReplayTrial(self.scenario, self.defense).findings(folder)]
         if self.checkpoint:
-            files = (self.training.seen, self.training.hidden)
+            files = (self.training.seen, self.training.hidden, self.training.findings)
             paths += [path(folder, self.checkpoint) for path in files]
         yield from (path for path in paths if path.exists())  # else training failed
 

@@ -39,6 +39,8 @@ TRAINING = (
     "evaluate/run/training_clients.py",
     "evaluate/run/training_server.py",
     "evaluate/world/enrolment.py",
+    "evaluate/run/trained_audit.py",
+    "evaluate/run/trained_inversion.py",
     "evaluate/privacy/claims.py",
 )
 TRAINED = (*TRAINING, "evaluate/run/trained_scenes.py")

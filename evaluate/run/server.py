@@ -21,7 +21,8 @@ from leakfrontier.adversaries import (
 from leakfrontier.defenses import Defense, Refused
 
 from ..client.client import Client, ThreatModel, make_replay, observation_of
-from ..client.discrimination import Examined
+from ..client.decoders import Decoder
+from ..client.discrimination import Examined, hidden_in
 from ..client.mending import AS_GIVEN, Mending
 from ..foundations.rows import AttackRow, Outcome, Rendering, Score
 from ..foundations.seeds import generator
@@ -45,6 +46,8 @@ class Server:
         seed: Repetition. Together with the scenario, it determines look-alikes.
         draws: The values that seed the adversary's generators.
         examined: Examines the clients' defense; None if clients have none.
+        decoder: Returns a decoder of an upload, by its number, if one was found for its round of
+            training. None if uploads are those of new clients.
     """
 
     world: World
@@ -54,6 +57,7 @@ class Server:
     seed: int
     draws: tuple[object, ...]
     examined: Callable[[Client], Examined] | None
+    decoder: Callable[[int], Decoder | None] | None = None
     _replays: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
     _known: dict[int, list[Candidates]] = field(default_factory=dict)
     _undefended: dict[tuple[nn.Module, ...], Replay] = field(default_factory=dict)
@@ -110,27 +114,46 @@ class Server:
         except Refused:  # only the examined clients refused; these may accept
             return None
 
-    def attack_decoded(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Return passive attacks on the undefended updates that are hidden in uploads, if any."""
+    def attack_decoded(
+        self, attempts: Sequence[Attempt], outcome: Outcome | None = None
+    ) -> list[Attempt]:
+        """Return passive attacks on the undefended updates that are hidden in uploads, if any.
+
+        Args:
+            attempts: The attacks on uploads as they are.
+            outcome: Their scores. Uploads whose victims are all identified are not attacked again.
+        """
         if self.adversary.threat is not Threat.PASSIVE or self.adversary.baseline:
             return []
+        if outcome is not None and not self.adversary.pooled:
+            left = {row.observation for row in outcome.attacks if not row.identified}
+            attempts = [one for one in attempts if one.observation in left]
         decoded = [
             replace(one, upload=replace(one.upload, observation=found))
             for one in attempts
             if one.upload is not None
-            and (found := self._decoded(one.upload.observation)) is not None
+            and (found := self._decoded(one.upload.observation, one.observation)) is not None
         ]
         hidden = {a.observation: a.upload.observation for a in decoded if a.upload is not None}
         results = self.attack(hidden)
         return [replace(one, result=results[one.observation]) for one in decoded]
 
-    def _decoded(self, seen: Observation) -> Observation | None:
+    def _decoder(self, client: Client, number: int) -> Decoder | None:
+        """Return the decoder of an upload, if there is one and the adversary knows the defense."""
+        if not self.threat.knows_defense or self.examined is None:
+            return None
+        if self.decoder is not None:
+            return self.decoder(number)
+        examined = self._examined(client)
+        return None if examined is None else examined.decoder
+
+    def _decoded(self, seen: Observation, number: int) -> Observation | None:
         """Return an observation of the undefended update that is hidden in an upload, if any."""
         client = self.world.client(self.defense, seen.model)
-        examined = self._examined(client)
-        if examined is None or examined.decoder is None:
+        decoder = self._decoder(client, number)
+        if decoder is None:
             return None
-        update = examined.found_in([*(one.update for one in seen.earlier), seen.update])
+        update = hidden_in([*(one.update for one in seen.earlier), seen.update], decoder)
         if update is None:
             return None
         threat = replace(self.threat, knows_defense=False, candidates=seen.candidates)

@@ -8,12 +8,12 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leakfrontier.defenses import Defense, Refused, trainable
 
 from ..client.averaging import invite
-from ..client.clients import Clients, Invited, Shares
+from ..client.clients import Clients, Invited, Memory, Shares
 from ..client.examination import ALIKE, distance
 from ..foundations.seeds import generator
 from ..users.alone import fresh
@@ -23,6 +23,23 @@ from ..world.scenario import World
 from ..world.victims import victims
 from .scenes import Scene, Scenes, Shown, shown_of
 from .upload_log import Logged, SecretLog, UploadLog
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A round of training, as it was before its clients uploaded.
+
+    Attributes:
+        number: Its number, from 1.
+        model: The model that an attacked client received.
+        memories: What clients of the round remembered, the attacked one first.
+        rows: The training examples that the attacked client used.
+    """
+
+    number: int
+    model: nn.Module
+    memories: tuple[Memory, ...]
+    rows: Tensor
 
 
 @dataclass
@@ -68,6 +85,29 @@ class TrainedScenes(Scenes):
         before = [partial(self._before, index, age) for age in ages]
         return Scene(rows[0], self.model(logged), shares, honest, answer, before)
 
+    def number(self, index: int) -> int:
+        """Return the round of an attacked upload."""
+        return self._log.upload(index).round if index < len(self._log) else 0
+
+    def numbers(self) -> list[int]:
+        """Return the rounds that attacked uploads are of."""
+        return sorted({self.number(index) for index in range(len(self._log))})
+
+    def restored(self, number: int) -> Restored:
+        """Return a round of attacked uploads.
+
+        Raises:
+            ValueError: As for an active server: if a client cannot be put back to that time.
+        """
+        index = next(i for i in range(len(self._log)) if self.number(i) == number)
+        logged, victim = self._log.upload(index), self._log.victim(index)
+        members = (victim, *(one for one in logged.clients if one != victim))
+        self._check_repeatable(logged, members)
+        others = [one for one in self._hidden.clients(number) if one != victim]
+        hidden = [self._hidden[number, one] for one in (victim, *others)]
+        memories = tuple(one.memory for one in hidden if not isinstance(one.memory, str))
+        return Restored(number, self.model(logged), memories, hidden[0].rows)
+
     def _before(self, index: int, age: int) -> tuple[nn.Module, Logged]:
         logged = self._log.upload(index, age)
         update = {name: value.to(self.world.device) for name, value in logged.update.items()}
@@ -100,17 +140,21 @@ class TrainedScenes(Scenes):
             ValueError: If the clients cannot be put back to the time before the round: with the
                 honest model, they would not upload what they did upload.
         """
-        honest = [self.model(logged)] * len(models)
+        self._check_repeatable(logged, members)
+        return self._again(logged, members, models)
+
+    def _check_repeatable(self, logged: Logged, members: Sequence[int]) -> None:
+        """Raise if clients that remember the time before a round do not repeat their upload."""
+        honest = [self.model(logged)] * len(members)
         again = self._again(logged, members, honest).update
         missed = distance({n: value.cpu() for n, value in again.items()}, logged.update)
         if not missed <= ALIKE:
             raise ValueError(
-                f"{type(self.defense).__name__} cannot be attacked by a malicious server: from "
+                f"{type(self.defense).__name__} cannot be attacked as it was in training: from "
                 "what a client remembered before a round, its upload of that round could not be "
                 f"repeated ({100 * missed:.0f} % off). An upload must depend on nothing but the "
                 "fields of the defense, the model, the examples and rng"
             )
-        return self._again(logged, members, models)
 
     def _again(self, logged: Logged, members: Sequence[int], models: Sequence[nn.Module]) -> Shown:
         """Return what comes of a round for clients that remember what they did before it."""

@@ -19,8 +19,12 @@ from ..foundations.by_value import carried
 from ..foundations.messages import packed, unpacked
 from ..foundations.rows import UtilityRow
 from ..world.enrolment import Attackable
+from .trained_scenes import Restored
 from .training_server import Order, TrainingServer
 from .upload_log import Hidden, SecretLog
+
+MOST_KEPT = 64
+"""Clients whose memory at the end of training is returned."""
 
 
 @dataclass
@@ -43,6 +47,7 @@ class TrainingClients:
     rounds_of: dict[int, int] = field(default_factory=lambda: defaultdict(int), init=False)
     refused: int = field(default=0, init=False)
     _invitations: Counter[int] = field(default_factory=Counter, init=False)
+    _done: int = field(default=0, init=False)
     _hidden: dict[tuple[int, int], Hidden] = field(default_factory=dict, init=False)
     _attackable: dict[int, list[Attackable]] = field(default_factory=dict, init=False)
     _server: CleanProcess = field(init=False)
@@ -53,6 +58,7 @@ class TrainingClients:
         self._server.new(TrainingServer, self.order, carried((self.model, protocol)))
         versions: deque[nn.Module] = deque(maxlen=protocol.max_staleness)
         for number in range(1, rounds + 1):
+            self._done = number
             invited = self._invited()
             sent = {
                 index: versions[-age] if age else self.model
@@ -91,6 +97,19 @@ class TrainingClients:
     def attackable(self, rounds: Sequence[int]) -> list[Attackable]:
         """Return the uploads of some rounds."""
         return [one for number in rounds for one in self._attackable.get(number, [])]
+
+    def end(self) -> Restored:
+        """Return the clients after the last round, those with the longest history first.
+
+        Raises:
+            ValueError: If what they remember cannot be saved.
+        """
+        first, *others = sorted(self.rounds_of, key=lambda one: -self.rounds_of[one])[:MOST_KEPT]
+        memories = self.clients.memories([first, *others])
+        size = self.clients.batch_sizes[first]
+        alone = self.clients.client.protocol.uploads_gradient
+        rows = self.rows[first][:size] if alone else self.rows[first]
+        return Restored(self._done + 1, self.model, tuple(memories.values()), rows)
 
     def _invited(self) -> Invited:
         """Return the clients of the next round, and take the weights that the server sends."""

@@ -143,6 +143,11 @@ class SecretLog:
                 tensors[f"{place}/epoch/{batch}"] = rows
         write_tensors(path, tensors, about)
 
+    def clients(self, number: int) -> list[int]:
+        """Return the clients whose uploads of a round are logged."""
+        places = (place.split("/") for place in self._file.names)
+        return sorted({int(place[1]) for place in places if int(place[0]) == number})
+
     def __getitem__(self, key: tuple[int, int]) -> Hidden:
         """Return what was hidden of an upload, by round and client."""
         place = f"{key[0]}/{key[1]}"

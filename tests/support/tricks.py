@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor, nn
 
-from leakfrontier.defenses import DPSGD, Batch, Defense, Loss, Update, batch_gradient
+from leakfrontier.defenses import DPSGD, Batch, Defense, Loss, Update, batch_gradient, trainable
 
 
 def public(seed: int = 7) -> Generator:
@@ -234,6 +234,123 @@ class ClaimedCancelling(DPSGD):
         fresh = each(lambda v: scale * torch.randn(v.shape, generator=rng), clipped)
         last, self._last = self._last or each(torch.zeros_like, clipped), fresh
         return {name: v + fresh[name] - last[name] for name, v in clipped.items()}
+
+
+def encoded(update: Mapping[str, Tensor], seed: int = 7, spread: float = 2.0) -> Update:
+    """Multiply by public factors, which Adam cancels. The last bias dominates everything."""
+    known, last = public(seed), [*update][-1]
+    large = {n: 1e7 if n == last else 1e3 if v.dim() == 1 else 1.0 for n, v in update.items()}
+    return {
+        name: large[name] * value * (spread * torch.randn(value.shape, generator=known)).exp()
+        for name, value in update.items()
+    }
+
+
+@dataclass
+class _Counting(Defense):
+    """Counts the different models that it has received."""
+
+    _models: tuple[float, ...] = field(default=(), init=False, repr=False)
+
+    def on_receive(self, model: nn.Module, agreed: nn.Module) -> nn.Module:
+        mark = float(sum(value.detach().double().sum() for value in trainable(model).values()))
+        self._models = (*self._models, *([] if mark in self._models else [mark]))
+        return model
+
+
+@dataclass
+class FirstPlain(_Counting):
+    """Sends its first update as it is, but tiny, and encodes later ones."""
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        if len(self._models) > 1:
+            return encoded(update)
+        return each(lambda value: 1e-6 * value, update)
+
+
+@dataclass
+class EveryRoundAnew(_Counting):
+    """Encodes every round with other factors. The first two rounds are plain."""
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        count = len(self._models)
+        return encoded(update, seed=count) if count > 2 else each(torch.clone, update)
+
+
+@dataclass
+class LatePrivacyLost(_Counting, DPSGD):
+    """Claims DP-SGD, and sends encoded gradients without noise once it has seen some models."""
+
+    warm: int = 5
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        if len(self._models) > self.warm:
+            return encoded(batch_gradient(model, loss, batch))
+        return DPSGD.gradient(self, model, loss, batch, rng)
+
+
+@dataclass
+class LateQuiet(_Counting, DPSGD):
+    """Claims DP-SGD, and has a tenth of its noise once it has seen some models."""
+
+    warm: int = 5
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        quiet = DPSGD(0.1 * self.noise_multiplier, self.max_grad_norm)
+        quiet.expect(self._batch_size or len(batch.inputs))
+        chosen = quiet if len(self._models) > self.warm else self
+        return DPSGD.gradient(chosen, model, loss, batch, rng)
+
+
+@dataclass
+class HeavyBall(Defense):
+    """Client momentum: u_t - beta u_(t-1) is the update."""
+
+    beta: float = 0.9
+    _sum: Update = field(default_factory=dict, init=False, repr=False)
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        sent = {n: self.beta * self._sum.get(n, torch.zeros_like(v)) + v for n, v in update.items()}
+        self._sum = each(lambda value: value.detach().clone(), sent)
+        return sent
+
+
+@dataclass
+class CorrelatedNoise(DPSGD):
+    """Honest DP-FTRL: noise z_t - decay z_(t-1), with z so large that the claim holds."""
+
+    decay: float = 0.7
+    _last: Update = field(default_factory=dict, init=False, repr=False)
+
+    def gradient(self, model: nn.Module, loss: Loss, batch: Batch, rng: Generator) -> Update:
+        clean, size = DPSGD(0.0, self.max_grad_norm), self._batch_size or len(batch.inputs)
+        clean.expect(size)
+        clipped = clean.gradient(model, loss, batch, rng)
+        scale = self.noise_multiplier * self.max_grad_norm / (1 - self.decay) / size
+        fresh = each(lambda value: scale * torch.randn(value.shape, generator=rng), clipped)
+        last, self._last = self._last or each(torch.zeros_like, clipped), fresh
+        return {n: v + fresh[n] - self.decay * last[n] for n, v in clipped.items()}
+
+
+@dataclass
+class DecayingNoise(Defense):
+    """Honest fresh noise that decays over a client's rounds."""
+
+    start: float = 0.2
+    least: float = 0.04
+    _rounds: int = field(default=0, init=False, repr=False)
+
+    @property
+    def stochastic(self) -> bool:
+        return True
+
+    def on_update(self, update: Update, rng: Generator) -> Update:
+        scale = max(self.least, self.start * 0.3**self._rounds)
+        self._rounds += 1
+        return each(lambda v: v + scale * torch.randn(v.shape, generator=rng), update)
+
+    def replay(self, observed: Mapping[str, Tensor]) -> Defense:
+        return Defense()
 
 
 class _Front(nn.Module):

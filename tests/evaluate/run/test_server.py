@@ -196,11 +196,11 @@ def test_attempts_become_rows() -> None:
     assert outcome.busy == 3.0
 
 
-def hiding(*, plain: float = 0.0, lag: int = 0) -> Examined:
+def hiding(*, factor: float = -2.0, lag: int = 0) -> Examined:
     """Return what is known of a defense that halves and negates updates."""
     replay = ReplayTrial(SCENARIO, Method(name="TopK", options={"ratio": 0.5})).examined().replay
-    probe = ProbeRow(1.0, plain, "", needs_history=False, remaining_noise=1.0, ideal_contrast=1.0)
-    decoder = Decoder("", LAST, lag, lambda *_: torch.neg, 1.0, lambda seen: -2 * seen)
+    probe = ProbeRow(1.0, 1.0, "", needs_history=False, remaining_noise=1.0, ideal_contrast=1.0)
+    decoder = Decoder("", LAST, lag, lambda *_: torch.neg, 1.0, lambda seen: factor * seen)
     return Examined(replay, probe, decoder)
 
 
@@ -230,16 +230,34 @@ def test_passive_attacks_also_see_the_decoded_update() -> None:
     [
         (PriorGuess(), True, hiding()),
         (LinearLeakage(), False, hiding()),
-        (LinearLeakage(), True, hiding(plain=0.9)),
+        (LinearLeakage(), True, hiding(factor=0.5)),
         (LinearLeakage(), True, hiding(lag=1)),
         (LinearLeakage(), True, replace(hiding(), decoder=None)),
-        (LinearLeakage(), True, replace(hiding(), probe=None)),
     ],
-    ids=["baseline", "ignorant", "nothing hidden", "needs history", "no decoder", "not tested"],
+    ids=["baseline", "ignorant", "nothing hidden", "needs history", "no decoder"],
 )
 def test_nothing_is_decoded_in_vain(adversary: Adversary, known: bool, examined: Examined) -> None:
     ours = replace(server(adversary, knows_defense=known), examined=lambda _: examined)
     assert ours.attack_decoded([attempted(ours)]) == []
+
+
+def test_decoders_of_the_attacked_rounds_come_first() -> None:
+    numbers: list[int] = []
+
+    def none(number: int) -> None:
+        numbers.append(number)
+
+    ours = replace(server(LinearLeakage()), examined=lambda _: hiding(), decoder=none)
+    assert ours.attack_decoded([attempted(ours)]) == []
+    assert numbers == [0]
+
+
+def test_identified_victims_are_not_attacked_again() -> None:
+    ours = replace(server(LinearLeakage()), examined=lambda _: hiding())
+    for identified in (True, False, None):
+        outcome = Outcome(attacks=(AttackRow(0, 0, identified=identified),))
+        found = ours.attack_decoded([attempted(ours)], outcome)
+        assert len(found) == (not identified)
 
 
 def test_victims_count_that_either_attack_finds() -> None:
