@@ -73,7 +73,7 @@ def test_lists_what_presets_are_for_and_what_they_take(command: Command) -> None
         (line,) = (one for one in output.splitlines() if one.strip("│ ").startswith(f"{name} "))
         assert f"{len(config.scenarios)} scenario" in line
         assert f"{len(plan(config)):,} cells; {TIMES[name]}" in line
-    for said in ("5 defenses", "All five families of defenses", "fashion-mini/mlp, 4 examples"):
+    for said in ("6 defenses", "All five families of defenses", "fashion-mini/mlp, 4 examples"):
         assert said in output
 
 
