@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,9 +49,16 @@ class DLG(Matching):
             raise ValueError(f"patience must be at least 1, got {self.patience}")
 
     def check(self, observation: Observation) -> None:
-        """Refuse updates of several local steps: they are not a gradient."""
+        """Refuse updates of several local steps, and more unknowns than the gradient has entries."""
         if observation.local_steps > 1:
             raise NotApplicable("the update comes from several local steps; it is not one gradient")
+        unknown = observation.batch_size * math.prod(observation.space.shape)
+        entries = sum(value.numel() for value in observation.update.values())
+        if unknown > entries:
+            raise NotApplicable(
+                f"{unknown} unknown values do not follow from {entries} entries of a gradient: DLG "
+                "has no prior"
+            )
 
     def distance(self, observation: Observation) -> Distance:
         """Return the squared error of all entries."""

@@ -585,6 +585,11 @@ class World:
         training, available = self.scenario.training, len(self.train.targets)
         small = [size for size, count in training.small_clients.items() for _ in range(count)]
         rest, clients = available - sum(small), training.clients
+        if rest < clients and not small:
+            raise ValueError(
+                f"training.clients must be at most {available}, got {clients}: "
+                f"{self.scenario.dataset} has {available} training examples"
+            )
         if rest < clients:
             raise ValueError(
                 f"training.clients and training.small_clients need {sum(small) + clients} "

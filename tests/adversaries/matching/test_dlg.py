@@ -64,6 +64,13 @@ def test_several_local_steps_are_not_applicable() -> None:
         DLG().reconstruct(observation, rng())
 
 
+def test_more_unknowns_than_equations_are_not_applicable() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 10))  # 1930 entries
+    DLG().check(observed(model, batch(10)))
+    with pytest.raises(NotApplicable, match="2112 unknown values do not follow from 1930"):
+        DLG().check(observed(model, batch(11)))
+
+
 def test_rejects_no_patience() -> None:
     with pytest.raises(ValueError, match="patience must be at least 1, got 0"):
         DLG(patience=0)
