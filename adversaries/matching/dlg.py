@@ -49,7 +49,7 @@ class DLG(Matching):
             raise ValueError(f"patience must be at least 1, got {self.patience}")
 
     def check(self, observation: Observation) -> None:
-        """Refuse updates of several local steps, and more unknowns than the gradient has entries."""
+        """Refuse several local steps, and more unknowns than the gradient has entries."""
         if observation.local_steps > 1:
             raise NotApplicable("the update comes from several local steps; it is not one gradient")
         unknown = observation.batch_size * math.prod(observation.space.shape)

@@ -33,6 +33,7 @@ from leakfrontier.defenses import (
     TopK,
     Update,
     WeightInspection,
+    summing_of,
 )
 from leakfrontier.evaluate.client.federation import Federation
 from leakfrontier.evaluate.foundations.statistics import clopper_pearson
@@ -149,12 +150,13 @@ def trained(defense: Defense, protocol: Protocol) -> dict[str, Tensor]:
         FedBuff(epochs=2, batch_size=4, lr=0.1, buffer=3, oldest=2),
     ],
 )
-def test_the_identity_setting_trains_the_undefended_model_bit_for_bit(
-    name: str, protocol: Protocol
-) -> None:
+def test_the_identity_setting_trains_the_undefended_model(name: str, protocol: Protocol) -> None:
+    """Models are equal bit for bit; up to rounding, if the defense computes its own gradient."""
     undefended, defended = trained(Defense(), protocol), trained(PAIRED[name], protocol)
     assert undefended.keys() == defended.keys()
-    assert all(value.equal(defended[key]) for key, value in undefended.items())
+    rounding = {"rtol": 0, "atol": 0} if summing_of(PAIRED[name]) else {"rtol": 1e-3, "atol": 1e-5}
+    for key, value in undefended.items():
+        torch.testing.assert_close(defended[key], value, **rounding)
 
 
 @pytest.mark.usefixtures("uploads_are_kept")
