@@ -68,12 +68,13 @@ def _client(
     rows: Tensor,
     when: str,
 ) -> TrainedClient:
-    examples, targets = world.train.at(rows), world.train.targets
+    device, targets = next(model.parameters()).device, world.train.targets
+    examples = world.train.at(rows).to(device)
     unlike = (targets != targets[rows[:1]]).reshape(len(targets), -1).any(1).nonzero()
     other = unlike[:1, 0] if len(unlike) else rows[:1]
     play = partial(_play, world.client(defense, model), memory)
     steps = 1 if unit == "client" else world.protocol.local_steps(len(rows))
-    return TrainedClient(when, play, examples, world.train.at(other), steps)
+    return TrainedClient(when, play, examples, world.train.at(other).to(device), steps)
 
 
 def _play(
