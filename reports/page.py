@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -20,6 +21,7 @@ from leakfrontier.evaluate.conclude.tuned import tried_settings
 from leakfrontier.evaluate.modality.metrics import TIERS
 from leakfrontier.evaluate.run.environment import versions
 from leakfrontier.evaluate.run.store import Store
+from leakfrontier.evaluate.world.scenario import Scenario
 
 from .charts import Figure, unvalidated
 from .figures import accuracy_figure, psnr_figure, strength_figure
@@ -79,6 +81,7 @@ class ScenarioSection:
     """The part of the page about one scenario."""
 
     name: str
+    federation: str
     answer: str
     shared: str
     frontier: Figure | None
@@ -152,6 +155,7 @@ def _stacked(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def _scenarios(results: Conclusions) -> list[ScenarioSection]:
     frontiers, curve = results.frontiers(), results.utility_curve()
     tried = tried_settings(results.tunings)
+    federations = _federations(results.config)
     names = dict.fromkeys([*(f.scenario for f in frontiers), *curve["scenario"]])
     scenarios = []
     for name in names:
@@ -161,6 +165,7 @@ def _scenarios(results: Conclusions) -> list[ScenarioSection]:
         scenarios.append(
             ScenarioSection(
                 name=name,
+                federation=federations.get(name, ""),
                 answer=answer(name, points),
                 shared=_shared(points),
                 frontier=frontier_figure(name, points) if here else None,
@@ -297,6 +302,21 @@ def _render(results: Conclusions, scenarios: list[ScenarioSection]) -> str:
         config=yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True),
         packages=versions("altair"),
     )
+
+
+def _federations(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return who takes part in the training of each scenario, and which uploads are attacked."""
+    found = {}
+    for given in config.get("scenarios", ()):
+        try:
+            one = Scenario.model_validate(given)
+        except ValueError:  # e.g. files that are not on this machine
+            continue
+        examples = "example is" if one.batch_size == 1 else "examples are"
+        found[one.name] = (
+            f"{one.training.described()} Uploads of {one.batch_size} {examples} attacked."
+        )
+    return found
 
 
 def _progress(status: pd.Series[str]) -> str:

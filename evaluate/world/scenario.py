@@ -120,6 +120,18 @@ class Training(Strict):
         several = self.clients_per_round
         return self.all_clients if several == "all" else several
 
+    def described(self) -> str:
+        """Return who takes part in the federation, in words."""
+        small = [f"{count} of {size}" for size, count in self.small_clients.items()]
+        beside = f", beside {' and '.join(small)} examples each" if small else ""
+        largest = f", the largest {self.size_ratio:g} times as many as the smallest"
+        unequal = largest if self.size_ratio > 1 else ""
+        count = "by their examples" if self.weighting == "examples" else "equally"
+        return (
+            f"{self.clients} clients share the data{unequal}{beside}. {self.participants} take "
+            f"part in each of {self.rounds} rounds. Uploads count {count}."
+        )
+
     @field_validator("clients_per_round", "batch_size")
     @classmethod
     def _positive(cls, value: int | str | None, info: ValidationInfo) -> int | str | None:

@@ -109,6 +109,17 @@ def test_clients_have_the_stated_sizes() -> None:
     assert 60 < sizes[-1] / sizes[5] < 140
 
 
+def test_a_federation_is_described_in_words() -> None:
+    assert Training(clients=10, clients_per_round=5, rounds=7).described() == (
+        "10 clients share the data. 5 take part in each of 7 rounds. Uploads count equally."
+    )
+    unequal = Training(clients=3, small_clients={1: 2, 8: 4}, size_ratio=10, weighting="examples")
+    assert unequal.described() == (
+        "3 clients share the data, the largest 10 times as many as the smallest, beside 2 of 1 and "
+        "4 of 8 examples each. 9 take part in each of 150 rounds. Uploads count by their examples."
+    )
+
+
 def test_wrong_federations_are_refused() -> None:
     with pytest.raises(ValueError, match="momentum needs server: sgd"):
         Training(momentum=0.9)
