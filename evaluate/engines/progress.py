@@ -71,9 +71,10 @@ class Progress:
             self._admitted[cell.key] = _Admitted(cell, planned)
 
     def start(self, cell: Cell) -> None:
-        """Note that a cell starts to run."""
+        """Note that a cell starts to run. Scenarios of different titles may share it."""
         with self._lock:
-            self._admitted[cell.key].started = time.monotonic()
+            if cell.key in self._admitted:
+                self._admitted[cell.key].started = time.monotonic()
 
     def advance(self, cell: Cell, status: Status = "ok", seconds: float | None = None) -> None:
         """Count a cell as done.

@@ -89,6 +89,15 @@ def test_a_cell_that_runs_is_counted_by_its_rest(clock: Clock) -> None:
         assert progress.seconds_left() == pytest.approx(200)  # it takes long, so it may go on
 
 
+def test_a_cell_of_two_scenarios_may_start_again() -> None:
+    with Progress(CHEAP[:1] * 2, workers=1, console=Console(file=io.StringIO())) as progress:
+        for _ in range(2):
+            progress.admit(CHEAP[0], CHEAP[0])
+        for _ in range(2):
+            progress.start(CHEAP[0])
+            progress.advance(CHEAP[0], seconds=1)
+
+
 def test_what_was_done_before_is_counted_and_takes_no_time() -> None:
     console = Console(file=io.StringIO())
     with Progress(CHEAP, workers=1, console=console) as progress:
