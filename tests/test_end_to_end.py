@@ -108,7 +108,11 @@ def test_a_refused_attack_is_no_zero(page: Page, tmp_path: Path) -> None:
     results = reported(
         page,
         tmp_path,
-        {"dataset": "digits", "model": {"name": "mlp", "width": 16}},
+        {
+            "dataset": "digits",
+            "model": {"name": "mlp", "width": 16},
+            "training": {**TRAINING, "batch_size": 1},  # every upload has the attacked size
+        },
         defenses=["none", together, {"name": "Chain", "links": [together, INSPECTING]}],
         adversaries=[IMPRINT],
     )

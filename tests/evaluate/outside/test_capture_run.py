@@ -274,7 +274,7 @@ def own_loop(
     net: nn.Module | None = None
     for step in range(-training, steps):
         start = first + size * step if step >= 0 else 0
-        images, targets = (part[start : start + size] for part in WORLD.train)
+        images, targets = WORLD.train.at(slice(start, start + size))
         about = Description.model_validate(
             {
                 "model": model,
