@@ -38,6 +38,7 @@ from ..client.inversion import PublicTraining, invert, public_clients
 from ..client.math_attention import math_attention
 from ..engines.parcels import Traveller
 from ..foundations.devices import Device, on_device
+from ..foundations.lazy import Lazy
 from ..foundations.rows import CHANGED_MODEL, Cell, GuaranteeRow, Outcome, ProbeRow
 from ..foundations.seeds import generator, global_draws, seed_globally
 from ..privacy.claims import claim_of, guarantee_row
@@ -50,7 +51,6 @@ from ..world.enrolment import attacked, attacked_rounds, enrol
 from ..world.scenario import Scenario, World, load_world
 from ..world.victims import cohort, other_cohort, other_examples, victims
 from .code_digests import ATTACK, REPLAY, TRAINED, TRAINING, factories, source_digest
-from .lazy import Lazy
 from .scenes import NewScenes, Scene, Scenes
 from .scoring import Attempt
 from .server import Server, either

@@ -52,7 +52,7 @@ REPLAY = (
 )
 ATTACK = (
     *REPLAY,
-    "evaluate/run/lazy.py",
+    "evaluate/foundations/lazy.py",
     "evaluate/run/scenes.py",
     "evaluate/run/server.py",
 )

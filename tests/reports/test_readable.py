@@ -97,7 +97,7 @@ def test_the_frontier_comes_first_and_checks_open_by_keyboard(report: Page) -> N
     assert chart is not None
     assert chart["y"] < 600  # on the first screen
     summary, checks = report.locator("#trust > summary"), report.locator("#trust .checks")
-    assert summary.locator(".badge").count() == checks.locator("> li").count() == 17
+    assert summary.locator(".badge").count() == checks.locator("> li").count() == 18
     assert not checks.is_visible()
     report.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     report.keyboard.press("Tab")

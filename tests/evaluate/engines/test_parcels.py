@@ -200,7 +200,7 @@ def test_captures_travel(home: Path, tmp_path: Path) -> None:
 
 def test_downloads_travel_whatever_their_folder(tmp_path: Path) -> None:
     place = tmp_path / "downloads"
-    archive = place / ARCHIVES["cifar10"]
+    archive = place / ARCHIVES["cifar10"].archive
     archive.parent.mkdir(parents=True)
     archive.write_bytes(b"as downloaded")
     scenario = Scenario(dataset="cifar10", data_folder=place)
@@ -211,7 +211,7 @@ def test_downloads_travel_whatever_their_folder(tmp_path: Path) -> None:
         places = delivered(parcel, tmp_path / type(task).__name__)
         moved, _ = open_parcel(parcel.task, places)
         found = moved.data if isinstance(moved, TableTrial) else moved.scenario.data_folder
-        assert (found / ARCHIVES["cifar10"]).read_bytes() == b"as downloaded"
+        assert (found / ARCHIVES["cifar10"].archive).read_bytes() == b"as downloaded"
         assert found != place
         assert moved.cell.key == task.cell.key
 

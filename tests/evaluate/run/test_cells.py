@@ -214,7 +214,7 @@ def test_tied_weights_survive_a_checkpoint(defense: str, tmp_path: Path) -> None
     first, *_, last = training.run(tmp_path).utility
     assert last.loss != first.loss
     attack = trial(WATCHING, scenario=scenario, defense=method, checkpoint=2, observations=(0,))
-    (observation,) = watched(attack, tmp_path)
+    observation, *_ = watched(attack, tmp_path)  # the decoded one may follow
     model = observation.model
     assert isinstance(model, watching.Tied)
     assert model.second.weight is model.third.weight
@@ -341,7 +341,8 @@ def test_masks_are_drawn_in_training_mode_alone(
     for mode in ("eval", "train"):
         one = trial(WATCHING, scenario=dropping(user_file, mode), defense=method)
         first, again = watched(one, tmp_path), watched(one, tmp_path)
-        assert [apart(a.update, b.update) for a, b in zip(first, again, strict=True)] == [0.0] * 5
+        assert len(first) >= 5  # decoded ones may follow
+        assert {apart(a.update, b.update) for a, b in zip(first, again, strict=True)} == {0.0}
         found[mode] = first[0]
     assert apart(found["eval"].update, found["train"].update) > 1e-2
     assert not found["eval"].model.training

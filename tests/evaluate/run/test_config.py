@@ -103,7 +103,7 @@ def test_the_plan_attacks_what_it_trains(tiny: Config) -> None:
         (scenario(datset="digits"), ["scenarios.0: unknown key 'datset'", "title, dataset, data"]),
         (
             scenario(training={"round": 3}),
-            ["scenarios.0.training: unknown key 'round'", "rounds, clients, clients_per_round"],
+            ["scenarios.0.training: unknown key 'round'", "rounds, clients, small_clients"],
         ),
         (
             config(defenses=[{"name": "TopK", "ratoi": 0.1}]),

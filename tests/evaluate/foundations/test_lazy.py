@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from leakfrontier.evaluate.run.lazy import Lazy
+from leakfrontier.evaluate.foundations.lazy import Lazy
 
 
 def test_elements_are_made_once_and_only_if_used() -> None:
