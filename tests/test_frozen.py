@@ -183,7 +183,7 @@ def test_every_attack_runs_or_does_not_apply(
         for row in attacked(scenario, Method(name="none"), chosen, uploads=2):
             assert row.outcome in ("scored", "not applicable")
             if frozen == 1 and adversary.name in FIRST_LAYER:
-                assert row.reason == "layer '1' is frozen, so the update does not contain it"
+                assert row.reason.endswith(("does not contain it", "is not affine"))
 
 
 def _least(name: str) -> dict[str, Any]:
