@@ -95,7 +95,7 @@ def _tables() -> Iterable[Line]:
 
 
 TIMES = {
-    "quick": "4 minutes",
+    "quick": "6 minutes",
     "quick-text": "2 minutes",
     "standard": "4 hours",
     "full": "days",
